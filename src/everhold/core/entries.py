@@ -1,0 +1,426 @@
+"""The log's nouns: an entry, its kinds, and who and where they speak of. Frozen, and never aware of a store.
+
+An entry is written once. What a kind means for the derived tables (pending, operations, lanes) is the store's
+business and follows from the entry alone, so those tables can always be built again from the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+VERSION: Final = 1
+"""The version of entry bodies this build writes; it reads all versions up to this one."""
+
+OWN: Final = -1
+"""A draft's `op` when it belongs to the operation that a `began` in the same change opens."""
+
+
+class Record(Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=False):
+    """Base of everything that is stored as JSON inside an entry."""
+
+
+# -- where and who ---------------------------------------------------------------------------------------------------
+
+
+class Stamp(Record):
+    """The identity an entry was made under, fixed at commit; memory is filed under this, whatever changed since."""
+
+    person: str = ""
+    audience: tuple[str, ...] = ()
+    address: str = ""
+    title: str = ""
+    directory: str = ""
+    repo: str = ""
+
+
+class Place(Record):
+    """A spot on a platform: where something was heard, or where a reply goes. Fixed at commit."""
+
+    platform: str
+    account: str = ""
+    chat: str = ""
+    thread: str = ""
+    message: str = ""
+    """The platform's message id: what was heard, or what is replied to."""
+
+
+class Attachment(Record):
+    """A file that came with a message, kept by content hash."""
+
+    blob: str
+    name: str = ""
+    media: str = ""
+    size: int = 0
+
+
+# -- bodies: one per kind ----------------------------------------------------------------------------------------------
+
+
+class Command(Record):
+    """A message that is an instruction to the gateway, already taken apart."""
+
+    name: str
+    argument: str = ""
+
+
+class Heard(Record):
+    """Somebody said something. `asks` is whether it wants an answer: chatter and bare acknowledgements do not."""
+
+    origin: Place
+    text: str
+    asks: bool = True
+    sender: str = ""
+    bot: bool = False
+    hops: int = 0
+    revision: str = ""
+    command: Command | None = None
+    attachments: tuple[Attachment, ...] = ()
+    mangled: bool = False
+    """The text held code points that are no characters; they were replaced so that the rest could be kept."""
+    busy: str = ""
+    """How this message wants to be treated if a turn is running (`/queue`, `/steer`); empty: as configured."""
+    stamp: Stamp = Stamp()
+
+
+class Began(Record):
+    """An operation started and consumes the heard entries in `takes`. Its id is this entry's seq."""
+
+    what: Literal["turn", "fold", "command", "job"]
+    takes: tuple[int, ...] = ()
+    fold: int = 0
+    """The fold in force for this operation's context (its operation id), 0 for none. Pinned, so a resume sees the same."""
+    generation: int = 0
+    blocking: bool = False
+    reader: str = ""
+    """The lane that works on it."""
+    trigger: str = ""
+
+
+class Took(Record):
+    """A running turn took messages that arrived meanwhile (steering)."""
+
+    takes: tuple[int, ...]
+
+
+class Call(Record):
+    """A tool call the model asked for."""
+
+    id: str
+    tool: str
+    arguments: dict[str, Any] = {}
+
+
+class Usage(Record):
+    """What a model call cost."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    usd: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            input=self.input + other.input,
+            cached=self.cached + other.cached,
+            output=self.output + other.output,
+            usd=self.usd + other.usd,
+        )
+
+
+class Thought(Record):
+    """The model's answer with the calls it wants, recorded before any of them runs."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    reasoning: str = ""
+    model: str = ""
+    params: dict[str, Any] = {}
+    generation: int = 0
+    fold: int = 0
+    """Where the operation pinned another fold than its `began` did: the fold this request was built on."""
+    request: str = ""
+    """Digest of the request as built; what is shown later is compared with it."""
+    prompt: str = ""
+    tools: str = ""
+    recall: str = ""
+    """Content-addressed blobs."""
+    stubs: tuple[int, ...] = ()
+    """Entries whose long results stood in the request as stubs."""
+    usage: Usage = Usage()
+
+
+class Called(Record):
+    """A tool that is not pure is about to start."""
+
+    call: str
+    tool: str
+    effect: str
+    key: str
+
+
+class Returned(Record):
+    """What a tool gave back. `unknown`: it was started before a restart and nobody can tell how it ended."""
+
+    call: str
+    text: str = ""
+    error: bool = False
+    unknown: bool = False
+
+
+class Noted(Record):
+    """A fact to remember. `action` is add, replace or remove; `fact` names the curated fact it is about."""
+
+    text: str
+    action: str = "add"
+    fact: str = ""
+    cites: tuple[int, ...] = ()
+    supersedes: int = 0
+    tags: tuple[str, ...] = ()
+    stamp: Stamp = Stamp()
+
+
+class Said(Record):
+    """A reply, split once into the parts that will be sent, with its destination fixed."""
+
+    text: str
+    to: Place
+    parts: tuple[str, ...] = ()
+    hops: int = 0
+    stamp: Stamp = Stamp()
+
+
+class Told(Record):
+    """A notice of the gateway's own to a person. Delivered like a reply, never part of the model's context."""
+
+    text: str
+    about: str
+    to: Place | None = None
+    parts: tuple[str, ...] = ()
+
+
+OUTCOMES: Final = ("done", "failed", "stopped", "interrupted", "released", "refused", "erased")
+
+
+class Ended(Record):
+    """An operation is over. `released`: it did nothing and its messages are pending again."""
+
+    outcome: Literal["done", "failed", "stopped", "interrupted", "released", "refused", "erased"] = "done"
+    reason: str = ""
+    usage: Usage = Usage()
+
+
+class Folded(Record):
+    """A summary that stands for every whole operation up to `covers`."""
+
+    summary: str
+    covers: int
+    based_on: int = 0
+    """The earlier fold whose summary went into this one (its operation id)."""
+    generation: int = 0
+    model: str = ""
+    trigger: str = ""
+    messages: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+
+
+class Fresh(Record, tag_field="what", tag="fresh"):
+    """A fresh context: operations begun before this leave the view."""
+
+
+class Titled(Record, tag_field="what", tag="title"):
+    """A display name; with `memory` the name providers see changes from here on, too."""
+
+    title: str
+    memory: bool = False
+
+
+class Undone(Record, tag_field="what", tag="undo"):
+    """These operations (turns or folds) leave the view. `again`: their messages are pending once more."""
+
+    ops: tuple[int, ...]
+    again: bool = False
+
+
+class Bound(Record, tag_field="what", tag="bind"):
+    """An address leads to this session from now on; `previous` is where it led before."""
+
+    address: str
+    previous: str = ""
+    by: str = ""
+
+
+class Unbound(Record, tag_field="what", tag="unbind"):
+    """The other half of a `bind`: this session lost an address to `session`. Follows through a lane."""
+
+    address: str
+    session: str
+
+
+class Branched(Record, tag_field="what", tag="branch"):
+    """This session starts as a branch of `parent` as it was at `at`."""
+
+    parent: str
+    at: int
+    by: str = ""
+
+
+class Sprouted(Record, tag_field="what", tag="sprout"):
+    """The other half of a `branch`, in the parent."""
+
+    session: str
+    at: int
+
+
+class Named(Record, tag_field="what", tag="name"):
+    """The name memory instance `memory` uses for this session."""
+
+    memory: str
+    name: str
+
+
+class Chose(Record, tag_field="what", tag="choose"):
+    """A setting of this session alone, such as its model. An empty value goes back to the configuration."""
+
+    setting: str
+    value: str = ""
+
+
+ChangeOf: TypeAlias = (
+    Fresh | Titled | Undone | Bound | Unbound | Branched | Sprouted | Named | Chose
+)
+
+
+class Changed(Record):
+    """Something about the session itself changed."""
+
+    change: ChangeOf
+
+
+class Erased(Record):
+    """Bodies were removed for good. What remains of them is their place, their kind and their digest."""
+
+    seqs: tuple[int, ...]
+    folds: tuple[int, ...] = ()
+    """Folds (operation ids) whose summary contained it: they leave the view."""
+    by: str = ""
+    why: str = ""
+
+
+Body: TypeAlias = (
+    Heard | Began | Took | Thought | Called | Returned | Noted | Said | Told | Ended | Folded | Changed | Erased
+)
+
+
+class Kind(StrEnum):
+    HEARD = "heard"
+    BEGAN = "began"
+    TOOK = "took"
+    THOUGHT = "thought"
+    CALLED = "called"
+    RETURNED = "returned"
+    NOTED = "noted"
+    SAID = "said"
+    TOLD = "told"
+    ENDED = "ended"
+    FOLDED = "folded"
+    CHANGED = "changed"
+    ERASED = "erased"
+
+
+BODIES: Final[dict[Kind, type[Record]]] = {
+    Kind.HEARD: Heard,
+    Kind.BEGAN: Began,
+    Kind.TOOK: Took,
+    Kind.THOUGHT: Thought,
+    Kind.CALLED: Called,
+    Kind.RETURNED: Returned,
+    Kind.NOTED: Noted,
+    Kind.SAID: Said,
+    Kind.TOLD: Told,
+    Kind.ENDED: Ended,
+    Kind.FOLDED: Folded,
+    Kind.CHANGED: Changed,
+    Kind.ERASED: Erased,
+}
+_KINDS: Final = {body: kind for kind, body in BODIES.items()}
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODERS: Final = {kind: msgspec.json.Decoder(body) for kind, body in BODIES.items()}
+
+
+class Draft(Struct, frozen=True, kw_only=True):
+    """An entry that has no place yet."""
+
+    body: Body
+    author: str
+    """`person:<id>`, `agent:<name>`, `tool:<name>` or `system`."""
+    op: int | None = None
+    """The operation it belongs to; OWN for the one begun in the same change."""
+    dedup: str | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.body)
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One line of a session's log. `body` is None once erased."""
+
+    session: str
+    seq: int
+    pos: int
+    kind: Kind
+    op: int | None
+    author: str
+    at: float
+    version: int
+    body: Body | None
+    digest: bytes
+    dedup: str | None = None
+
+
+def kind_of(body: Body) -> Kind:
+    return _KINDS[type(body)]
+
+
+def encode(body: Body) -> str:
+    """The stored form of a body."""
+    return _ENCODER.encode(body).decode()
+
+
+def decode(kind: Kind, text: str | bytes) -> Body:
+    """The body a stored form stands for."""
+    body: Body = _DECODERS[kind].decode(text)  # type: ignore[assignment]  # the table pairs kinds with bodies
+    return body
+
+
+def digest(
+    *, salt: bytes, session: str, seq: int, kind: str, op: int | None, author: str, at: float, body: str
+) -> bytes:
+    """What makes an altered entry visible. Salted, so that erasing body and salt leaves nothing to guess at."""
+    head = _ENCODER.encode((session, seq, kind, op, author, at))
+    return hashlib.sha256(salt + head + b"\n" + body.encode()).digest()
+
+
+def clean(text: str) -> tuple[str, bool]:
+    """`text` without lone surrogates, and whether there were any: they are no characters and cannot be stored."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace"), True
+    return text, False
+
+
+def takes_of(entries: Iterable[Entry]) -> tuple[int, ...]:
+    """The heard entries that an operation's own entries consumed, in the order they were taken."""
+    taken: list[int] = []
+    for entry in entries:
+        if isinstance(entry.body, Began | Took):
+            taken.extend(entry.body.takes)
+    return tuple(taken)

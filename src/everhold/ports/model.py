@@ -1,0 +1,63 @@
+"""A model's promise: a request in, one answer out. Vendor formats exist only behind this door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from everhold.core.entries import Attachment, Call, Usage
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a request. `call` ties a tool's result to the call it answers."""
+
+    role: Literal["user", "assistant", "tool"]
+    text: str = ""
+    name: str = ""
+    calls: tuple[Call, ...] = ()
+    call: str = ""
+    error: bool = False
+    reasoning: str = ""
+    attachments: tuple[Attachment, ...] = ()
+
+
+class ToolSpec(Struct, frozen=True, kw_only=True):
+    """What a model is told about a tool."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """Everything a model sees. The system text and the tools are byte-stable from turn to turn."""
+
+    system: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    params: dict[str, Any] = {}
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What a model answered."""
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    reasoning: str = ""
+    model: str = ""
+    usage: Usage = Usage()
+
+
+class Model(Protocol):
+    """Answers requests. Raises Overloaded (down, slow, rate limited), TooLong, or Refused.
+
+    Asking again has no side effect, so a lost answer is simply asked for once more.
+    """
+
+    name: str
+    context_tokens: int
+
+    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        """`on_text` gets the text as it grows, piece by piece; it is lossy and never the record."""

@@ -1,0 +1,392 @@
+"""The store's promise: one atomic `commit` per change, and reads of what is committed.
+
+A `Change` appends to one session and says under which conditions. The rows that make reading fast (pending messages,
+operations, bindings, lanes) follow from the entries and are written in the same transaction; they can be rebuilt from
+the log. Nothing in here names a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from everhold.core.entries import Draft, Entry, Kind, Record
+
+
+class Step(StrEnum):
+    """Every commit there is, by name. These are the crash points the simulator and the kill harness go through."""
+
+    ACCEPT = "accept"
+    BEGIN = "begin"
+    TAKE = "take"
+    THINK = "think"
+    CALL = "call"
+    RETURN = "return"
+    PAUSE = "pause"
+    END = "end"
+    COMMAND = "command"
+    NOTE = "note"
+    NOTICE = "notice"
+    FOLD_BEGIN = "fold.begin"
+    FOLD_END = "fold.end"
+    FLIGHT = "lane.flight"
+    LANDED = "lane.landed"
+    LATER = "lane.later"
+    SETTLE = "lane.settle"
+    TIE = "tie"
+    ERASE = "erase"
+    DRAFT = "draft"
+    CLAIM = "claim"
+    RENEW = "renew"
+    SEIZE = "seize"
+    REPLAY = "replay"
+    POSITION = "position"
+    PEOPLE = "people"
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+
+
+class Item(Record):
+    """One thing in a flight: the entry it stands for, which part of it, and the key that makes a repeat recognisable."""
+
+    seq: int
+    key: str
+    part: int = 0
+
+
+class Flight(Record):
+    """What a lane has handed over and not yet heard back about. A retry repeats exactly this.
+
+    `state`: `unsent` is known not to have arrived; `flying` may have left; `doubt` left and its answer was lost;
+    `void` contained something that was erased since.
+    """
+
+    items: tuple[Item, ...]
+    upto: int
+    """The lane's position once this flight is over."""
+    digest: str
+    """Of the payload, so that a retry that would send something else is noticed."""
+    state: Literal["unsent", "flying", "doubt", "void"] = "flying"
+    sends: int = 1
+    name: str = ""
+    """Under which name or identity the far side files it."""
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """Due when now ≥ since + seconds, or when now < since: clocks jump. A firm wait is never shortened."""
+
+    seconds: float = 0.0
+    firm: bool = False
+
+
+class Wake(Struct, frozen=True, kw_only=True):
+    """Make a lane due. One that already waits firmly, or waits after a failure, is left as it is."""
+
+    reader: str
+    wait: Wait = Wait()
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    """One reader of one session, with its durable position."""
+
+    reader: str
+    session: str
+    position: int = 0
+    flight: Flight | None = None
+    attempts: int = 0
+    since: float | None = None
+    """None: nothing to do."""
+    wait: float = 0.0
+    firm: bool = False
+    owner: str = ""
+    fence: int = 0
+    error: str = ""
+
+
+class Claim(Struct, frozen=True, kw_only=True):
+    """A lane somebody may act for until its lease ends; every write names the fence."""
+
+    lane: Lane
+    agent: str
+    taken_over: bool = False
+    """The former holder never let go: what it had in flight may still arrive."""
+
+    @property
+    def reader(self) -> str:
+        return self.lane.reader
+
+    @property
+    def session(self) -> str:
+        return self.lane.session
+
+    @property
+    def fence(self) -> int:
+        return self.lane.fence
+
+
+class LaneUpdate(Struct, frozen=True, kw_only=True):
+    """What becomes of a claimed lane. None leaves a field as it is."""
+
+    position: int | None = None
+    flight: Flight | None = None
+    landed: bool = False
+    """The flight is over: forget it."""
+    attempts: int | None = None
+    error: str | None = None
+    wait: Wait | None = None
+    """When it is due again."""
+    idle_at: int | None = None
+    """The last seq that was looked at: the lane has nothing more to do unless the session has grown beyond it."""
+    release: bool = False
+    """Let go of the lease."""
+
+
+class Parked(Struct, frozen=True, kw_only=True):
+    """A dead letter: what a lane gave up on, and why. `doubtful`: it may have arrived all the same."""
+
+    reader: str
+    session: str
+    seq: int
+    part: int = 0
+    key: str = ""
+    reason: str = ""
+    doubtful: bool = False
+    at: float = 0.0
+    id: int = 0
+    state: Literal["parked", "replayed", "dropped"] = "parked"
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """What the far side returned for one part: the ids that edits, probes and deletions need."""
+
+    reader: str
+    session: str
+    seq: int
+    part: int = 0
+    key: str = ""
+    remote: str = ""
+    doubtful: bool = False
+    """Sent more than once because nobody could tell whether the first had arrived."""
+    at: float = 0.0
+
+
+# -- one change --------------------------------------------------------------------------------------------------------
+
+
+class Opening(Struct, frozen=True, kw_only=True):
+    """Make the session in this very change. Its first address is bound with it."""
+
+    agent: str
+    address: str
+    parent: str = ""
+    parent_at: int = 0
+
+
+class Position(Struct, frozen=True, kw_only=True):
+    """How far a platform account has been read. Committed with, or after, all it covers."""
+
+    platform: str
+    account: str
+    name: str
+    value: str
+
+
+class Spend(Struct, frozen=True, kw_only=True):
+    """What a call cost, against a purse (`agent:main`, `person:ada`) and a day."""
+
+    purse: str
+    day: str
+    usd: float = 0.0
+    tokens: int = 0
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """One commit. It appends to one session; every condition holds, or nothing is written."""
+
+    step: Step
+    session: str
+    at: float
+    entries: tuple[Draft, ...] = ()
+    opens: Opening | None = None
+    # conditions
+    claim: Claim | None = None
+    """Refused with LeaseLost unless the lane is still held under this fence."""
+    op: int | None = None
+    """Refused with LeaseLost unless this operation is running under the claim's fence."""
+    generation: int | None = None
+    """Refused with Conflict unless the view generation is still this."""
+    seen: int | None = None
+    """Refused with Conflict if the session has grown beyond this seq."""
+    # the rest of the commit
+    lane: LaneUpdate | None = None
+    wakes: tuple[Wake, ...] = ()
+    parks: tuple[Parked, ...] = ()
+    receipts: tuple[Receipt, ...] = ()
+    position: Position | None = None
+    spends: tuple[Spend, ...] = ()
+    blobs: tuple[bytes, ...] = ()
+    erase: tuple[int, ...] = ()
+    """Entries whose body and salt go; an `erased` entry must be among `entries`."""
+    drop_blobs: tuple[str, ...] = ()
+    pause: bool = False
+    """The operation `op` waits on purpose: taking it up again is not another attempt."""
+
+
+class Committed(Struct, frozen=True, kw_only=True):
+    """What a commit did. For a repeated dedup key: where the first one stands, and whether it said the same."""
+
+    session: str
+    seqs: tuple[int, ...] = ()
+    pos: int = 0
+    generation: int = 0
+    duplicate: bool = False
+    differs: bool = False
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+
+class Session(Struct, frozen=True, kw_only=True):
+    """A session as it stands. `generation` rises with whatever changes its view."""
+
+    id: str
+    agent: str
+    address: str
+    last_seq: int
+    generation: int
+    created: float
+    title: str = ""
+    parent: str = ""
+    parent_at: int = 0
+    pending: int = 0
+    running: str = ""
+    """`turn`, `fold`, or nothing."""
+    folded_upto: int = 0
+    choices: Mapping[str, str] = {}
+    names: Mapping[str, str] = {}
+    """memory instance -> the name it files this session under."""
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """One operation, as derived from its entries. `first` is the lowest seq that belongs to it."""
+
+    session: str
+    op: int
+    what: str
+    state: str
+    """`running`, or an outcome."""
+    first: int
+    last: int
+    """Its `ended`, 0 while it runs."""
+    reader: str = ""
+    fence: int = 0
+    attempts: int = 0
+    paused: bool = False
+    blocking: bool = False
+    covers: int = 0
+    """A fold's mark."""
+    undone_at: int = 0
+    """The seq that took it out of the view, 0 if none did."""
+    fold: int = 0
+    """The fold pinned by its `began`."""
+
+
+class Store(Protocol):
+    """One append-only log per session, and what follows from it."""
+
+    # -- writing
+    async def commit(self, change: Change) -> Committed:
+        """Apply `change` whole or not at all; returns only once it is durable."""
+
+    async def claim(
+        self, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+    ) -> list[Claim]:
+        """Take up to `limit` due lanes that nobody holds, the longest due first, each under a new fence.
+
+        `skip` names readers that are busy. Operations the lane left running come under the same fence; an attempt is
+        counted unless they were paused.
+        """
+
+    async def renew(self, *, owner: str, at: float, lease: float) -> int:
+        """Prolong every lease of `owner`; how many it holds."""
+
+    async def seize(self, *, owner: str, at: float) -> int:
+        """End every lease that is not `owner`'s: for a process that knows it is alone. How many there were."""
+
+    async def replay(self, ids: Sequence[int], *, at: float) -> int:
+        """Put parked items back in front of their lanes; how many."""
+
+    # -- sessions and their logs
+    async def session(self, id: str) -> Session: ...
+
+    async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]: ...
+
+    async def resolve(self, address: str) -> str | None:
+        """The session an address leads to."""
+
+    async def find_session(self, name: str) -> list[str]:
+        """Session ids that an id, a unique prefix, a title, an address or `last` may mean."""
+
+    async def entries(
+        self,
+        session: str,
+        *,
+        after: int = 0,
+        upto: int | None = None,
+        kinds: Sequence[Kind] = (),
+        limit: int | None = None,
+    ) -> list[Entry]: ...
+
+    async def entry(self, session: str, seq: int) -> Entry: ...
+
+    async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+        """Entries of all sessions in commit order."""
+
+    async def pending(self, session: str) -> list[Entry]:
+        """Heard entries no operation has consumed, in order."""
+
+    async def operations(
+        self,
+        session: str,
+        *,
+        what: Sequence[str] = (),
+        after: int = 0,
+        before: int | None = None,
+        states: Sequence[str] = (),
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Operation]: ...
+
+    # -- lanes and what they leave
+    async def lane(self, reader: str, session: str) -> Lane | None: ...
+
+    async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]: ...
+
+    async def next_due(self, *, at: float) -> float | None:
+        """Seconds until the next lane nobody holds becomes due (0: now), None if none waits."""
+
+    async def parked(self, *, session: str = "", reader: str = "") -> list[Parked]: ...
+
+    async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]: ...
+
+    async def position(self, *, platform: str, account: str, name: str) -> str | None: ...
+
+    async def spent(self, purse: str, day: str) -> Spend: ...
+
+    async def blob(self, digest: str) -> bytes | None: ...
+
+    # -- people
+    async def person_of(self, identity: str) -> str | None:
+        """The person behind a platform identity."""
+
+    async def link(self, identity: str, person: str, *, at: float) -> None: ...
+
+    # -- the whole
+    async def verify(self, session: str | None = None) -> list[str]:
+        """Everything about the store that contradicts itself: gaps, digests, derived rows. Empty when sound."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,68 @@
+"""A tool's promise, and the one thing it must be honest about: what running it twice would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from everhold.core.entries import Noted, Place, Stamp
+from everhold.ports.model import ToolSpec
+
+
+class Effect(StrEnum):
+    """What a repeat does. A tool that does not say is `once`."""
+
+    PURE = "pure"
+    """Nothing: run it again."""
+    KEYED = "keyed"
+    """Nothing, if the same key is given."""
+    PROBE = "probe"
+    """It can be asked whether a key was done."""
+    ONCE = "once"
+    """Harm: never run it again; say that the outcome is unknown."""
+
+
+class ToolContext(Struct, frozen=True, kw_only=True):
+    """On whose behalf a tool runs. `key` is the same when the same call is made again."""
+
+    session: str
+    agent: str
+    op: int
+    key: str
+    stamp: Stamp
+    origin: Place | None = None
+    hops: int = 0
+
+
+class Saying(Struct, frozen=True, kw_only=True):
+    """Something a tool wants said somewhere; committed with its result, delivered by voice."""
+
+    text: str
+    to: Place
+    hops: int = 0
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What a tool gives back; notes and sayings commit together with it."""
+
+    text: str
+    error: bool = False
+    notes: Sequence[Noted] = ()
+    sayings: Sequence[Saying] = ()
+
+
+class Tool(Protocol):
+    """Runs when a model calls it. A failure becomes the result the model sees."""
+
+    spec: ToolSpec
+    effect: Effect
+    deadline: float
+    """Seconds after which a run is given up."""
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result: ...
+
+    async def probe(self, context: ToolContext) -> Result | None:
+        """For `probe` tools: the result if this key was done, None if it was not."""
