@@ -1,0 +1,69 @@
+# Needs make, git and any Python from 3.11 on; everything else comes from a package index. `make` alone lists the targets.
+# Override on the command line, for example: make test PYTHON=python3.13 JOBS=8 ARGS="-k naming"
+
+PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(if $(shell \
+	$(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null | grep True),$(p))))
+HOME_DIR ?= .everhold
+JOBS ?= 2
+SEEDS ?= 10000
+KILLS ?= 1000
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format prove bench deps clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/.ready ## install what running needs, start everhold in ./.everhold with an offline model
+	$(BIN)/everhold --home $(HOME_DIR) up
+
+test: $(VENV)/.ready-dev deps ## install what the tests need, run them (ARGS="-k word", JOBS=2)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+check: $(VENV)/.ready-dev ## format, lint, types, import direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.ready-dev ## format, and mend what the linter can mend
+	$(BIN)/ruff check --fix --exit-zero --quiet .
+	$(BIN)/ruff format .
+
+prove: $(VENV)/.ready-dev deps ## the long runs: SEEDS=10000 simulated schedules, KILLS=1000 real kills
+	EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(ARGS)
+
+bench: $(VENV)/.ready-dev ## measure, side by side with others
+	@test -d bench || { echo 'there are no benchmarks yet'; exit 1; }
+	$(BIN)/python -m bench $(ARGS)
+
+# Programs that no package index has (a browser, a database server). Tests that need one say so by a marker and name it
+# when it is missing; nothing is needed so far. To add one: APT := chromium, and the tests' marker.
+APT :=
+deps:
+	@for p in $(APT); do \
+	  dpkg -s $$p >/dev/null 2>&1 || { sudo=$$(command -v sudo || true); \
+	    $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends $$p; } || exit 1; \
+	done
+
+clean: ## remove what was built here; a home made by `make run` stays
+	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: made again only when pyproject.toml is newer.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo 'everhold needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.ready-dev: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.ready $@

@@ -1,0 +1,142 @@
+"""Installed packages' entry points -> factories. Nothing is imported before it is asked for, and never from a home.
+
+A package offers a plug-in by an entry point in one of four groups, `everhold.memories`, `everhold.platforms`,
+`everhold.models` or `everhold.tools`. The entry is a factory `(settings, context) -> instance` that carries a pydantic
+model `Settings`; a class with such an `__init__` will do. What ships with everhold is found the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+
+from everhold.errors import Misuse, NotFound
+from everhold.ports.memory import MemoryProvider
+from everhold.ports.model import Model
+from everhold.ports.platform import Platform
+from everhold.ports.plugin import Context
+from everhold.ports.tool import Tool
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_BROKEN: Final = (ImportError, AttributeError, SyntaxError, NameError, TypeError, ValueError, RuntimeError, OSError)
+"""What importing somebody's module may raise, short of bugs we want to see as such."""
+
+
+class Factory(Protocol[T_co]):
+    """Makes one instance for one agent."""
+
+    @property
+    def Settings(self) -> type[BaseModel]:
+        """Validates its part of the configuration; keys ending in `_env` arrive resolved."""
+
+    def __call__(self, settings: Any, context: Context) -> T_co: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """What an installed package offers, without having been imported."""
+
+    name: str
+    package: str
+    version: str
+    target: str
+    """module:attribute"""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.package} {self.version} ({self.target})"
+
+
+class Catalogue(Generic[T]):
+    """The plug-ins of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.group = f"everhold.{kind}"
+
+    def plugins(self) -> list[Plugin]:
+        """Everything installed, by name. A name that two packages offer is there twice."""
+        found = {_plugin_of(entry) for entry in entry_points(group=self.group)}
+        return sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.version))
+
+    def load(self, name: str) -> Factory[T]:
+        """The factory called `name`, or at `module:attribute`. Raises NotFound or Misuse, with what to do about it."""
+        plugin = self._find(name)
+        try:
+            factory = EntryPoint(plugin.name, plugin.target, self.group).load()
+        except _BROKEN as error:
+            raise Misuse(
+                f"{self.kind}: {plugin} cannot be loaded: {type(error).__name__}: {error}",
+                remedy=_remedy(plugin, error),
+            ) from error
+        return self._checked(plugin, factory)
+
+    def _find(self, name: str) -> Plugin:
+        if ":" in name:
+            return Plugin(name=name, package="this Python", version="", target=name)
+        installed = self.plugins()
+        fitting = [plugin for plugin in installed if plugin.name == name]
+        match fitting:
+            case [plugin]:
+                return plugin
+            case []:
+                known = ", ".join(sorted({plugin.name for plugin in installed})) or "none"
+                raise NotFound(f"{self.kind}: there is no plug-in {name!r} (installed: {known})", remedy=_missing(name))
+            case _:
+                raise Misuse(
+                    f"{self.kind}: {len(fitting)} packages offer {name!r}: {_and(fitting)}",
+                    remedy=f"uninstall all but one, for example: pip uninstall {fitting[-1].package}",
+                )
+
+    def _checked(self, plugin: Plugin, factory: object) -> Factory[T]:
+        from pydantic import BaseModel  # plug-ins need it, listing them does not
+
+        settings = getattr(factory, "Settings", None)
+        if not callable(factory) or not isinstance(settings, type) or not issubclass(settings, BaseModel):
+            raise Misuse(
+                f"{self.kind}: {plugin} is no factory with a pydantic model `Settings`",
+                remedy="its author finds the shape in `everhold plugin new`",
+            )
+        return cast(Factory[T], factory)
+
+
+MEMORIES: Final = Catalogue[MemoryProvider]("memories")
+PLATFORMS: Final = Catalogue[Platform]("platforms")
+MODELS: Final = Catalogue[Model]("models")
+TOOLS: Final = Catalogue[Tool]("tools")
+
+
+def _plugin_of(entry: EntryPoint) -> Plugin:
+    package, version = (entry.dist.name, entry.dist.version) if entry.dist else ("an unknown package", "")
+    return Plugin(name=entry.name, package=package, version=version, target=entry.value)
+
+
+def _remedy(plugin: Plugin, error: BaseException) -> str:
+    if plugin.package == "everhold" and isinstance(error, ImportError):
+        return _missing(plugin.name)
+    if plugin.package == "this Python":
+        return "check the spelling, and that the module can be imported from here"
+    return f"pip install --upgrade {plugin.package}, or pip uninstall {plugin.package}"
+
+
+def _missing(name: str) -> str:
+    if name in _extras():
+        return f"pip install 'everhold[{name}]'"
+    return "install the package that offers it, or correct the name"
+
+
+def _extras() -> list[str]:
+    try:
+        return metadata("everhold").get_all("Provides-Extra") or []
+    except PackageNotFoundError:  # running from a source tree that was never installed
+        return []
+
+
+def _and(plugins: Iterable[Plugin]) -> str:
+    return " and ".join(f"{plugin.package} {plugin.version}" for plugin in plugins)
