@@ -42,7 +42,7 @@ _SECRET_SHAPE: Final = re.compile(
     | (?P<user> ://[^\s/:@]*: ) [^\s/@]+ (?=@)                      # a password inside an address
     | \b(?:sk|rk|hf|hch|m0|gh[a-z]|glpat|syt|mct)[-_][\w-]{16,}      # tokens that say what they are
     | \bx(?:ox[a-z]|app)-[\w-]{10,}
-    | \b\d{6,12}:[\w-]{33,36}(?![\w-])                              # an account's number and its key
+    | (?<!\d)\d{6,12}:[\w-]{33,36}(?![\w-])                         # an account's number and its key
     | \b[MNO][\w-]{22,27}\.[\w-]{6,7}\.[\w-]{27,}                    # number, time, signature
     | \beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*                              # signed claims
     | \bAKIA[A-Z0-9]{16}\b
