@@ -21,14 +21,14 @@ OWN: Final = -1
 """A draft's `op` when it belongs to the operation that a `began` in the same change opens."""
 
 
-class Record(Struct, frozen=True, omit_defaults=True, kw_only=True, forbid_unknown_fields=False):
+class Record(Struct, frozen=True, omit_defaults=True):
     """Base of everything that is stored as JSON inside an entry."""
 
 
 # -- where and who ---------------------------------------------------------------------------------------------------
 
 
-class Stamp(Record):
+class Stamp(Record, frozen=True):
     """The identity an entry was made under, fixed at commit; memory is filed under this, whatever changed since."""
 
     person: str = ""
@@ -39,7 +39,7 @@ class Stamp(Record):
     repo: str = ""
 
 
-class Place(Record):
+class Place(Record, frozen=True):
     """A spot on a platform: where something was heard, or where a reply goes. Fixed at commit."""
 
     platform: str
@@ -50,7 +50,7 @@ class Place(Record):
     """The platform's message id: what was heard, or what is replied to."""
 
 
-class Attachment(Record):
+class Attachment(Record, frozen=True):
     """A file that came with a message, kept by content hash."""
 
     blob: str
@@ -62,14 +62,14 @@ class Attachment(Record):
 # -- bodies: one per kind ----------------------------------------------------------------------------------------------
 
 
-class Command(Record):
+class Command(Record, frozen=True):
     """A message that is an instruction to the gateway, already taken apart."""
 
     name: str
     argument: str = ""
 
 
-class Heard(Record):
+class Heard(Record, frozen=True):
     """Somebody said something. `asks` is whether it wants an answer: chatter and bare acknowledgements do not."""
 
     origin: Place
@@ -88,7 +88,7 @@ class Heard(Record):
     stamp: Stamp = Stamp()
 
 
-class Began(Record):
+class Began(Record, frozen=True):
     """An operation started and consumes the heard entries in `takes`. Its id is this entry's seq."""
 
     what: Literal["turn", "fold", "command", "job"]
@@ -102,13 +102,14 @@ class Began(Record):
     trigger: str = ""
 
 
-class Took(Record):
-    """A running turn took messages that arrived meanwhile (steering)."""
+class Took(Record, frozen=True):
+    """A running turn took messages that arrived meanwhile (steering), or pinned another fold because it had to."""
 
-    takes: tuple[int, ...]
+    takes: tuple[int, ...] = ()
+    fold: int | None = None
 
 
-class Call(Record):
+class Call(Record, frozen=True):
     """A tool call the model asked for."""
 
     id: str
@@ -116,7 +117,7 @@ class Call(Record):
     arguments: dict[str, Any] = {}
 
 
-class Usage(Record):
+class Usage(Record, frozen=True):
     """What a model call cost."""
 
     input: int = 0
@@ -133,7 +134,7 @@ class Usage(Record):
         )
 
 
-class Thought(Record):
+class Thought(Record, frozen=True):
     """The model's answer with the calls it wants, recorded before any of them runs."""
 
     text: str = ""
@@ -142,8 +143,6 @@ class Thought(Record):
     model: str = ""
     params: dict[str, Any] = {}
     generation: int = 0
-    fold: int = 0
-    """Where the operation pinned another fold than its `began` did: the fold this request was built on."""
     request: str = ""
     """Digest of the request as built; what is shown later is compared with it."""
     prompt: str = ""
@@ -155,7 +154,7 @@ class Thought(Record):
     usage: Usage = Usage()
 
 
-class Called(Record):
+class Called(Record, frozen=True):
     """A tool that is not pure is about to start."""
 
     call: str
@@ -164,7 +163,7 @@ class Called(Record):
     key: str
 
 
-class Returned(Record):
+class Returned(Record, frozen=True):
     """What a tool gave back. `unknown`: it was started before a restart and nobody can tell how it ended."""
 
     call: str
@@ -173,7 +172,7 @@ class Returned(Record):
     unknown: bool = False
 
 
-class Noted(Record):
+class Noted(Record, frozen=True):
     """A fact to remember. `action` is add, replace or remove; `fact` names the curated fact it is about."""
 
     text: str
@@ -185,7 +184,7 @@ class Noted(Record):
     stamp: Stamp = Stamp()
 
 
-class Said(Record):
+class Said(Record, frozen=True):
     """A reply, split once into the parts that will be sent, with its destination fixed."""
 
     text: str
@@ -195,7 +194,7 @@ class Said(Record):
     stamp: Stamp = Stamp()
 
 
-class Told(Record):
+class Told(Record, frozen=True):
     """A notice of the gateway's own to a person. Delivered like a reply, never part of the model's context."""
 
     text: str
@@ -207,7 +206,7 @@ class Told(Record):
 OUTCOMES: Final = ("done", "failed", "stopped", "interrupted", "released", "refused", "erased")
 
 
-class Ended(Record):
+class Ended(Record, frozen=True):
     """An operation is over. `released`: it did nothing and its messages are pending again."""
 
     outcome: Literal["done", "failed", "stopped", "interrupted", "released", "refused", "erased"] = "done"
@@ -215,7 +214,7 @@ class Ended(Record):
     usage: Usage = Usage()
 
 
-class Folded(Record):
+class Folded(Record, frozen=True):
     """A summary that stands for every whole operation up to `covers`."""
 
     summary: str
@@ -230,25 +229,25 @@ class Folded(Record):
     tokens_after: int = 0
 
 
-class Fresh(Record, tag_field="what", tag="fresh"):
+class Fresh(Record, frozen=True, tag_field="what", tag="fresh"):
     """A fresh context: operations begun before this leave the view."""
 
 
-class Titled(Record, tag_field="what", tag="title"):
+class Titled(Record, frozen=True, tag_field="what", tag="title"):
     """A display name; with `memory` the name providers see changes from here on, too."""
 
     title: str
     memory: bool = False
 
 
-class Undone(Record, tag_field="what", tag="undo"):
+class Undone(Record, frozen=True, tag_field="what", tag="undo"):
     """These operations (turns or folds) leave the view. `again`: their messages are pending once more."""
 
     ops: tuple[int, ...]
     again: bool = False
 
 
-class Bound(Record, tag_field="what", tag="bind"):
+class Bound(Record, frozen=True, tag_field="what", tag="bind"):
     """An address leads to this session from now on; `previous` is where it led before."""
 
     address: str
@@ -256,14 +255,14 @@ class Bound(Record, tag_field="what", tag="bind"):
     by: str = ""
 
 
-class Unbound(Record, tag_field="what", tag="unbind"):
+class Unbound(Record, frozen=True, tag_field="what", tag="unbind"):
     """The other half of a `bind`: this session lost an address to `session`. Follows through a lane."""
 
     address: str
     session: str
 
 
-class Branched(Record, tag_field="what", tag="branch"):
+class Branched(Record, frozen=True, tag_field="what", tag="branch"):
     """This session starts as a branch of `parent` as it was at `at`."""
 
     parent: str
@@ -271,39 +270,43 @@ class Branched(Record, tag_field="what", tag="branch"):
     by: str = ""
 
 
-class Sprouted(Record, tag_field="what", tag="sprout"):
+class Sprouted(Record, frozen=True, tag_field="what", tag="sprout"):
     """The other half of a `branch`, in the parent."""
 
     session: str
     at: int
 
 
-class Named(Record, tag_field="what", tag="name"):
+class Halted(Record, frozen=True, tag_field="what", tag="halt"):
+    """Somebody asked for the running operation `op` to end; whoever holds it ends it."""
+
+    op: int
+
+
+class Named(Record, frozen=True, tag_field="what", tag="name"):
     """The name memory instance `memory` uses for this session."""
 
     memory: str
     name: str
 
 
-class Chose(Record, tag_field="what", tag="choose"):
+class Chose(Record, frozen=True, tag_field="what", tag="choose"):
     """A setting of this session alone, such as its model. An empty value goes back to the configuration."""
 
     setting: str
     value: str = ""
 
 
-ChangeOf: TypeAlias = (
-    Fresh | Titled | Undone | Bound | Unbound | Branched | Sprouted | Named | Chose
-)
+ChangeOf: TypeAlias = Fresh | Titled | Undone | Bound | Unbound | Branched | Sprouted | Halted | Named | Chose
 
 
-class Changed(Record):
+class Changed(Record, frozen=True):
     """Something about the session itself changed."""
 
     change: ChangeOf
 
 
-class Erased(Record):
+class Erased(Record, frozen=True):
     """Bodies were removed for good. What remains of them is their place, their kind and their digest."""
 
     seqs: tuple[int, ...]

@@ -30,8 +30,6 @@ class Exchange(Struct, frozen=True, kw_only=True):
     session: str
     agent: str
     op: int
-    turn: int
-    """Which turn of the session this is, from 1."""
     heard: tuple[Utterance, ...]
     said: tuple[Utterance, ...]
     did: tuple[str, ...] = ()
@@ -68,7 +66,6 @@ class Retraction(Struct, frozen=True, kw_only=True):
     agent: str
     keys: tuple[str, ...]
     at: float = 0.0
-    stamp: Stamp = Stamp()
 
 
 Memory: TypeAlias = Exchange | Note | Retraction

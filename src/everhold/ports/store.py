@@ -50,7 +50,7 @@ class Step(StrEnum):
 # -- lanes -------------------------------------------------------------------------------------------------------------
 
 
-class Item(Record):
+class Item(Record, frozen=True):
     """One thing in a flight: the entry it stands for, which part of it, and the key that makes a repeat recognisable."""
 
     seq: int
@@ -58,7 +58,7 @@ class Item(Record):
     part: int = 0
 
 
-class Flight(Record):
+class Flight(Record, frozen=True):
     """What a lane has handed over and not yet heard back about. A retry repeats exactly this.
 
     `state`: `unsent` is known not to have arrived; `flying` may have left; `doubt` left and its answer was lost;
@@ -157,7 +157,8 @@ class Parked(Struct, frozen=True, kw_only=True):
     doubtful: bool = False
     at: float = 0.0
     id: int = 0
-    state: Literal["parked", "replayed", "dropped"] = "parked"
+    state: Literal["parked", "replaying", "replayed", "dropped"] = "parked"
+    """`replaying`: somebody asked for it to go again, and its lane takes it up before anything new."""
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
@@ -184,6 +185,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     address: str
     parent: str = ""
     parent_at: int = 0
+    bind: bool = True
+    """Bind the address with it; a branch takes it over with a `bind` of its own."""
 
 
 class Position(Struct, frozen=True, kw_only=True):
@@ -225,6 +228,8 @@ class Change(Struct, frozen=True, kw_only=True):
     lane: LaneUpdate | None = None
     wakes: tuple[Wake, ...] = ()
     parks: tuple[Parked, ...] = ()
+    unparks: tuple[int, ...] = ()
+    """Dead letters (their ids) that went again and are settled."""
     receipts: tuple[Receipt, ...] = ()
     position: Position | None = None
     spends: tuple[Spend, ...] = ()
@@ -293,6 +298,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     """The seq that took it out of the view, 0 if none did."""
     fold: int = 0
     """The fold pinned by its `began`."""
+    stop: bool = False
+    """Somebody asked for it to end."""
 
 
 class Store(Protocol):
@@ -307,7 +314,8 @@ class Store(Protocol):
     ) -> list[Claim]:
         """Take up to `limit` due lanes that nobody holds, the longest due first, each under a new fence.
 
-        `skip` names readers that are busy. Operations the lane left running come under the same fence; an attempt is
+        `skip` names readers that are busy, `only` the ones to look at; a name that ends with `*` stands for all that
+        begin so. Operations the lane left running come under the same fence; an attempt is
         counted unless they were paused.
         """
 
@@ -318,7 +326,7 @@ class Store(Protocol):
         """End every lease that is not `owner`'s: for a process that knows it is alone. How many there were."""
 
     async def replay(self, ids: Sequence[int], *, at: float) -> int:
-        """Put parked items back in front of their lanes; how many."""
+        """Put parked items back in front of their lanes, which become due; how many."""
 
     # -- sessions and their logs
     async def session(self, id: str) -> Session: ...
@@ -366,10 +374,11 @@ class Store(Protocol):
 
     async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]: ...
 
-    async def next_due(self, *, at: float) -> float | None:
+    async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         """Seconds until the next lane nobody holds becomes due (0: now), None if none waits."""
 
-    async def parked(self, *, session: str = "", reader: str = "") -> list[Parked]: ...
+    async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
+        """Dead letters in `state` (empty: in any), oldest first."""
 
     async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]: ...
 

@@ -1,0 +1,101 @@
+"""Where a conversation happens, as one string. The only place an address is made; two conversations never share one.
+
+    agent:<agent>:<platform>[/<account>]:<kind>:<chat>[:thread:<thread>][:person:<person>]
+
+Every part is escaped so that `:` and `/` are always separators, and thread and person carry their label: user 42 in a
+group and thread 42 in that group are two conversations.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
+
+from everhold.errors import Misuse
+
+KINDS: Final = ("dm", "group", "channel", "thread")
+_PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._@+=-")
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """A conversation's coordinates. `account` is empty when it is named like the agent."""
+
+    agent: str
+    platform: str
+    kind: Literal["dm", "group", "channel", "thread"]
+    chat: str
+    account: str = ""
+    thread: str = ""
+    person: str = ""
+
+    def __str__(self) -> str:
+        platform = _escape(self.platform)
+        if self.account and self.account != self.agent:
+            platform = f"{platform}/{_escape(self.account)}"
+        parts = ["agent", _escape(self.agent), platform, self.kind, _escape(self.chat)]
+        if self.thread:
+            parts += ["thread", _escape(self.thread)]
+        if self.person:
+            parts += ["person", _escape(self.person)]
+        return ":".join(parts)
+
+
+def parse(text: str) -> Address:
+    """The address a string stands for; the inverse of `str(address)`."""
+    parts = text.split(":")
+    if len(parts) not in (5, 7, 9) or parts[0] != "agent" or parts[3] not in KINDS:
+        raise Misuse(f"{text!r} is not an address", remedy="addresses look like agent:main:terminal:dm:me")
+    platform, _, account = parts[2].partition("/")
+    labels = dict(zip(parts[5::2], parts[6::2], strict=True))
+    if not set(labels) <= {"thread", "person"} or len(labels) != (len(parts) - 5) // 2:
+        raise Misuse(f"{text!r} is not an address", remedy="after the chat only thread and person may follow")
+    return Address(
+        agent=_unescape(parts[1]),
+        platform=_unescape(platform),
+        account=_unescape(account),
+        kind=parts[3],  # type: ignore[arg-type]  # checked against KINDS above
+        chat=_unescape(parts[4]),
+        thread=_unescape(labels.get("thread", "")),
+        person=_unescape(labels.get("person", "")),
+    )
+
+
+def derive(
+    *,
+    agent: str,
+    platform: str,
+    account: str,
+    kind: str,
+    chat: str,
+    thread: str = "",
+    sender: str = "",
+    group: str = "per-person",
+    threads: str = "shared",
+) -> Address:
+    """The address of a message's conversation under the configured session rules.
+
+    A direct chat is its person's already. In groups and channels `group` decides, inside a thread `threads` does.
+    """
+    if kind not in KINDS:
+        raise Misuse(f"{kind!r} is no kind of conversation", remedy=f"use one of {', '.join(KINDS)}")
+    rule = threads if thread else group
+    return Address(
+        agent=agent,
+        platform=platform,
+        account="" if account == agent else account,
+        kind=kind,  # type: ignore[arg-type]  # checked above
+        chat=chat,
+        thread=thread,
+        person=sender if kind != "dm" and rule == "per-person" else "",
+    )
+
+
+def _escape(part: str) -> str:
+    raw = part.encode("utf-8", "surrogatepass")
+    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+
+
+def _unescape(part: str) -> str:
+    return unquote_to_bytes(part).decode("utf-8", "surrogatepass")

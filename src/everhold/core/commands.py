@@ -1,0 +1,49 @@
+"""Chat commands: text -> command, and what a command does to the log. Decides; somebody else commits."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from everhold.core.entries import Command
+
+ALIASES: Final = {"reset": "new", "compact": "compress", "bg": "background", "btw": "background", "task": "background"}
+
+COMMANDS: Final = {
+    "new": "start a fresh context; the session, its history and its memory stay",
+    "undo": "take back the last turn, /undo N the last N",
+    "retry": "take back the last turn and answer its messages again",
+    "stop": "end what is running; what waits unanswered is put aside",
+    "title": "name this session",
+    "branch": "go on in a copy of this conversation, leaving this one as it is",
+    "resume": "go on in an earlier session of yours: /resume ID",
+    "queue": "/queue TEXT: answer this after the running turn",
+    "steer": "/steer TEXT: let the running turn see this at its next step",
+    "status": "what is going on here",
+    "usage": "what this session has cost",
+    "model": "/model NAME: another model for this session",
+    "sessions": "your sessions",
+    "whoami": "who you are to everhold",
+    "help": "this list",
+}
+"""The commands there are, with the line /help shows."""
+
+TALK: Final = frozenset({"queue", "steer"})
+"""Commands that are really messages, with a wish how to be treated."""
+
+_SHAPE: Final = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?", re.DOTALL)
+
+
+def parse(text: str) -> Command | None:
+    """The command a message is, or None. A slash followed by anything unknown is just text: people write paths."""
+    match = _SHAPE.fullmatch(text.strip())
+    if match is None:
+        return None
+    name = ALIASES.get(match[1], match[1])
+    if name not in COMMANDS:
+        return None
+    return Command(name=name, argument=(match[2] or "").strip())
+
+
+def help_text() -> str:
+    return "\n".join(f"/{name} — {line}" for name, line in COMMANDS.items())

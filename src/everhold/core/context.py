@@ -1,0 +1,220 @@
+"""Entries -> what a model sees. The context is a view over the log: nothing is copied, moved or deleted to make it.
+
+`choose` picks the operations that are in the view at a given place of the log, `assemble` groups their entries, and
+`build` renders a request. Undo, preview, time travel and evaluation are the same functions over another range.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from everhold.core.entries import Began, Ended, Entry, Folded, Heard, Returned, Thought, Took
+from everhold.core.turn import NOT_RUN
+from everhold.ports.model import Message, Request, ToolSpec
+from everhold.ports.store import Operation
+
+IN_VIEW: Final = frozenset({"running", "done", "failed", "stopped", "interrupted"})
+"""Outcomes of turns that belong to the conversation. What was released, refused or erased does not."""
+
+LONG_RESULT: Final = 16_000
+"""Characters of a tool result that are shown in full while the turn fits."""
+STUB_HEAD: Final = 1_200
+STUB_TAIL: Final = 400
+
+_ENDINGS: Final = {
+    "failed": "[This was not answered: {reason}]",
+    "stopped": "[The person stopped this turn before it was finished.]",
+    "interrupted": "[This turn was cut short by the message that follows.]",
+}
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """Which operations are in the view: a fold that stands for all up to its mark, and the turns after it."""
+
+    fold: Operation | None = None
+    turns: tuple[Operation, ...] = ()
+    whole: bool = True
+    """Reaches back to the session's beginning, so that a branch's parent comes before it."""
+
+
+class Exchange(Struct, frozen=True, kw_only=True):
+    """A turn's entries: what it consumed, in the order it did, and what followed."""
+
+    op: int
+    heard: tuple[Entry, ...]
+    steps: tuple[Entry, ...]
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What a model may see of a session."""
+
+    fold: Entry | None = None
+    exchanges: tuple[Exchange, ...] = ()
+
+    def __add__(self, later: View) -> View:
+        """This view with `later` after it; a fold in the later one stands for all that came before it."""
+        if later.fold is not None:
+            return later
+        return View(fold=self.fold, exchanges=self.exchanges + later.exchanges)
+
+
+def live(operation: Operation, at: int) -> bool:
+    """Whether nothing before `at` took the operation out of the view."""
+    return not operation.undone_at or operation.undone_at >= at
+
+
+def choose(operations: Iterable[Operation], *, at: int, fold: int | None = None) -> Selection:
+    """The view as it was just before seq `at`. `fold` pins one (0: none) instead of taking the newest valid one."""
+    fresh = 0
+    newest: Operation | None = None
+    turns: list[Operation] = []
+    for operation in operations:
+        if operation.op >= at or not live(operation, at):
+            continue
+        if operation.what == "fresh":
+            fresh = max(fresh, operation.op)
+        elif operation.what == "turn" and operation.state in IN_VIEW:
+            turns.append(operation)
+        elif operation.what == "fold" and operation.state == "done" and operation.last < at:
+            if (operation.op == fold) if fold is not None else (newest is None or operation.last > newest.last):
+                newest = operation
+    # an earlier context's summary ended with that context
+    if newest is not None and newest.op < fresh:
+        newest = None
+    after = max(fresh, newest.covers if newest else 0)
+    return Selection(
+        fold=newest,
+        turns=tuple(sorted((turn for turn in turns if turn.op > after), key=lambda turn: turn.op)),
+        whole=newest is None and fresh == 0,
+    )
+
+
+def assemble(selection: Selection, entries: Iterable[Entry]) -> View:
+    """The entries of the chosen operations, grouped. Everything else in `entries` is passed over."""
+    wanted = {turn.op for turn in selection.turns}
+    fold_op = selection.fold.op if selection.fold else None
+    by_seq: dict[int, Entry] = {}
+    steps: dict[int, list[Entry]] = {op: [] for op in wanted}
+    fold: Entry | None = None
+    for entry in entries:
+        if isinstance(entry.body, Heard) or entry.op is None:
+            by_seq[entry.seq] = entry
+        elif entry.op in wanted:
+            steps[entry.op].append(entry)
+        elif entry.op == fold_op and isinstance(entry.body, Folded):
+            fold = entry
+    exchanges = []
+    for turn in selection.turns:
+        mine = sorted(steps[turn.op], key=lambda entry: entry.seq)
+        taken = [seq for entry in mine if isinstance(entry.body, Began | Took) for seq in entry.body.takes]
+        heard = tuple(by_seq[seq] for seq in taken if seq in by_seq)
+        exchanges.append(Exchange(op=turn.op, heard=heard, steps=tuple(mine)))
+    return View(fold=fold, exchanges=tuple(exchanges))
+
+
+def messages(view: View, *, stubs: frozenset[int] = frozenset()) -> tuple[Message, ...]:
+    """The view as a model reads it. `stubs` are entries whose long text is shortened, always in the same way."""
+    out: list[Message] = []
+    if view.fold is not None and isinstance(view.fold.body, Folded):
+        out.append(Message(role="user", name="everhold", text=_summary(view.fold.body)))
+    for exchange in view.exchanges:
+        out.extend(_exchange(exchange, stubs))
+    return tuple(out)
+
+
+def build(
+    view: View,
+    *,
+    system: str,
+    tools: Sequence[ToolSpec] = (),
+    params: dict[str, Any] | None = None,
+    stubs: frozenset[int] = frozenset(),
+) -> Request:
+    """The request for the view. The same view and runtime give the same bytes, always."""
+    return Request(system=system, messages=messages(view, stubs=stubs), tools=tuple(tools), params=params or {})
+
+
+def fingerprint(request: Request) -> str:
+    """What a request is recognised by later."""
+    return hashlib.sha256(msgspec.json.encode(request)).hexdigest()
+
+
+def oversized(view: View, *, most: int = LONG_RESULT) -> tuple[int, ...]:
+    """Tool results in the view that are longer than `most`, as entries' seqs."""
+    return tuple(
+        entry.seq
+        for exchange in view.exchanges
+        for entry in exchange.steps
+        if isinstance(entry.body, Returned) and len(entry.body.text) > most
+    )
+
+
+def _exchange(exchange: Exchange, stubs: frozenset[int]) -> Iterable[Message]:
+    said = dict.fromkeys(entry.seq for entry in exchange.heard)
+    heard = {entry.seq: entry for entry in exchange.heard}
+    results = _results(exchange.steps)
+    for step in exchange.steps:
+        match step.body:
+            case Began(takes=takes) | Took(takes=takes):
+                for seq in takes:
+                    if seq in said and (message := _heard(heard[seq])):
+                        del said[seq]
+                        yield message
+            case Thought(text=text, calls=calls, reasoning=reasoning):
+                if text or calls:
+                    yield Message(role="assistant", text=text, calls=calls, reasoning=reasoning)
+                for call in calls:
+                    yield _result(call.id, results.get((step.seq, call.id)), stubs)
+            case Ended(outcome=outcome, reason=reason) if outcome in _ENDINGS:
+                yield Message(role="user", name="everhold", text=_ENDINGS[outcome].format(reason=reason))
+            case _:
+                pass  # starts, notes, sayings and notices are not the model's words
+
+
+def _heard(entry: Entry) -> Message | None:
+    if not isinstance(entry.body, Heard):
+        return None  # erased: nothing of it may come back
+    body = entry.body
+    return Message(role="user", text=body.text, name=body.sender, attachments=body.attachments)
+
+
+def _results(steps: tuple[Entry, ...]) -> dict[tuple[int, str], Entry]:
+    """(seq of the thought, call id) -> its result: models use the same id again in a later round."""
+    found: dict[tuple[int, str], Entry] = {}
+    thought = 0
+    for step in steps:
+        if isinstance(step.body, Thought):
+            thought = step.seq
+        elif isinstance(step.body, Returned):
+            found.setdefault((thought, step.body.call), step)
+    return found
+
+
+def _result(call: str, entry: Entry | None, stubs: frozenset[int]) -> Message:
+    if entry is None or not isinstance(entry.body, Returned):
+        return Message(role="tool", call=call, text=NOT_RUN, error=True)
+    text = _stub(entry) if entry.seq in stubs else entry.body.text
+    return Message(role="tool", call=call, text=text, error=entry.body.error)
+
+
+def _stub(entry: Entry) -> str:
+    assert isinstance(entry.body, Returned)
+    text = entry.body.text
+    if len(text) <= STUB_HEAD + STUB_TAIL:
+        return text
+    return (
+        f"{text[:STUB_HEAD]}\n[… {len(text) - STUB_HEAD - STUB_TAIL} of {len(text)} characters left out; "
+        f"the whole is entry {entry.seq} of this session …]\n{text[-STUB_TAIL:]}"
+    )
+
+
+def _summary(fold: Folded) -> str:
+    return (
+        "[Summary of the conversation so far, made by everhold so that it fits. "
+        f"The originals are kept and can be searched.]\n{fold.summary}"
+    )

@@ -1,0 +1,134 @@
+"""Entries -> what memory is handed: exchanges, notes and retractions, under the identity stamped in the entries."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from everhold.core.entries import (
+    Changed,
+    Ended,
+    Entry,
+    Heard,
+    Kind,
+    Noted,
+    Returned,
+    Said,
+    Thought,
+    Undone,
+)
+from everhold.ports.memory import Exchange, Memory, Note, Retraction, Utterance
+
+PLACES: Final = (Kind.ENDED, Kind.NOTED, Kind.CHANGED)
+"""Kinds of entries at which something for memory may stand."""
+
+REMEMBERED: Final = frozenset({"done", "stopped", "interrupted"})
+"""Outcomes of turns that were a conversation worth remembering."""
+
+
+def exchange_key(session: str, op: int) -> str:
+    return f"{session}:{op}"
+
+
+def note_key(session: str, seq: int) -> str:
+    return f"{session}:{seq}:note"
+
+
+def matters(entry: Entry) -> bool:
+    """Whether an entry is a place at which memory is handed something."""
+    match entry.body:
+        case Ended(outcome=outcome):
+            return entry.op is not None and outcome in REMEMBERED
+        case Noted():
+            return True
+        case Changed(change=Undone()):
+            return True
+        case _:
+            return False
+
+
+def exchange(
+    *, session: str, agent: str, op: int, heard: Sequence[Entry], steps: Sequence[Entry], parent: str = ""
+) -> Exchange | None:
+    """The exchange that an ended turn stands for; None if nothing was said by anybody, or all of it was erased."""
+    utterances = tuple(
+        Utterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp)
+        for entry in heard
+        if isinstance(entry.body, Heard)
+    )
+    said = tuple(
+        Utterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp)
+        for entry in steps
+        if isinstance(entry.body, Said)
+    )
+    if not utterances and not said:
+        return None
+    return Exchange(
+        key=exchange_key(session, op),
+        session=session,
+        agent=agent,
+        op=op,
+        heard=utterances,
+        said=said,
+        did=_did(steps),
+        at=max((entry.at for entry in steps), default=0.0),
+        stamp=utterances[-1].stamp if utterances else said[-1].stamp,
+        parent=parent,
+    )
+
+
+def note(entry: Entry, *, agent: str) -> Note | None:
+    """The note an entry stands for; None once erased."""
+    if not isinstance(entry.body, Noted):
+        return None
+    body = entry.body
+    return Note(
+        key=note_key(entry.session, entry.seq),
+        session=entry.session,
+        agent=agent,
+        seq=entry.seq,
+        text=body.text,
+        author=entry.author,
+        at=entry.at,
+        stamp=body.stamp,
+        action=body.action,
+        fact=body.fact,
+        supersedes=note_key(entry.session, body.supersedes) if body.supersedes else "",
+        cites=body.cites,
+        tags=body.tags,
+    )
+
+
+def retraction(entry: Entry, *, agent: str, turns: Sequence[int]) -> Retraction | None:
+    """What an undo takes back from memory: the exchanges of the turns among its operations."""
+    if not turns:
+        return None
+    return Retraction(
+        key=f"{entry.session}:{entry.seq}:retract",
+        session=entry.session,
+        agent=agent,
+        keys=tuple(exchange_key(entry.session, op) for op in turns),
+        at=entry.at,
+    )
+
+
+def fingerprint(name: str, items: Sequence[Memory]) -> str:
+    """What a batch is recognised by: a retry must be the same to the byte."""
+    return hashlib.sha256(msgspec.json.encode((name, list(items)))).hexdigest()
+
+
+def _did(steps: Sequence[Entry]) -> tuple[str, ...]:
+    """The tools that were used and how it went, a line each."""
+    tools = {call.id: call.tool for entry in steps if isinstance(entry.body, Thought) for call in entry.body.calls}
+    return tuple(
+        f"{tools.get(entry.body.call, 'tool')}: {_outcome(entry.body)}"
+        for entry in steps
+        if isinstance(entry.body, Returned)
+    )
+
+
+def _outcome(returned: Returned) -> str:
+    return "outcome unknown" if returned.unknown else "failed" if returned.error else "done"

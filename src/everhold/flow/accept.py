@@ -1,0 +1,132 @@
+"""platform -> log: commit, then acknowledge. A message is kept before anybody is told that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from everhold.core.access import Admission, audience, bare
+from everhold.core.address import derive
+from everhold.core.commands import TALK, parse
+from everhold.core.entries import Draft, Heard, Stamp, clean
+from everhold.core.ids import session_id
+from everhold.errors import Conflict
+from everhold.flow.gates import Bells, Gates
+from everhold.ports.platform import Incoming, Verdict
+from everhold.ports.store import Change, Opening, Step, Wake
+
+Reception: TypeAlias = Callable[[Incoming], Awaitable[Admission]]
+"""Who is this, and may they speak? Configuration and people are behind it."""
+
+MIND: Final = "mind"
+DESK: Final = "desk"
+
+
+class Accept:
+    """The door. One commit per message; a repeated delivery is recognised, an edit is new."""
+
+    def __init__(self, gates: Gates, *, reception: Reception, bells: Bells) -> None:
+        self.gates = gates
+        self.reception = reception
+        self.bells = bells
+
+    async def __call__(self, incoming: Incoming) -> Verdict:
+        admission = await self.reception(incoming)
+        if admission.refusal:
+            self.gates.log.info("message.denied", platform=incoming.origin.platform, reason=admission.refusal)
+            return Verdict(outcome="denied", reason=admission.refusal)
+        while True:
+            try:
+                return await self._commit(incoming, admission)
+            except Conflict:
+                continue  # somebody else opened the session in this very moment: it is there now
+
+    async def _commit(self, incoming: Incoming, admission: Admission) -> Verdict:
+        gates, origin = self.gates, incoming.origin
+        place = derive(
+            agent=admission.agent,
+            platform=origin.platform,
+            account=origin.account,
+            kind=incoming.kind,
+            chat=origin.chat,
+            thread=origin.thread,
+            sender=incoming.sender,
+            group=admission.group,
+            threads=admission.threads,
+        )
+        address = str(place)
+        at = gates.clock.now()
+        session = await gates.store.resolve(address)
+        opens = None
+        title = ""
+        if session is None:
+            session = session_id(at, gates.chance.bytes(10))
+            opens = Opening(agent=admission.agent, address=address)
+        else:
+            title = (await gates.store.session(session)).title
+        stamp = Stamp(
+            person=admission.person,
+            audience=audience(place, admission.person),
+            address=address,
+            title=title,
+            directory=incoming.directory,
+            repo=incoming.repo,
+        )
+        body = heard(incoming, stamp, asks=admission.asks)
+        wake = DESK if body.command else MIND
+        done = await gates.store.commit(
+            Change(
+                step=Step.ACCEPT,
+                session=session,
+                at=at,
+                opens=opens,
+                entries=(Draft(body=body, author=f"person:{admission.person}", dedup=dedup_key(incoming)),),
+                wakes=(Wake(reader=wake),) if body.asks else (),
+                position=incoming.position,
+            )
+        )
+        if done.duplicate:
+            outcome = "differs" if done.differs else "duplicate"
+            if done.differs:
+                gates.log.warning("message.differs", session=done.session, seq=done.seqs[0])
+            return Verdict(outcome=outcome, session=done.session, seq=done.seqs[0])
+        if opens is not None:
+            gates.log.info("session.bound", session=session, address=address)
+        gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
+        self.bells.ring(session)
+        return Verdict(outcome="accepted", session=session, seq=done.seqs[0])
+
+
+def heard(incoming: Incoming, stamp: Stamp, *, asks: bool) -> Heard:
+    """The entry a message becomes."""
+    text, mangled = clean(incoming.text)
+    command = parse(text) if not incoming.bot else None
+    busy = ""
+    if command is not None and command.name in TALK:
+        busy, text, command = command.name, command.argument, None
+    return Heard(
+        origin=incoming.origin,
+        text=text,
+        # whoever is not spoken to stays silent, and bots do not thank each other for ever
+        asks=asks and incoming.addressed and not (incoming.bot and bare(text)),
+        sender=clean(incoming.name)[0],
+        bot=incoming.bot,
+        hops=incoming.hops,
+        revision=incoming.revision,
+        command=command,
+        attachments=incoming.attachments,
+        mangled=mangled,
+        busy=busy,
+        stamp=stamp,
+    )
+
+
+def dedup_key(incoming: Incoming) -> str | None:
+    """What makes a repeated delivery recognisable. A source that gives no message id cannot repeat itself."""
+    origin = incoming.origin
+    if not origin.message:
+        return None
+    parts = (origin.platform, origin.account, origin.chat, origin.message, incoming.event, incoming.revision)
+    return msgspec.json.encode(tuple(clean(part)[0] for part in parts)).decode()

@@ -1,0 +1,257 @@
+"""Commands -> one commit each. They do not wait behind messages and need no model."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from everhold.core.commands import help_text
+from everhold.core.context import IN_VIEW, live
+from everhold.core.entries import (
+    OWN,
+    Began,
+    Body,
+    Bound,
+    Branched,
+    Changed,
+    Chose,
+    Command,
+    Draft,
+    Ended,
+    Entry,
+    Fresh,
+    Halted,
+    Heard,
+    Titled,
+    Told,
+    Undone,
+)
+from everhold.core.ids import session_id
+from everhold.core.split import split
+from everhold.errors import Conflict, NotFound
+from everhold.flow import remember, voice
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.runtime import Runtime, Runtimes
+from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Operation, Session, Step, Wake
+
+READER: Final = "desk"
+
+
+class Desk:
+    """Obeys the commands of one session, in order."""
+
+    def __init__(self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtimes = runtimes
+        self.bells = bells
+        self.log = gates.log.bind(session=claim.session)
+
+    async def run(self) -> None:
+        while True:
+            session = await self.store.session(self.claim.session)
+            pending = await self.store.pending(session.id)
+            entry = next((e for e in pending if isinstance(e.body, Heard) and e.body.command), None)
+            if entry is None:
+                update = LaneUpdate(idle_at=session.last_seq, attempts=0, error="", release=True)
+                await self._commit(Step.SETTLE, (), lane=update)
+                return
+            try:
+                await self._obey(session, entry, pending)
+            except Conflict:
+                continue  # the session moved while we looked: look again
+
+    async def _obey(self, session: Session, entry: Entry, pending: list[Entry]) -> None:
+        assert isinstance(entry.body, Heard)
+        assert entry.body.command is not None
+        command = entry.body.command
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        takes = [entry.seq]
+        wakes: list[Wake] = []
+        changes: tuple[Body, ...] = ()
+        match command.name:
+            case "new":
+                changes, reply = (Changed(change=Fresh()),), "A fresh start. The session and its memory stay."
+            case "title":
+                changes, reply = (Changed(change=Titled(title=command.argument)),), f"Named “{command.argument}”."
+            case "undo" | "retry":
+                changes, reply = await self._undo(session, command)
+                if command.name == "retry" and changes:
+                    wakes.append(Wake(reader="mind"))
+                wakes += [Wake(reader=remember.reader_of(name)) for name in runtime.memories if changes]
+            case "stop":
+                changes, reply, aside = await self._stop(session, pending)
+                takes += aside
+            case "model":
+                changes = (Changed(change=Chose(setting="model", value=command.argument)),)
+                reply = f"Model for this session: {command.argument or 'as configured'}."
+            case "branch":
+                reply = await self._branch(session, entry)
+            case "resume":
+                reply = await self._resume(session, entry, command.argument)
+            case "whoami":
+                reply = f"You are {entry.author.removeprefix('person:')} in session {session.id}."
+            case "status":
+                reply = self._status(session, runtime)
+            case "usage":
+                reply = await self._usage(session)
+            case "sessions":
+                reply = await self._sessions(entry)
+            case _:
+                reply = help_text()
+        told = Told(
+            text=reply,
+            about=command.name,
+            to=entry.body.origin,
+            parts=split(reply, runtime.text_limit(entry.body.origin)),
+        )
+        began = Began(what="command", takes=tuple(sorted(takes)), reader=READER, trigger=command.name)
+        bodies: tuple[Body, ...] = (began, *changes, told, Ended())
+        wakes.append(Wake(reader=voice.reader_of(entry.body.origin)))
+        await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakes=tuple(wakes))
+        self.log.info("command.done", command=command.name)
+
+    # -- what commands do --------------------------------------------------------------------------------------------
+
+    async def _undo(self, session: Session, command: Command) -> tuple[tuple[Body, ...], str]:
+        """Take back turns, or with `compress` the newest fold. Nothing is deleted."""
+        if command.name == "undo" and command.argument in ("compress", "fold"):
+            fold = await self._newest(session, "fold", 1)
+            if not fold:
+                return (), "There is no compression to undo."
+            return (Changed(change=Undone(ops=(fold[0].op,))),), "The compression is undone; the originals are back."
+        count = int(command.argument) if command.name == "undo" and command.argument.isdigit() else 1
+        if session.running == "turn":
+            return (), "A turn is running. /stop it first."
+        turns = await self._newest(session, "turn", count)
+        if not turns:
+            return (), "There is nothing to undo."
+        again = command.name == "retry"
+        undone = Undone(ops=tuple(sorted(turn.op for turn in turns)), again=again)
+        reply = "Trying again." if again else f"Took back {len(turns)} turn{'s' if len(turns) > 1 else ''}."
+        return (Changed(change=undone),), reply
+
+    async def _newest(self, session: Session, what: str, count: int) -> list[Operation]:
+        found: list[Operation] = []
+        before: int | None = None
+        at = session.last_seq + 1
+        while len(found) < count and (
+            page := await self.store.operations(
+                session.id, what=(what,), before=before, newest_first=True, limit=max(8, count)
+            )
+        ):
+            found += [op for op in page if live(op, at) and op.state in IN_VIEW and op.state != "running"]
+            before = page[-1].op
+        return found[:count]
+
+    async def _stop(self, session: Session, pending: list[Entry]) -> tuple[tuple[Body, ...], str, list[int]]:
+        """End the running turn. With none running, what waits unanswered is put aside: still in the log, unanswered."""
+        for operation in await self.store.operations(session.id, what=("turn",), states=("running",)):
+            return (Changed(change=Halted(op=operation.op)),), "Stopping.", []
+        aside = [e.seq for e in pending if isinstance(e.body, Heard) and e.body.command is None]
+        reply = f"Nothing is running. {len(aside)} waiting messages put aside." if aside else "Nothing is running."
+        return (), reply, aside
+
+    async def _branch(self, session: Session, entry: Entry) -> str:
+        """Go on in a branch. Committed in the new session first; this one's record follows through its tie lane."""
+        assert isinstance(entry.body, Heard)
+        address = entry.body.stamp.address
+        new = session_id(self.gates.clock.now(), self.gates.chance.bytes(10))
+        at = entry.seq - 1
+        branched = Changed(change=Branched(parent=session.id, at=at, by=entry.author))
+        bound = Changed(change=Bound(address=address, previous=session.id, by=entry.author))
+        done = await self.store.commit(
+            Change(
+                step=Step.TIE,
+                session=new,
+                at=self.gates.clock.now(),
+                opens=Opening(agent=session.agent, address=address, parent=session.id, parent_at=at, bind=False),
+                entries=(
+                    Draft(body=branched, author=entry.author, dedup=f"branch:{session.id}:{entry.seq}"),
+                    Draft(body=bound, author=entry.author),
+                ),
+                wakes=(Wake(reader="tie"),),
+            )
+        )
+        self.log.info("session.branched", parent=session.id, branch=done.session)
+        self.bells.ring(done.session)
+        return f"Branched into session {done.session}. /resume {session.id} brings you back."
+
+    async def _resume(self, session: Session, entry: Entry, name: str) -> str:
+        """Bind this address to another session of the same person."""
+        assert isinstance(entry.body, Heard)
+        try:
+            found = await self.store.find_session(name)
+        except NotFound:
+            found = []
+        if len(found) != 1:
+            return f"{name or 'That'!r} names {len(found)} sessions. /sessions lists yours."
+        target = await self.store.session(found[0])
+        if target.id == session.id:
+            return "You are in that session already."
+        if target.agent != session.agent or not await self._owns(target, entry.author):
+            return f"Session {target.id} is not yours to resume."
+        bound = Bound(address=entry.body.stamp.address, previous=session.id, by=entry.author)
+        await self.store.commit(
+            Change(
+                step=Step.TIE,
+                session=target.id,
+                at=self.gates.clock.now(),
+                entries=(
+                    Draft(body=Changed(change=bound), author=entry.author, dedup=f"resume:{session.id}:{entry.seq}"),
+                ),
+                wakes=(Wake(reader="tie"),),
+            )
+        )
+        self.bells.ring(target.id)
+        return f"Resumed session {target.id}. /resume {session.id} brings you back."
+
+    async def _owns(self, session: Session, author: str) -> bool:
+        """Whether `author` was the first to speak there; a branch belongs to whoever owns its parent."""
+        from everhold.core.entries import Kind
+
+        for entry in await self.store.entries(session.id, kinds=(Kind.HEARD, Kind.CHANGED), limit=4):
+            if entry.kind is Kind.HEARD or isinstance(entry.body, Changed):
+                return entry.author == author
+        return False
+
+    def _status(self, session: Session, runtime: Runtime) -> str:
+        waiting = f"{session.pending} waiting" if session.pending > 1 else "nothing else waiting"
+        return f"session {session.id} · {runtime.models[0].name} · {session.running or 'idle'} · {waiting}"
+
+    async def _usage(self, session: Session) -> str:
+        from everhold.core.entries import Kind, Usage
+
+        total = Usage()
+        for entry in await self.store.entries(session.id, kinds=(Kind.ENDED,)):
+            if isinstance(entry.body, Ended):
+                total += entry.body.usage
+        return f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD."
+
+    async def _sessions(self, entry: Entry) -> str:
+        mine = [s for s in await self.store.sessions(limit=50) if await self._owns(s, entry.author)]
+        return "\n".join(f"{s.id} {s.title}".strip() for s in mine) or "You have no sessions."
+
+    async def _commit(
+        self,
+        step: Step,
+        bodies: tuple[Body, ...],
+        *,
+        seen: int | None = None,
+        lane: LaneUpdate | None = None,
+        wakes: tuple[Wake, ...] = (),
+    ) -> None:
+        await self.store.commit(
+            Change(
+                step=step,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                entries=tuple(Draft(body=body, author="system", op=OWN) for body in bodies),
+                claim=self.claim,
+                seen=seen,
+                lane=lane,
+                wakes=wakes,
+            )
+        )
+        if wakes:
+            self.bells.ring(self.claim.session)

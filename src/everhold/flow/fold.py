@@ -1,0 +1,170 @@
+"""Old operations -> one summary, appended to the log they came from. Fails closed: what people said stays as it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import structs
+
+from everhold.core import compression
+from everhold.core.context import View, messages
+from everhold.core.entries import Began, Body, Draft, Ended, Folded, Place, Thought, Told
+from everhold.core.retry import wait_seconds
+from everhold.core.turn import Answered
+from everhold.errors import Conflict
+from everhold.flow import perform, voice
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.view import view_at
+from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait, Wake
+
+READER: Final = "fold"
+DEADLINE_SECONDS: Final = 180.0
+
+
+class Fold:
+    """Makes one fold at a time, for the session of its claim and no other."""
+
+    def __init__(self, gates: Gates, claim: Claim, runtime: Runtime, *, bells: Bells) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtime = runtime
+        self.bells = bells
+        self.log = gates.log.bind(session=claim.session)
+
+    async def compress(
+        self,
+        session: Session,
+        view: View,
+        *,
+        trigger: str,
+        keep: int,
+        blocking: bool = False,
+        focus: str = "",
+        tell: Place | None = None,
+    ) -> bool:
+        """Fold what `view` shows, if it can be and helps. Whether the context changed.
+
+        The mark is taken before the summary is asked for; what arrives meanwhile is after it, and stays live. A view
+        that was changed by somebody else meanwhile makes the summary void.
+        """
+        plan = compression.plan(view, keep=keep)
+        if plan is None:
+            return False
+        began = Began(
+            what="fold",
+            fold=plan.based_on,
+            generation=session.generation,
+            blocking=blocking,
+            reader=self.claim.reader,
+            trigger=trigger,
+        )
+        notice: tuple[Body, ...] = ()
+        if tell is not None:
+            text = "I am compressing our conversation. Your message is kept and will be answered right after."
+            notice = (Told(text=text, about="compression", to=tell, parts=(text,)),)
+        try:
+            op = await self._commit(Step.FOLD_BEGIN, (began, *notice), op=None, generation=session.generation)
+        except Conflict:
+            return False  # another fold runs already, or the view moved: decide anew
+        log = self.log.bind(op=op, trigger=trigger, mark=plan.covers)
+        log.info("compression.started", messages=len(plan.part.exchanges), tokens=plan.tokens_before)
+        asked = await perform.ask(
+            self.gates,
+            (self.runtime.summariser,),
+            compression.request(plan, focus=focus),
+            deadline=DEADLINE_SECONDS,
+            record=lambda answer: Thought(text=answer.text, model=answer.model, usage=answer.usage),
+        )
+        if not isinstance(asked, Answered):
+            return await self._refuse(op, f"no summary: {getattr(asked, 'reason', 'cut short')}")
+        if reason := compression.objection(asked.thought.text, plan):
+            return await self._refuse(op, reason)
+        folded = Folded(
+            summary=asked.thought.text,
+            covers=plan.covers,
+            based_on=plan.based_on,
+            generation=session.generation,
+            model=asked.thought.model,
+            trigger=trigger,
+            messages=len(plan.part.exchanges),
+            tokens_before=plan.tokens_before,
+        )
+        folded = structs.replace(folded, tokens_after=compression.tokens_after(folded, plan))
+        try:
+            await self._commit(
+                Step.FOLD_END, (folded, Ended(usage=asked.thought.usage)), op=op, generation=session.generation
+            )
+        except Conflict:
+            return await self._refuse(op, "the view changed while the summary was made")
+        log.info("compression.done", tokens_before=folded.tokens_before, tokens_after=folded.tokens_after)
+        return True
+
+    async def close(self, operation: Operation, reason: str) -> None:
+        """End a fold that somebody left running."""
+        await self._refuse(operation.op, reason)
+
+    async def _refuse(self, op: int, reason: str) -> bool:
+        await self._commit(Step.FOLD_END, (Ended(outcome="refused", reason=reason),), op=op)
+        self.log.bind(op=op).warning("compression.refused", reason=reason)
+        return False
+
+    async def _commit(
+        self, step: Step, bodies: tuple[Body, ...], *, op: int | None, generation: int | None = None
+    ) -> int:
+        own = -1 if op is None else op
+        places = [place for body in bodies if (place := voice.spoken_to(body)[0]) is not None]
+        done = await self.store.commit(
+            Change(
+                step=step,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                entries=tuple(Draft(body=body, author="system", op=own) for body in bodies),
+                claim=self.claim,
+                op=op,
+                generation=generation,
+                wakes=tuple(Wake(reader=voice.reader_of(place)) for place in places),
+            )
+        )
+        self.bells.ring(self.claim.session)
+        return done.seqs[0]
+
+
+class Ahead:
+    """The fold lane: makes a summary beside the conversation, before it is needed."""
+
+    def __init__(self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells) -> None:
+        self.gates = gates
+        self.claim = claim
+        self.runtimes = runtimes
+        self.bells = bells
+
+    async def run(self) -> None:
+        store = self.gates.store
+        session = await store.session(self.claim.session)
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        fold = Fold(self.gates, self.claim, runtime, bells=self.bells)
+        for operation in await store.operations(session.id, what=("fold",), states=("running",)):
+            if operation.reader == READER:
+                await fold.close(operation, "cut short by a restart")
+        session = await store.session(self.claim.session)
+        view = await view_at(store, session, at=session.last_seq + 1)
+        due = compression.due(
+            compression.tokens(messages(view)),
+            runtime.models[0].context_tokens,
+            soft=runtime.soft,
+            hard=runtime.hard,
+        )
+        possible = bool(due) and compression.plan(view, keep=runtime.keep) is not None
+        refused = possible and not await fold.compress(session, view, trigger="soft", keep=runtime.keep)
+        attempts = self.claim.lane.attempts + 1 if refused else 0
+        wait = wait_seconds(attempts, jitter=self.gates.chance.random()) if refused else None
+        update = LaneUpdate(
+            attempts=attempts,
+            wait=Wait(seconds=wait) if wait is not None else None,
+            idle_at=session.last_seq if wait is None else None,
+            release=True,
+        )
+        change = Change(step=Step.SETTLE, session=session.id, at=self.gates.clock.now(), claim=self.claim, lane=update)
+        await store.commit(change)

@@ -1,0 +1,246 @@
+"""The lane machine: due, deliver, done | later | parked | in doubt; in order per session.
+
+A lane hands over one load at a time. What is in flight is stored before it leaves, and a retry repeats exactly that.
+What a load is, and how it is handed over, is the courier's business (voice, remember).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from msgspec import Struct, structs
+
+from everhold.core.retry import must_hold, resolution, wait_seconds
+from everhold.errors import EverholdError, InDoubt, Poisoned, Refused, Transient
+from everhold.flow.gates import Gates
+from everhold.flow.perform import hand_over
+from everhold.ports.platform import Delivery
+from everhold.ports.store import Change, Claim, Flight, Item, LaneUpdate, Parked, Receipt, Step, Wait
+
+MOST_GAMBLES: Final = 3
+"""How often something that may have arrived is sent again where nobody can tell."""
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """What is handed over at once."""
+
+    items: tuple[Item, ...]
+    upto: int
+    """The lane's position once this is done with."""
+    digest: str
+    payload: object
+    name: str = ""
+
+
+class Leg(Struct, frozen=True, kw_only=True):
+    """A load that is stored as in flight, about to be handed over."""
+
+    load: Load
+    flight: Flight
+    doubtful: bool = False
+    """It may have arrived before: this is the policy's second try."""
+
+
+class Courier(Protocol):
+    """Knows one kind of load and one far side."""
+
+    delivery: Delivery
+    deadline: float
+    visible_after: float
+    policy: str
+    event: str
+    """What a delivered load is called in the log."""
+
+    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> tuple[Load | None, int]:
+        """The next load after a position, `done` just being finished, and the last seq that was looked at."""
+
+    async def again(self, claim: Claim, flight: Flight) -> Load | None:
+        """The load of a flight, built again from the log; None if nothing of it may be sent any more."""
+
+    async def deliver(self, load: Load) -> Mapping[str, str]:
+        """Hand it over; the remote id of each key."""
+
+    async def arrived(self, load: Load) -> Sequence[str]:
+        """Those of its keys that the far side already has."""
+
+
+class Lane:
+    """Works one claimed lane until it is empty, waiting, or lost."""
+
+    def __init__(self, gates: Gates, claim: Claim, courier: Courier) -> None:
+        self.gates = gates
+        self.claim = claim
+        self.courier = courier
+        self.attempts = claim.lane.attempts
+        self.log = gates.log.bind(session=claim.session, reader=claim.reader)
+
+    async def run(self) -> None:
+        lane = self.claim.lane
+        leg = await (self._take_up(lane.flight) if lane.flight else self._land(lane.position))
+        while leg is not None:
+            leg = await self._send(leg)
+
+    async def _take_up(self, flight: Flight) -> Leg | None:
+        """Go on with a flight found in the lane."""
+        if flight.state != "unsent" and (must_hold(self.courier.delivery) or flight.state == "void"):
+            # whoever sent this may be stalled, not dead: its request may be carried out until its deadline
+            await self.gates.sleep(self.courier.deadline + self.courier.visible_after)
+        load = await self.courier.again(self.claim, flight)
+        if load is None:
+            return await self._land(flight.upto)
+        if flight.state == "void":
+            # something in it was erased: the rest goes again, as what it now is, under its own keys
+            flight = structs.replace(flight, items=load.items, digest=load.digest, state="unsent")
+            await self._commit(Step.FLIGHT, LaneUpdate(flight=flight))
+            return Leg(load=load, flight=flight)
+        if load.digest != flight.digest:
+            raise Poisoned(
+                f"{self.claim.reader} would not repeat what it sent for {self.claim.session}",
+                remedy="entries behind a batch in flight were altered; run `everhold audit`",
+            )
+        if flight.state == "unsent":
+            return Leg(load=load, flight=flight)
+        return await self._resolve(load, flight)
+
+    async def _resolve(self, load: Load, flight: Flight) -> Leg | None:
+        """The answer was lost: ask, send again, or follow the policy; always counted where people see it."""
+        how = resolution(self.courier.delivery, policy=self.courier.policy)
+        if how == "gamble" and flight.sends >= MOST_GAMBLES:
+            how = "hold"
+        self.log.warning("delivery.in_doubt", keys=[item.key for item in load.items], then=how)
+        if how == "hold":
+            return await self._land(
+                load.upto, load.items, parks=self._parks(load, "nobody can tell whether it arrived", doubtful=True)
+            )
+        if how == "probe":
+            try:
+                there = await hand_over(
+                    f"probe of {self.claim.reader}",
+                    lambda: self.courier.arrived(load),
+                    self.gates,
+                    deadline=self.courier.deadline,
+                )
+            except (Transient, InDoubt, Refused) as error:
+                return await self._later(load, structs.replace(flight, state="doubt"), error)
+            if set(there) >= {item.key for item in load.items}:
+                return await self._land(load.upto, load.items, receipts=self._receipts(load, {}))
+        flight = structs.replace(flight, state="flying", sends=flight.sends + 1)
+        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight))
+        return Leg(load=load, flight=flight, doubtful=how == "gamble")
+
+    async def _send(self, leg: Leg) -> Leg | None:
+        """Hand a load over and settle it; the next one, already in flight, or None when the lane is done for now."""
+        courier, load = self.courier, leg.load
+        started = self.gates.clock.monotonic()
+        try:
+            remotes = await hand_over(
+                self.claim.reader, lambda: courier.deliver(load), self.gates, deadline=courier.deadline
+            )
+        except Transient as error:
+            return await self._later(load, structs.replace(leg.flight, state="unsent"), error)
+        except Refused as error:
+            self.log.warning("delivery.parked", keys=[item.key for item in load.items], reason=str(error))
+            return await self._land(load.upto, load.items, parks=self._parks(load, str(error)))
+        except InDoubt as error:
+            flight = structs.replace(leg.flight, state="doubt")
+            if not must_hold(courier.delivery):
+                return await self._later(load, flight, error)
+            await self._commit(Step.LATER, LaneUpdate(flight=flight, error=str(error)))
+            # until its deadline the request may still be carried out, and until then a look proves nothing
+            elapsed = self.gates.clock.monotonic() - started
+            await self.gates.sleep(max(0.0, courier.deadline - elapsed) + courier.visible_after)
+            return await self._resolve(load, flight)
+        self.log.info(courier.event, keys=[item.key for item in load.items])
+        return await self._land(load.upto, load.items, receipts=self._receipts(load, remotes, doubtful=leg.doubtful))
+
+    async def _land(
+        self,
+        upto: int,
+        done: tuple[Item, ...] = (),
+        *,
+        receipts: tuple[Receipt, ...] = (),
+        parks: tuple[Parked, ...] = (),
+    ) -> Leg | None:
+        """Move the position, and in the same commit put the next load in flight or let go of the lane."""
+        load, looked = await self.courier.next(self.claim, after=upto, done=done)
+        first = not done and upto == self.claim.lane.position and self.claim.lane.flight is None
+        self.attempts = 0
+        if load is None:
+            step = Step.SETTLE if first else Step.LANDED
+            update = LaneUpdate(position=upto, landed=True, attempts=0, error="", idle_at=looked, release=True)
+            await self._commit(step, update, receipts=receipts, parks=parks)
+            return None
+        flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
+        update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
+        await self._commit(Step.FLIGHT if first else Step.LANDED, update, receipts=receipts, parks=parks)
+        return Leg(load=load, flight=flight)
+
+    async def _later(self, load: Load, flight: Flight, error: EverholdError) -> Leg | None:
+        """Try again when it makes sense, or give the load up and go on with the next."""
+        self.attempts += 1
+        asked = error.retry_after if isinstance(error, Transient) else None
+        seconds = asked if asked is not None else wait_seconds(self.attempts, jitter=self.gates.chance.random())
+        if seconds is None:
+            parks = self._parks(
+                load, f"given up after {self.attempts} attempts: {error}", doubtful=flight.state != "unsent"
+            )
+            return await self._land(load.upto, load.items, parks=parks)
+        self.log.info("delivery.later", attempt=self.attempts, seconds=round(seconds, 1), error=str(error))
+        update = LaneUpdate(
+            flight=flight,
+            attempts=self.attempts,
+            error=str(error),
+            wait=Wait(seconds=seconds, firm=asked is not None),
+            release=True,
+        )
+        await self._commit(Step.LATER, update)
+        return None
+
+    def _receipts(self, load: Load, remotes: Mapping[str, str], *, doubtful: bool = False) -> tuple[Receipt, ...]:
+        return tuple(
+            Receipt(
+                reader=self.claim.reader,
+                session=self.claim.session,
+                seq=item.seq,
+                part=item.part,
+                key=item.key,
+                remote=remotes.get(item.key, ""),
+                doubtful=doubtful,
+            )
+            for item in load.items
+        )
+
+    def _parks(self, load: Load, reason: str, *, doubtful: bool = False) -> tuple[Parked, ...]:
+        return tuple(
+            Parked(
+                reader=self.claim.reader,
+                session=self.claim.session,
+                seq=item.seq,
+                part=item.part,
+                key=item.key,
+                reason=reason,
+                doubtful=doubtful,
+            )
+            for item in load.items
+        )
+
+    async def _commit(
+        self,
+        step: Step,
+        update: LaneUpdate,
+        *,
+        receipts: tuple[Receipt, ...] = (),
+        parks: tuple[Parked, ...] = (),
+    ) -> None:
+        await self.gates.store.commit(
+            Change(
+                step=step,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                claim=self.claim,
+                lane=update,
+                receipts=receipts,
+                parks=parks,
+            )
+        )

@@ -1,0 +1,482 @@
+"""What was heard -> turn -> one commit. Holds its session's mind lane, and acts only from committed state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from msgspec import structs
+
+from everhold.core import compression
+from everhold.core.context import Exchange, View, build, fingerprint, messages, oversized
+from everhold.core.entries import (
+    VERSION,
+    Began,
+    Body,
+    Draft,
+    Ended,
+    Entry,
+    Heard,
+    Kind,
+    Place,
+    Said,
+    Stamp,
+    Thought,
+    Told,
+    Took,
+    kind_of,
+    takes_of,
+)
+from everhold.core.mailbox import Begin, Cut, Decision, Running, Steer, decide, letters
+from everhold.core.retry import wait_seconds
+from everhold.core.split import split
+from everhold.core.turn import (
+    Ask,
+    Broken,
+    CutShort,
+    Event,
+    Finish,
+    Opened,
+    Record,
+    Recorded,
+    Run,
+    Shrink,
+    Turn,
+    Wait as WaitForModel,
+    replay,
+    step,
+)
+from everhold.errors import Conflict
+from everhold.flow import perform, remember, voice
+from everhold.flow.fold import Fold
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.view import view_at
+from everhold.ports.model import Answer
+from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Session, Spend, Step, Wait, Wake
+from everhold.ports.tool import Effect, Result, ToolContext
+
+READER: Final = "mind"
+LOOK_SECONDS: Final = 1.0
+"""How often a running turn looks at its mailbox when no bell rings."""
+
+_STEPS: Final = {
+    Kind.THOUGHT: Step.THINK,
+    Kind.CALLED: Step.CALL,
+    Kind.RETURNED: Step.RETURN,
+    Kind.TOOK: Step.TAKE,
+}
+
+
+class Mind:
+    """Answers one session for as long as it has something to answer."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        runtimes: Runtimes,
+        bells: Bells,
+        day: Callable[[], str] = lambda: "",
+        on_text: Callable[[str, int, str], None] | None = None,
+    ) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtimes = runtimes
+        self.bells = bells
+        self.day = day
+        self.on_text = on_text
+        self.log = gates.log.bind(session=claim.session)
+
+    async def run(self) -> None:
+        """Work until there is nothing to do, the model cannot be asked, or the lane is lost."""
+        while True:
+            session = await self.store.session(self.claim.session)
+            runtime = self.runtimes.runtime(session.agent, session.choices)
+            running = await self.store.operations(session.id, states=("running",))
+            mine = next((op for op in running if op.reader == READER), None)
+            if mine is not None and mine.what == "turn":
+                if not await _TurnWork(self, session, runtime).resume(mine.op, mine.first, mine.attempts):
+                    return
+                continue
+            fold = Fold(self.gates, self.claim, runtime, bells=self.bells)
+            if mine is not None:
+                await fold.close(mine, "cut short by a restart")
+                continue
+            box = letters(await self.store.pending(session.id))
+            folding = any(op.blocking for op in running)
+            match decide(box, folding=folding, busy=runtime.busy):
+                case Begin(takes):
+                    try:
+                        if not await self._turn(session, runtime, takes, fold):
+                            return
+                    except Conflict:
+                        continue  # the state moved while we looked: look again
+                case _:
+                    wait = Wait(seconds=LOOK_SECONDS) if folding else None
+                    await self.settle(
+                        LaneUpdate(idle_at=None if folding else session.last_seq, wait=wait, release=True)
+                    )
+                    return
+
+    async def _turn(self, session: Session, runtime: Runtime, takes: tuple[int, ...], fold: Fold) -> bool:
+        """Begin and work a turn. Whether to look for more afterwards."""
+        at = session.last_seq + 1
+        view = await view_at(self.store, session, at=at)
+        used = compression.tokens(messages(view)) + len(runtime.system) // compression.CHARS_PER_TOKEN
+        if compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard) == "hard":
+            if await fold.compress(session, view, trigger="hard", keep=runtime.keep, blocking=True):
+                return True
+        pinned = view.fold.op or 0 if view.fold is not None and view.fold.session == session.id else 0
+        began = Began(
+            what="turn", takes=takes, fold=pinned, generation=session.generation, reader=READER, trigger="heard"
+        )
+        done = await self.commit(Step.BEGIN, (Draft(body=began, author=runtime.author),), generation=session.generation)
+        work = _TurnWork(self, session, runtime)
+        return await work.begin(done.seqs[0], began, view)
+
+    async def commit(
+        self,
+        step_: Step,
+        entries: tuple[Draft, ...],
+        *,
+        op: int | None = None,
+        generation: int | None = None,
+        lane: LaneUpdate | None = None,
+        wakes: tuple[Wake, ...] = (),
+        spends: tuple[Spend, ...] = (),
+        blobs: tuple[bytes, ...] = (),
+        pause: bool = False,
+    ) -> Committed:
+        """Commit under this mind's claim."""
+        done = await self.store.commit(
+            Change(
+                step=step_,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                entries=entries,
+                claim=self.claim,
+                op=op,
+                generation=generation,
+                lane=lane,
+                wakes=wakes,
+                spends=spends,
+                blobs=blobs,
+                pause=pause,
+            )
+        )
+        if wakes:
+            self.bells.ring(self.claim.session)
+        return done
+
+    async def settle(self, update: LaneUpdate) -> None:
+        await self.commit(Step.SETTLE, (), lane=update)
+
+
+class _TurnWork:
+    """One turn being worked on: what is recorded of it, and the view it is answered from."""
+
+    def __init__(self, mind: Mind, session: Session, runtime: Runtime) -> None:
+        self.mind = mind
+        self.gates = mind.gates
+        self.store = mind.store
+        self.session = session
+        self.runtime = runtime
+        self.op = 0
+        self.prefix = View()
+        self.heard: dict[int, Entry] = {}
+        self.steps: list[Entry] = []
+        self.stubs: frozenset[int] = frozenset()
+        self.origin: Place | None = None
+        self.stamp = Stamp()
+        self.hops = 0
+        self.turn = Turn(session=session.id, op=0)
+        self.log = mind.log
+
+    async def begin(self, op: int, began: Began, prefix: View) -> bool:
+        self._open(op)
+        self.prefix = prefix
+        self._remember(op, began)
+        await self._hear(began.takes)
+        self.turn = Turn(session=self.session.id, op=op, takes=began.takes)
+        self.log.info("turn.started", messages=len(began.takes))
+        return await self._work()
+
+    async def resume(self, op: int, first: int, attempts: int) -> bool:
+        """Go on with a turn somebody left: at the first thing that is not recorded."""
+        self._open(op)
+        entries = await self.store.entries(self.session.id, after=first - 1)
+        self.steps = [entry for entry in entries if entry.op == op]
+        takes = takes_of(self.steps)
+        await self._hear(takes)
+        pins = [e.body.fold for e in self.steps if isinstance(e.body, Began | Took) and e.body.fold is not None]
+        self.prefix = await view_at(self.store, self.session, at=op, fold=pins[-1] or None if pins else None)
+        self.turn = replay(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
+        self.log.info("turn.resumed", attempt=attempts, rounds=self.turn.rounds)
+        return await self._work()
+
+    def _open(self, op: int) -> None:
+        self.op = op
+        self.log = self.mind.log.bind(op=op)
+
+    async def _hear(self, takes: tuple[int, ...]) -> None:
+        """Load what the turn consumed; the reply goes to where the last one that asks came from."""
+        for seq in takes:
+            entry = await self.store.entry(self.session.id, seq)
+            self.heard[seq] = entry
+            if isinstance(entry.body, Heard):
+                if entry.body.asks or self.origin is None:
+                    self.origin, self.stamp = entry.body.origin, entry.body.stamp
+                self.hops = max(self.hops, entry.body.hops)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> bool:
+        event: Event = Opened()
+        effects = self.runtime.effects
+        while True:
+            self.turn, task = step(self.turn, event, effects)
+            match task:
+                case Ask():
+                    event = await self._boundary() or await self._ask()
+                case Record(bodies):
+                    event = await self._record(bodies)
+                case Run():
+                    event = await self._run(task)
+                case Shrink(reason=reason):
+                    event = await self._shrink(reason)
+                case WaitForModel():
+                    await self._wait(task)
+                    return False
+                case Finish():
+                    return await self._finish(task)
+
+    async def _boundary(self) -> Event | None:
+        """Between two steps: be stopped, or take what wants to steer."""
+        decision = await self._look(boundary=self.turn.rounds > 0)
+        if isinstance(decision, Cut):
+            return CutShort(decision.outcome)
+        if isinstance(decision, Steer):
+            event = await self._record((Took(takes=decision.takes),))
+            await self._hear(decision.takes)
+            return event
+        return None
+
+    async def _look(self, *, boundary: bool) -> Decision:
+        box = letters(await self.store.pending(self.session.id))
+        found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)
+        stop = bool(found and found[0].stop)
+        return decide(box, running=Running(op=self.op, boundary=boundary, stop=stop), busy=self.runtime.busy)
+
+    async def _ask(self) -> Event:
+        runtime = self.runtime
+        tools = tuple(tool.spec for tool in runtime.tools.values())
+        request = build(self._view(), system=runtime.system, tools=tools, stubs=self.stubs)
+        digest = fingerprint(request)
+
+        def record(answer: Answer) -> Thought:
+            return Thought(
+                text=answer.text,
+                calls=answer.calls,
+                reasoning=answer.reasoning,
+                model=answer.model,
+                generation=self.session.generation,
+                request=digest,
+                stubs=tuple(sorted(self.stubs)),
+                usage=answer.usage,
+            )
+
+        on_text = self.mind.on_text
+        asked = perform.ask(
+            self.gates,
+            runtime.models,
+            request,
+            deadline=runtime.model_deadline,
+            record=record,
+            on_text=(lambda text: on_text(self.session.id, self.op, text)) if on_text else None,
+        )
+        return await self._unless_cut(asked)
+
+    async def _unless_cut(self, work: Coroutine[Any, Any, Event], *, cancel: bool = True) -> Event:
+        """Wait for `work`, but look at the mailbox whenever something arrives: the turn may be cut short."""
+        task = asyncio.ensure_future(work)
+        with self.mind.bells.listening(self.session.id) as bell:
+            task.add_done_callback(lambda _: bell.set())
+            while not task.done():
+                await self.gates.sleep(LOOK_SECONDS, bell=bell)
+                bell.clear()
+                if task.done() or not cancel:
+                    continue
+                if isinstance(decision := await self._look(boundary=False), Cut) and not task.done():
+                    task.cancel()
+                    return CutShort(decision.outcome)
+        return task.result()
+
+    async def _run(self, task: Run) -> Event:
+        tool = self.runtime.tools.get(task.call.tool)
+        context = ToolContext(
+            session=self.session.id,
+            agent=self.session.agent,
+            op=self.op,
+            key=task.key,
+            stamp=self.stamp,
+            origin=self.origin,
+            hops=self.hops,
+        )
+        result = Result(text="")
+
+        async def work() -> Event:
+            nonlocal result
+            event, result = await perform.run(self.gates, tool, task, context)
+            return event
+
+        # a tool that changes something is waited for: what it did must be recorded before anybody stops the turn
+        pure = tool is not None and tool.effect is Effect.PURE
+        event = await self._unless_cut(work(), cancel=pure)
+        if isinstance(event, CutShort):
+            return event
+        turn, recorded = step(self.turn, event, self.runtime.effects)
+        assert isinstance(recorded, Record)
+        notes = tuple(structs.replace(note, stamp=self.stamp) for note in result.notes)
+        sayings = tuple(self._said(saying.text, saying.to, hops=saying.hops) for saying in result.sayings)
+        return await self._record((*recorded.bodies, *notes, *sayings))
+
+    async def _record(self, bodies: tuple[Body, ...]) -> Event:
+        """Commit what happened, so that it is never done again."""
+        step_ = _STEPS[kind_of(bodies[0])]
+        drafts = tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies)
+        wakes = self._wakes(bodies)
+        done = await self.mind.commit(step_, drafts, op=self.op, wakes=wakes, spends=self._spends(bodies))
+        for seq, body in zip(done.seqs, bodies, strict=True):
+            self._remember(seq, body)
+        return Recorded(bodies)
+
+    async def _shrink(self, reason: str) -> Event:
+        """Too long: first long results become stubs, then what came before is folded, then it fails, visibly."""
+        longer = frozenset(oversized(self._view(), most=2_000)) - self.stubs
+        if longer:
+            self.stubs |= longer
+            return Opened()
+        session = await self.store.session(self.session.id)
+        fold = Fold(self.gates, self.mind.claim, self.runtime, bells=self.mind.bells)
+        if self.prefix.exchanges and await fold.compress(session, self.prefix, trigger="too long", keep=0):
+            self.session = await self.store.session(self.session.id)
+            newest = await view_at(self.store, self.session, at=self.session.last_seq + 1)
+            if newest.fold is not None and newest.fold.op is not None and newest.fold.session == session.id:
+                self.prefix = await view_at(self.store, self.session, at=self.op, fold=newest.fold.op)
+                self.prefix = structs.replace(self.prefix, fold=newest.fold)
+                return await self._record((Took(fold=newest.fold.op),))
+        return Broken(reason=f"the conversation does not fit the model: {reason}")
+
+    # -- endings -----------------------------------------------------------------------------------------------------
+
+    async def _wait(self, task: WaitForModel) -> None:
+        """No model can be asked. The messages stay pending; the chat hears once that they are kept."""
+        attempts = self.mind.claim.lane.attempts + 1
+        firm = task.retry_after is not None
+        seconds = task.retry_after if firm else wait_seconds(attempts, jitter=self.gates.chance.random())
+        told: tuple[Body, ...] = ()
+        if attempts == 1 and self.origin is not None:
+            text = "The model cannot be reached right now. Your message is kept and will be answered."
+            told = (Told(text=text, about="model", to=self.origin, parts=(text,)),)
+        ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
+        bodies = (*told, *ended)
+        self.log.warning("turn.waiting", reason=task.reason, seconds=seconds, released=task.release)
+        await self.mind.commit(
+            Step.END if task.release else Step.PAUSE,
+            tuple(Draft(body=body, author="system", op=self.op) for body in bodies),
+            op=self.op,
+            wakes=self._wakes(bodies),
+            pause=not task.release,
+            lane=LaneUpdate(
+                attempts=attempts,
+                error=task.reason,
+                wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm),
+                release=True,
+            ),
+        )
+
+    async def _finish(self, task: Finish) -> bool:
+        """The turn's end is one commit: said, ended, usage, and every lane that has to know."""
+        bodies: list[Body] = list(task.bodies)
+        if task.reply and self.origin is not None:
+            bodies.append(self._said(task.reply, self.origin, hops=self.hops + 1))
+        if task.notice and self.origin is not None:
+            limit = self.runtime.text_limit(self.origin)
+            bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
+        bodies.append(task.ended)
+        # a last look, so that the lane can be let go of in the same commit
+        session = await self.store.session(self.session.id)
+        more = any(letter.asks and letter.command is None for letter in letters(await self.store.pending(session.id)))
+        lane = LaneUpdate(attempts=0, error="", idle_at=None if more else session.last_seq, release=not more)
+        wakes = (*self._wakes(bodies), *(Wake(reader=remember.reader_of(name)) for name in self.runtime.memories))
+        await self.mind.commit(
+            Step.END,
+            tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies),
+            op=self.op,
+            lane=lane,
+            wakes=wakes + self._fold_wake(),
+            spends=self._spends(tuple(bodies)),
+        )
+        self.log.info("turn.done", outcome=task.ended.outcome, tokens=task.ended.usage.input + task.ended.usage.output)
+        return more
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _view(self) -> View:
+        current = Exchange(
+            op=self.op,
+            heard=tuple(self.heard[seq] for seq in takes_of(self.steps) if seq in self.heard),
+            steps=tuple(self.steps),
+        )
+        return self.prefix + View(exchanges=(current,))
+
+    def _remember(self, seq: int, body: Body) -> None:
+        entry = Entry(
+            session=self.session.id,
+            seq=seq,
+            pos=0,
+            kind=kind_of(body),
+            op=self.op,
+            author=self._author(body),
+            at=0.0,
+            version=VERSION,
+            body=body,
+            digest=b"",
+        )
+        self.steps.append(entry)
+
+    def _author(self, body: Body) -> str:
+        return "system" if isinstance(body, Told | Ended) else self.runtime.author
+
+    def _said(self, text: str, to: Place, *, hops: int) -> Said:
+        return Said(text=text, to=to, parts=split(text, self.runtime.text_limit(to)), hops=hops, stamp=self.stamp)
+
+    def _wakes(self, bodies: tuple[Body, ...] | list[Body]) -> tuple[Wake, ...]:
+        readers: dict[str, None] = {}
+        for body in bodies:
+            place, _ = voice.spoken_to(body)
+            if place is not None:
+                readers[voice.reader_of(place)] = None
+            if kind_of(body) is Kind.NOTED:
+                readers.update(dict.fromkeys(remember.reader_of(name) for name in self.runtime.memories))
+        return tuple(Wake(reader=reader) for reader in readers)
+
+    def _fold_wake(self) -> tuple[Wake, ...]:
+        """Above the soft mark a fold is made ahead of need, beside the conversation."""
+        used = compression.tokens(messages(self._view()))
+        runtime = self.runtime
+        due = compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard)
+        return (Wake(reader="fold"),) if due and runtime.ahead else ()
+
+    def _spends(self, bodies: tuple[Body, ...]) -> tuple[Spend, ...]:
+        spends = []
+        for body in bodies:
+            if isinstance(body, Thought) and (body.usage.input or body.usage.output):
+                tokens = body.usage.input + body.usage.output
+                for purse in (self.runtime.author, f"person:{self.stamp.person}"):
+                    spends.append(Spend(purse=purse, day=self.mind.day(), usd=body.usage.usd, tokens=tokens))
+        return tuple(spends)

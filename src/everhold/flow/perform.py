@@ -1,0 +1,98 @@
+"""One effect in the world -> one event for the turn. The room where foreign code is caught.
+
+Models and tools are other people's code: whatever they raise becomes an event a turn can act on, never a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from everhold.core.entries import Returned, Thought
+from everhold.core.turn import Answered, Broken, Event, Overlong, Ran, Run, Unreachable
+from everhold.errors import EverholdError, InDoubt, LeaseLost, Overloaded, Refused, TooLong, Transient
+from everhold.flow.gates import Gates
+from everhold.ports.model import Answer, Model, Request
+from everhold.ports.tool import Result, Tool, ToolContext
+
+T = TypeVar("T")
+
+
+async def ask(
+    gates: Gates,
+    models: Sequence[Model],
+    request: Request,
+    *,
+    deadline: float,
+    record: Callable[[Answer], Thought],
+    on_text: Callable[[str], None] | None = None,
+) -> Event:
+    """Ask the first model, and the next where one cannot answer. Asking again is harmless, so a lost answer is too."""
+    reasons: list[str] = []
+    waits: list[float] = []
+    for model in models:
+        try:
+            answer = await gates.call(
+                f"model {model.name}",
+                lambda model=model: model.answer(request, on_text=on_text),  # type: ignore[misc]
+                deadline=deadline,
+            )
+        except TooLong as error:
+            return Overlong(reason=str(error))
+        except (Overloaded, Transient) as error:
+            reasons.append(f"{model.name}: {error}")
+            if error.retry_after is not None:
+                waits.append(error.retry_after)
+        except InDoubt as error:
+            reasons.append(str(error))
+        except (Refused, EverholdError) as error:
+            reasons.append(f"{model.name}: {error}")
+            if model is models[-1] and len(reasons) == len(models) and not waits:
+                return Broken(reason=f"the model refused: {error}")
+        except Exception as error:  # a model adapter is foreign code; its bug must not take the session down
+            gates.log.error("model.failed", model=model.name, error=error)
+            reasons.append(f"{model.name}: {type(error).__name__}")
+        else:
+            return Answered(record(answer))
+    return Unreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None)
+
+
+async def run(gates: Gates, tool: Tool | None, task: Run, context: ToolContext) -> tuple[Event, Result]:
+    """Run a tool for a call. Its failure is its result, and reaches the model."""
+    if tool is None:
+        result = Result(text=f"There is no tool {task.call.tool!r}.", error=True)
+    else:
+        result = await _attempt(gates, tool, task, context)
+    returned = Returned(call=task.call.id, text=result.text, error=result.error)
+    return Ran(returned), result
+
+
+async def _attempt(gates: Gates, tool: Tool, task: Run, context: ToolContext) -> Result:
+    name = tool.spec.name
+    try:
+        if task.how == "probe":
+            done = await gates.call(f"probe of {name}", lambda: tool.probe(context), deadline=tool.deadline)
+            if done is not None:
+                return done
+        return await gates.call(
+            f"tool {name}", lambda: tool.run(dict(task.call.arguments), context), deadline=tool.deadline
+        )
+    except InDoubt as error:
+        return Result(text=f"{error}. It may have been done all the same: check before repeating it.", error=True)
+    except LeaseLost:
+        raise
+    except EverholdError as error:
+        return Result(text=str(error), error=True)
+    except Exception as error:  # a tool is foreign code; what it raises is what the model gets to see
+        gates.log.warning("tool.failed", tool=name, error=error)
+        return Result(text=f"{name} failed: {type(error).__name__}: {error}", error=True)
+
+
+async def hand_over(what: str, work: Callable[[], Awaitable[T]], gates: Gates, *, deadline: float) -> T:
+    """A call to a platform or provider. What it does not say clearly is in doubt: it may have happened."""
+    try:
+        return await gates.call(what, work, deadline=deadline)
+    except EverholdError:
+        raise
+    except Exception as error:  # an adapter that raises something of its own has told us nothing about the far side
+        raise InDoubt(f"{what} failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,192 @@
+"""Start, drain, stop, and restart what fell. Finds due lanes and puts somebody to work on each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from everhold.core.retry import wait_seconds
+from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
+from everhold.flow import desk, fold, mind, tie
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.lane import Lane
+from everhold.flow.remember import Remember
+from everhold.flow.runtime import Runtimes
+from everhold.flow.voice import Voice
+from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait
+
+LEASE_SECONDS: Final = 120.0
+"""Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
+POLL_SECONDS: Final = 5.0
+"""How long at most nobody looks for due lanes. The bell is the hint, this is the truth."""
+UNAVAILABLE_SECONDS: Final = 60.0
+
+
+class Supervisor:
+    """Keeps every due lane worked on, each by one task, and no reader by more than its share."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        *,
+        runtimes: Runtimes,
+        bells: Bells,
+        day: Callable[[], str] = lambda: "",
+        on_text: Callable[[str, int, str], None] | None = None,
+        most: int = 256,
+        most_per_reader: int = 64,
+        poll: float = POLL_SECONDS,
+        lease: float = LEASE_SECONDS,
+    ) -> None:
+        self.gates = gates
+        self.runtimes = runtimes
+        self.bells = bells
+        self.day = day
+        self.on_text = on_text
+        self.most = most
+        self.most_per_reader = most_per_reader
+        self.poll = poll
+        self.lease = lease
+        self.tasks: dict[asyncio.Task[None], Claim] = {}
+        self.busy: Counter[str] = Counter()
+        self.stopping = False
+        self.failed: StoreError | None = None
+        """Set when the store can no longer keep its promise: the process must end and start again."""
+
+    async def dispatch(self) -> None:
+        """Claim due lanes and start a worker for each, until told to stop."""
+        gates = self.gates
+        while not self.stopping:
+            self.bells.work.clear()
+            room = self.most - len(self.tasks)
+            if room > 0:
+                full = [reader for reader, count in self.busy.items() if count >= self.most_per_reader]
+                claims = await gates.store.claim(
+                    owner=gates.owner, at=gates.clock.now(), lease=self.lease, limit=room, skip=full
+                )
+                for claim in claims:
+                    self._start(claim)
+                if len(claims) == room:
+                    continue
+            due = await gates.store.next_due(at=gates.clock.now())
+            wait = self.poll if due is None else min(self.poll, due)
+            if wait <= 0 and room > 0 and not self.bells.work.is_set():
+                wait = 0.05  # due but not ours to take (its reader has its share): look again soon
+            await gates.sleep(wait, bell=self.bells.work)
+
+    async def renew(self) -> None:
+        """Keep the leases of everybody at work."""
+        while not self.stopping:
+            await self.gates.sleep(self.lease / 3)
+            if self.tasks:
+                await self.gates.store.renew(owner=self.gates.owner, at=self.gates.clock.now(), lease=self.lease)
+
+    async def keep(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` for ever: start it again, after a wait, whenever it falls."""
+        attempt = 0
+        while not self.stopping:
+            started = self.gates.clock.monotonic()
+            try:
+                await work()
+                return
+            except StoreError as error:
+                self.gates.log.error("store.failed", what=what, error=error)
+                if self.failed is not None:
+                    return
+            except Exception as error:  # a listener is foreign code: whatever it raises, it is started again
+                self.gates.log.error("task.fell", what=what, error=error)
+            attempt = attempt + 1 if self.gates.clock.monotonic() - started < 60 else 1
+            await self.gates.sleep(wait_seconds(attempt, jitter=self.gates.chance.random()) or 300.0)
+
+    async def drain(self, seconds: float) -> None:
+        """Stop taking on work and give what runs `seconds` to come to an end; the rest resumes after a restart."""
+        self.stopping = True
+        self.bells.work.set()
+        deadline = self.gates.clock.monotonic() + seconds
+        while self.tasks and self.gates.clock.monotonic() < deadline:
+            await self.gates.sleep(0.05)
+        for task in list(self.tasks):
+            task.cancel()
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _start(self, claim: Claim) -> None:
+        task = asyncio.get_running_loop().create_task(self._work(claim), name=f"{claim.reader} {claim.session}")
+        self.tasks[task] = claim
+        self.busy[claim.reader] += 1
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        claim = self.tasks.pop(task)
+        self.busy[claim.reader] -= 1
+        if not self.busy[claim.reader]:
+            del self.busy[claim.reader]
+        self.bells.work.set()
+
+    async def _work(self, claim: Claim) -> None:
+        log = self.gates.log.bind(session=claim.session, reader=claim.reader)
+        try:
+            await self._worker(claim)
+        except LeaseLost:
+            log.info("lane.lost")
+        except Poisoned as error:
+            log.error("lane.stopped", error=error)
+            await self._put_back(claim, str(error), seconds=3600.0)
+        except StoreError as error:
+            # nothing can be written, so nothing can be put back: the lease runs out, and the lane is taken up again
+            log.error("store.failed", error=error)
+        except EverholdError as error:
+            log.warning("lane.failed", error=error)
+            await self._put_back(claim, str(error))
+        except Exception as error:  # the last resort for one lane: no bug in it may stop the others
+            log.error("lane.failed", error=error)
+            await self._put_back(claim, f"{type(error).__name__}: {error}")
+
+    async def _worker(self, claim: Claim) -> None:
+        gates, runtimes, bells = self.gates, self.runtimes, self.bells
+        kind, _, rest = claim.reader.partition(":")
+        match kind:
+            case mind.READER:
+                worker = mind.Mind(gates, claim, runtimes=runtimes, bells=bells, day=self.day, on_text=self.on_text)
+                await worker.run()
+            case desk.READER:
+                await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
+            case fold.READER:
+                await fold.Ahead(gates, claim, runtimes=runtimes, bells=bells).run()
+            case tie.READER:
+                await tie.Tie(gates, claim, bells=bells).run()
+            case "voice":
+                name, _, account = rest.partition(":")
+                platform = runtimes.platform(name, account)
+                if platform is None:
+                    await self._put_back(claim, f"{rest} is not connected", seconds=UNAVAILABLE_SECONDS)
+                    return
+                await Lane(gates, claim, Voice(gates.store, platform, policy=runtimes.in_doubt(claim.reader))).run()
+            case "memory":
+                provider = runtimes.memory(rest, claim.agent)
+                if provider is None:
+                    await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
+                    return
+                await Lane(gates, claim, Remember(gates.store, provider, policy=runtimes.in_doubt(claim.reader))).run()
+            case _:
+                await self._put_back(claim, f"nobody knows the reader {claim.reader}", seconds=3600.0)
+
+    async def _put_back(self, claim: Claim, error: str, *, seconds: float | None = None) -> None:
+        """Let go of a lane that cannot be worked on now."""
+        attempts = claim.lane.attempts + 1
+        wait = seconds if seconds is not None else wait_seconds(attempts, jitter=self.gates.chance.random())
+        update = LaneUpdate(attempts=attempts, error=error, wait=Wait(seconds=wait or 300.0), release=True)
+        try:
+            await self.gates.store.commit(
+                Change(
+                    step=Step.LATER,
+                    session=claim.session,
+                    at=self.gates.clock.now(),
+                    claim=claim,
+                    lane=update,
+                )
+            )
+        except EverholdError as failure:
+            self.gates.log.warning("lane.lost", session=claim.session, reader=claim.reader, error=failure)

@@ -1,0 +1,46 @@
+"""The other half of a bind or a branch: the record in the session that was left. Follows through a lane, keyed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from everhold.core.entries import Bound, Branched, Changed, Draft, Kind, Sprouted, Unbound
+from everhold.flow.gates import Bells, Gates
+from everhold.ports.store import Change, Claim, LaneUpdate, Step
+
+READER: Final = "tie"
+
+
+class Tie:
+    """Writes into the other session what happened here. The dedup key makes a repeat harmless."""
+
+    def __init__(self, gates: Gates, claim: Claim, *, bells: Bells) -> None:
+        self.gates = gates
+        self.claim = claim
+        self.bells = bells
+
+    async def run(self) -> None:
+        store, lane = self.gates.store, self.claim.lane
+        session = await store.session(self.claim.session)
+        for entry in await store.entries(session.id, after=lane.position, upto=session.last_seq, kinds=(Kind.CHANGED,)):
+            match entry.body:
+                case Changed(change=Bound(address=address, previous=previous)) if previous:
+                    other, record = previous, Changed(change=Unbound(address=address, session=session.id))
+                case Changed(change=Branched(parent=parent, at=at)):
+                    other, record = parent, Changed(change=Sprouted(session=session.id, at=at))
+                case _:
+                    continue
+            key = f"tie:{session.id}:{entry.seq}"
+            await store.commit(
+                Change(
+                    step=Step.TIE,
+                    session=other,
+                    at=self.gates.clock.now(),
+                    entries=(Draft(body=record, author=entry.author, dedup=key),),
+                )
+            )
+            self.bells.ring(other)
+        update = LaneUpdate(position=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True)
+        await store.commit(
+            Change(step=Step.SETTLE, session=session.id, at=self.gates.clock.now(), claim=self.claim, lane=update)
+        )

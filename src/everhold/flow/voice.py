@@ -1,0 +1,100 @@
+"""said -> platform: the courier of one platform account. Looks at what was committed, never at bindings."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from everhold.core.entries import Body, Entry, Kind, Place, Said, Told
+from everhold.flow.lane import Load
+from everhold.ports.platform import Outgoing, Platform
+from everhold.ports.store import Claim, Flight, Item, Store
+
+DEADLINE_SECONDS = 30.0
+"""After this a send is given up on; leases outlive it."""
+
+
+def reader_of(place: Place) -> str:
+    """The voice lane that delivers to a place."""
+    return f"voice:{place.platform}:{place.account}"
+
+
+class Voice:
+    """Delivers one session's replies through one platform account, part by part."""
+
+    event = "delivery.done"
+
+    def __init__(self, store: Store, platform: Platform, *, policy: str, deadline: float = DEADLINE_SECONDS) -> None:
+        self.store = store
+        self.platform = platform
+        self.delivery = platform.delivery
+        self.visible_after = platform.visible_after
+        self.deadline = deadline
+        self.policy = policy
+
+    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> tuple[Load | None, int]:
+        looked = (await self.store.session(claim.session)).last_seq
+        for entry in await self.store.entries(claim.session, after=after, upto=looked, kinds=(Kind.SAID, Kind.TOLD)):
+            place, parts = spoken(entry)
+            if place is None or reader_of(place) != claim.reader or await self._undone(claim.session, entry):
+                continue
+            sent = {
+                (r.seq, r.part) for r in await self.store.receipts(claim.session, seq=entry.seq, reader=claim.reader)
+            }
+            sent |= {(p.seq, p.part) for p in await self.store.parked(session=claim.session, reader=claim.reader)}
+            sent |= {(item.seq, item.part) for item in done}
+            left = [part for part in range(len(parts)) if (entry.seq, part) not in sent]
+            if left:
+                return self._load(claim, entry, left[0], last=left[0] == left[-1]), looked
+        return None, looked
+
+    async def again(self, claim: Claim, flight: Flight) -> Load | None:
+        item = flight.items[0]
+        entry = await self.store.entry(claim.session, item.seq)
+        _, parts = spoken(entry)
+        if item.part >= len(parts):
+            return None  # erased since: nothing of it may leave
+        if flight.state == "unsent" and await self._undone(claim.session, entry):
+            return None
+        return self._load(claim, entry, item.part, last=flight.upto == entry.seq)
+
+    async def deliver(self, load: Load) -> Mapping[str, str]:
+        assert isinstance(load.payload, Outgoing)
+        return {load.payload.key: await self.platform.send(load.payload)}
+
+    async def arrived(self, load: Load) -> Sequence[str]:
+        assert isinstance(load.payload, Outgoing)
+        return [load.payload.key] if await self.platform.probe(load.payload) is not None else []
+
+    def _load(self, claim: Claim, entry: Entry, part: int, *, last: bool) -> Load:
+        place, parts = spoken(entry)
+        assert place is not None
+        key = f"{claim.session}:{entry.seq}:{part}"
+        hops = entry.body.hops if isinstance(entry.body, Said) else 0
+        out = Outgoing(to=place, text=parts[part], key=key, hops=hops)
+        # until its last part has gone, the position stays before the entry
+        upto = entry.seq if last else entry.seq - 1
+        digest = hashlib.sha256(f"{key}\n{place}\n{out.text}".encode()).hexdigest()
+        return Load(items=(Item(seq=entry.seq, part=part, key=key),), upto=upto, digest=digest, payload=out)
+
+    async def _undone(self, session: str, entry: Entry) -> bool:
+        """Whether the turn that said it was taken back; a notice stands whatever becomes of its turn."""
+        if not isinstance(entry.body, Said) or entry.op is None:
+            return False
+        found = await self.store.operations(session, after=entry.op - 1, before=entry.op + 1)
+        return bool(found and found[0].undone_at)
+
+
+def spoken(entry: Entry) -> tuple[Place | None, tuple[str, ...]]:
+    """Where an entry is to be said, and in which parts."""
+    return spoken_to(entry.body)
+
+
+def spoken_to(body: Body | None) -> tuple[Place | None, tuple[str, ...]]:
+    match body:
+        case Said(to=to, parts=parts, text=text):
+            return to, parts or (text,)
+        case Told(to=to, parts=parts, text=text):
+            return to, parts or (text,)
+        case _:
+            return None, ()
