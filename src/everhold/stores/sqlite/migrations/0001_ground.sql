@@ -15,12 +15,13 @@ create table sessions (
   choices     text not null default '{}',
   names       text not null default '{}'
 ) without rowid;
-create index sessions_title on sessions(title) where title <> '';
+create index sessions_title on sessions(title collate nocase) where title <> '';
 create index sessions_parent on sessions(parent) where parent <> '';
 
+-- no row is ever deleted from here, so the next pos is always higher than any before
 create table entries (
-  pos      integer primary key autoincrement,
-  session  text not null references sessions(id),
+  pos      integer primary key,
+  session  text not null,
   seq      integer not null,
   kind     text not null,
   op       integer,
@@ -58,6 +59,7 @@ create table operations (
   covers     integer not null default 0,
   undone_at  integer not null default 0,
   fold       integer not null default 0,
+  stop       integer not null default 0,
   primary key (session, op)
 ) without rowid;
 create unique index operations_one_turn on operations(session) where state = 'running' and (what = 'turn' or blocking = 1);
@@ -82,9 +84,11 @@ create table lanes (
   error        text not null default '',
   primary key (session, reader)
 ) without rowid;
-create index lanes_due on lanes(due, since, firm, owner) where due is not null;
+-- by reader first: one reader that is skipped, with a hundred thousand lanes due, costs the others nothing
+create index lanes_due on lanes(reader, due) where due is not null;
 create index lanes_since on lanes(since) where due is not null;
 create index lanes_owner on lanes(owner) where owner <> '';
+create index lanes_flight on lanes(session) where flight is not null;
 
 create table parked (
   id        integer primary key autoincrement,
@@ -98,7 +102,7 @@ create table parked (
   at        real not null,
   state     text not null default 'parked'
 );
-create index parked_open on parked(reader, session) where state = 'parked';
+create index parked_state on parked(state, session, reader);
 
 create table receipts (
   session   text not null,
@@ -116,6 +120,7 @@ create table bindings (
   address  text primary key,
   session  text not null
 ) without rowid;
+create index bindings_session on bindings(session);
 
 create table positions (
   platform  text not null,
@@ -142,4 +147,4 @@ create table identities (
 create table blobs (
   digest  text primary key,
   data    blob not null
-) without rowid;
+);

@@ -1,0 +1,188 @@
+"""Applies one change inside a transaction that somebody else opened: conditions, entries, and all that follows."""
+
+from __future__ import annotations
+
+import apsw
+
+from everhold.core.entries import (
+    Began,
+    Bound,
+    Changed,
+    Chose,
+    Draft,
+    Ended,
+    Erased,
+    Folded,
+    Fresh,
+    Halted,
+    Heard,
+    Named,
+    Titled,
+    Took,
+    Undone,
+)
+from everhold.errors import Conflict, Misuse, NotFound
+from everhold.ports.clock import Chance
+from everhold.ports.store import Change, Committed
+from everhold.stores.sqlite import bindings, entries, lanes, ledger, operations, outcomes, sessions
+
+
+def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
+    """Apply `change` whole; raises, and leaves the undoing to the transaction, when a condition does not hold."""
+    session, drafts, claim = change.session, change.entries, change.claim
+    held = None if claim is None else lanes.guard(cur, claim)
+    if change.lane is not None and held is None:
+        raise Misuse("only who holds a lane can say what becomes of it")
+    if not session:
+        return _aside(cur, change)
+    _check(cur, change)
+    for draft in drafts:
+        if draft.dedup is not None and (found := entries.twin(cur, draft)) is not None:
+            return _repeated(cur, change, held, found)
+    if change.opens is not None:
+        sessions.open_session(cur, session, change.opens, at=change.at)
+        if change.opens.bind:
+            bindings.bind_first(cur, change.opens.address, session)
+    head = sessions.take(cur, session, len(drafts))
+    last = head.first - 1
+    generation = head.generation + head.inherited
+    seqs: tuple[int, ...] = ()
+    pos = 0
+    if drafts:
+        ops = entries.append(cur, session, head.first, drafts, at=change.at, chance=chance)
+        pos = cur.connection.last_insert_rowid()
+        seqs = tuple(range(head.first, head.first + len(drafts)))
+        fence = 0 if claim is None else claim.fence
+        raised = 0
+        for seq, op, draft in zip(seqs, ops, drafts, strict=True):
+            raised += _follow(cur, change, seq, op, draft, fence=fence)
+        if raised:
+            erasures = sum(type(draft.body) is Erased for draft in drafts)
+            sessions.raise_generation(cur, session, by=raised, erasures=erasures)
+            generation += raised
+    if change.erase and not any(type(draft.body) is Erased for draft in drafts):
+        raise Misuse("nothing is erased without an entry that says so")
+    if change.wakes:
+        lanes.wake(cur, session, change.wakes, before=last, at=change.at)
+    _rest(cur, change)
+    if change.lane is not None and claim is not None and held is not None:
+        grown_to = last if claim.session == session else None
+        lanes.update(cur, claim, held, change.lane, at=change.at, grown_to=grown_to)
+    return Committed(session=session, seqs=seqs, pos=pos, generation=generation)
+
+
+def _check(cur: apsw.Cursor, change: Change) -> None:
+    """Refuse a change that was decided on another state than the one there is."""
+    session = change.session
+    if change.generation is not None or change.seen is not None:
+        head = sessions.take(cur, session, 0)
+        generation = head.generation + head.inherited
+        if change.generation is not None and change.generation != generation:
+            raise Conflict(f"session {session} is at generation {generation} by now, not {change.generation}")
+        if change.seen is not None and head.first - 1 > change.seen:
+            raise Conflict(f"session {session} has grown to {head.first - 1}, beyond {change.seen}")
+    if change.op is not None:
+        operations.guard(cur, session, change.op, change.claim)
+
+
+def _aside(cur: apsw.Cursor, change: Change) -> Committed:
+    """A change that belongs to no session: a platform's position, a blob, a cost."""
+    if change.entries or change.opens is not None or change.op is not None or change.wakes or change.erase:
+        raise NotFound("an entry, an operation and a lane need a session; this change names none")
+    _rest(cur, change)
+    return Committed(session="")
+
+
+def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: entries.Twin) -> Committed:
+    """The same thing came again: nothing is appended, but whoever brought it need not bring it a third time."""
+    if change.position is not None:
+        ledger.move(cur, change.position)
+    if change.lane is not None and change.claim is not None and held is not None:
+        lanes.update(cur, change.claim, held, change.lane, at=change.at, grown_to=None)
+    head = sessions.take(cur, found.session, 0)
+    return Committed(
+        session=found.session,
+        seqs=(found.seq,),
+        pos=found.pos,
+        generation=head.generation + head.inherited,
+        duplicate=True,
+        differs=found.differs,
+    )
+
+
+def _follow(cur: apsw.Cursor, change: Change, seq: int, op: int | None, draft: Draft, *, fence: int) -> int:
+    """Write the rows that follow from one entry; by how much it raises the view's generation."""
+    session, body = change.session, draft.body
+    match body:
+        case Heard():
+            operations.hear(cur, session, seq, body)
+        case Began():
+            operations.begin(cur, session, seq, body, fence=fence)
+        case Took():
+            operations.consume(cur, session, body.takes)
+        case Ended():
+            operations.end(cur, session, seq, op, body.outcome)
+        case Folded():
+            operations.cover(cur, session, op, body.covers)
+            return 1
+        case Erased():
+            _erase(cur, change, seq, body)
+            return 1
+        case Changed():
+            return _alter(cur, session, seq, body)
+    return 0
+
+
+def _alter(cur: apsw.Cursor, session: str, seq: int, body: Changed) -> int:
+    match body.change:
+        case Fresh():
+            operations.freshen(cur, session, seq)
+            return 1
+        case Undone() as undone:
+            operations.undo(cur, session, seq, undone)
+            return 1
+        case Halted(op=op):
+            operations.halt(cur, session, op)
+        case Titled(title=title):
+            sessions.title(cur, session, title)
+        case Named(memory=memory, name=name):
+            sessions.put(cur, session, "names", memory, name)
+        case Chose(setting=setting, value=value):
+            sessions.put(cur, session, "choices", setting, value)
+        case Bound() as bound:
+            bindings.bind(cur, session, bound)
+    return 0
+
+
+def _erase(cur: apsw.Cursor, change: Change, seq: int, body: Erased) -> None:
+    session = change.session
+    gone = set(change.erase)
+    if any(erased >= seq for erased in gone):
+        raise NotFound(f"session {session}: what is not yet in the log cannot be erased from it")
+    if lanes.has_flights(cur, session):
+        lanes.void_flights(cur, session, gone | operations.endings(cur, session, gone))
+    entries.erase(cur, session, change.erase)
+    operations.forget_pending(cur, session, change.erase)
+    operations.hide(cur, session, seq, body.folds)
+    sessions.retitle(cur, session)
+
+
+def _rest(cur: apsw.Cursor, change: Change) -> None:
+    if change.receipts:
+        outcomes.receive(cur, change.receipts, at=change.at)
+    if change.parks:
+        outcomes.park(cur, change.parks, at=change.at)
+    if change.unparks:
+        outcomes.unpark(cur, change.unparks)
+    if change.position is not None:
+        ledger.move(cur, change.position)
+    if change.spends:
+        ledger.spend(cur, change.spends)
+    if change.blobs:
+        ledger.keep(cur, change.blobs)
+    if change.drop_blobs:
+        ledger.drop(cur, change.drop_blobs)
+    if change.pause:
+        if change.op is None:
+            raise Misuse("no operation is named that could pause")
+        operations.pause(cur, change.session, change.op)

@@ -1,0 +1,53 @@
+"""Opens connections to the database file, private to their owner. It never reads or writes a row."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+BUSY_MS: Final = 5000
+CACHE_KIB: Final = 16_384
+WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+"""The write-ahead log is cut back to this once it has been copied into the database."""
+
+
+def for_writing(path: Path, *, synchronous: str, vfs: str | None = None) -> apsw.Connection:
+    """A connection that may write. Until `settle` is called it leaves the write-ahead log alone when it closes."""
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    db.set_busy_timeout(BUSY_MS)
+    db.pragma("synchronous", synchronous)
+    db.pragma("secure_delete", "on")
+    db.pragma("foreign_keys", "off")
+    db.pragma("temp_store", "memory")
+    db.pragma("cache_size", -CACHE_KIB)
+    return db
+
+
+def settle(db: apsw.Connection) -> None:
+    """What was opened has been found sound: keep the log in WAL mode from here on."""
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+    db.pragma("journal_mode", "wal")
+    db.pragma("journal_size_limit", WAL_LIMIT_BYTES)
+    db.pragma("wal_autocheckpoint", 0)  # the writer does it, where a failing fsync is seen
+
+
+def for_reading(path: Path, *, vfs: str | None = None) -> apsw.Connection:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+    db.set_busy_timeout(BUSY_MS)
+    db.pragma("query_only", "on")
+    db.pragma("cache_size", -CACHE_KIB)
+    return db
+
+
+def make_private(path: Path) -> None:
+    """Create `path` for its owner's eyes only, or make it so; whatever the umask says."""
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        path.parent.chmod(0o700)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.close(handle)
+    path.chmod(0o600)

@@ -1,0 +1,164 @@
+"""The log itself: appending to it, reading it, erasing from it. It never knows what an entry means for other tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from everhold.core.entries import (
+    OWN,
+    VERSION,
+    Began,
+    Draft,
+    Entry,
+    Heard,
+    Kind,
+    decode,
+    digest,
+    encode,
+    kind_of,
+)
+from everhold.errors import Misuse, NotFound, Poisoned, Refused, StoreDamaged
+from everhold.ports.clock import Chance
+
+_INSERT: Final = (
+    "insert into entries(session, seq, kind, op, author, at, version, body, salt, digest, dedup) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_COLUMNS: Final = "session, seq, pos, kind, op, author, at, version, body, digest, dedup"
+_KINDS: Final = {kind.value: kind for kind in Kind}
+_KNOWN: Final = ", ".join(f"'{kind.value}'" for kind in Kind)
+
+
+class Twin(NamedTuple):
+    """The entry that already stands under a dedup key."""
+
+    session: str
+    seq: int
+    pos: int
+    differs: bool
+
+
+def append(
+    cur: apsw.Cursor, session: str, first: int, drafts: Sequence[Draft], *, at: float, chance: Chance
+) -> list[int | None]:
+    """Write `drafts` from seq `first` on; the operation each belongs to."""
+    ops: list[int | None] = []
+    rows = []
+    own = _own(drafts, first)
+    try:
+        for seq, draft in enumerate(drafts, first):
+            body = draft.body
+            op = draft.op
+            if type(body) is Began:
+                op = own = seq
+            elif op == OWN:
+                if own is None:
+                    raise Misuse("an entry belongs to an operation that this change does not begin")
+                op = own
+            kind = kind_of(body).value
+            text = encode(body)
+            salt = chance.bytes(16)
+            seal = digest(salt=salt, session=session, seq=seq, kind=kind, op=op, author=draft.author, at=at, body=text)
+            rows.append((session, seq, kind, op, draft.author, at, VERSION, text, salt, seal, draft.dedup))
+            ops.append(op)
+        if len(rows) == 1:
+            cur.execute(_INSERT, rows[0])
+        else:
+            cur.executemany(_INSERT, rows)
+    except UnicodeEncodeError as error:
+        raise Refused(
+            f"session {session}: an entry holds code points that are no characters",
+            remedy="clean its text before it is committed",
+        ) from error
+    return ops
+
+
+def _own(drafts: Sequence[Draft], first: int) -> int | None:
+    for seq, draft in enumerate(drafts, first):
+        if type(draft.body) is Began:
+            return seq
+    return None
+
+
+def twin(cur: apsw.Cursor, draft: Draft) -> Twin | None:
+    """Where the dedup key of `draft` is already taken, and whether something else was said under it."""
+    row = cur.execute("select session, seq, pos, kind, body from entries where dedup = ?", (draft.dedup,)).fetchone()
+    if row is None:
+        return None
+    session, seq, pos, kind, text = row
+    differs = False
+    if text is not None and isinstance(draft.body, Heard):
+        stored = decode(Kind(kind), text)
+        differs = isinstance(stored, Heard) and (
+            (stored.text, stored.attachments) != (draft.body.text, draft.body.attachments)
+        )
+    return Twin(session, seq, pos, differs)
+
+
+def erase(cur: apsw.Cursor, session: str, seqs: Sequence[int]) -> None:
+    """Take away what the entries said and what their digests were salted with."""
+    for seq in seqs:
+        cur.execute("update entries set body = null, salt = null where session = ? and seq = ?", (session, seq))
+        if cur.connection.changes() != 1:
+            raise NotFound(f"session {session} has no entry {seq} to erase")
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def of(row: Sequence[Any]) -> Entry:
+    """The entry a row stands for."""
+    session, seq, pos, kind, op, author, at, version, text, seal, dedup = row
+    known = _KINDS.get(kind)
+    if known is None or version > VERSION:
+        raise Poisoned(
+            f"session {session}: entry {seq} is of kind {kind!r}, version {version}, "
+            f"and this everhold reads versions up to {VERSION}",
+            remedy="upgrade everhold; nothing is lost",
+        )
+    try:
+        body = None if text is None else decode(known, text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreDamaged(
+            f"session {session}: entry {seq} ({kind}) does not read as it was written: {error}",
+            remedy="run `everhold doctor`; the last backup holds the entry as it was",
+        ) from error
+    return Entry(
+        session=session, seq=seq, pos=pos, kind=known, op=op, author=author, at=at, version=version, body=body,
+        digest=seal, dedup=dedup,
+    )  # fmt: skip
+
+
+def query(
+    session: str, *, after: int, upto: int | None, kinds: Sequence[Kind], limit: int | None
+) -> tuple[str, list[Any]]:
+    """The statement that reads a stretch of one log.
+
+    What this build cannot read is in the result whatever `kinds` says, so that no reader walks past it unaware.
+    """
+    where = ["session = ?", "seq > ?"]
+    values: list[Any] = [session, after]
+    if upto is not None:
+        where.append("seq <= ?")
+        values.append(upto)
+    if kinds:
+        marks = ", ".join("?" * len(kinds))
+        where.append(f"(kind in ({marks}) or version > {VERSION} or kind not in ({_KNOWN}))")
+        values.extend(kind.value for kind in kinds)
+    sql = f"select {_COLUMNS} from entries where {' and '.join(where)} order by seq"
+    if limit is not None:
+        sql += " limit ?"
+        values.append(limit)
+    return sql, values
+
+
+ONE: Final = f"select {_COLUMNS} from entries where session = ? and seq = ?"
+FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
+PENDING: Final = (
+    f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "
+    "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? order by p.seq"
+)

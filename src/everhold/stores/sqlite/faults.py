@@ -1,0 +1,57 @@
+"""Turns what SQLite reports into our errors, each with its remedy. It never decides to try again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+
+from everhold.errors import StoreBusy, StoreDamaged, StoreError, StoreFull
+
+
+def translate(error: apsw.Error, path: Path) -> StoreError:
+    """The error of ours that tells the caller what to do next."""
+    text = f"{path}: {error}"
+    if isinstance(error, apsw.FullError) or _no_room_for_index(error):
+        return StoreFull(text, remedy=f"free some space on the disk that holds {path.parent}")
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        return StoreBusy(text, remedy="another program has the database open for writing; end it, then try again")
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError):
+        return damaged(path, str(error))
+    if isinstance(error, apsw.CantOpenError | apsw.PermissionsError | apsw.ReadOnlyError):
+        return StoreError(text, remedy=f"make sure {path.parent} exists and belongs to the user everhold runs as")
+    if isinstance(error, apsw.IOError):
+        return StoreError(text, remedy="the disk failed; look at the system's log, then start everhold again")
+    return StoreError(text)
+
+
+def damaged(path: Path, what: str) -> StoreDamaged:
+    return StoreDamaged(
+        f"{path} is damaged: {what}",
+        remedy="nothing was changed; copy the files away, then restore the last backup with `everhold doctor`",
+    )
+
+
+def is_fatal(error: apsw.Error) -> bool:
+    """Whether nobody can tell any more what reached the disk: after a failed fsync, trying again proves nothing."""
+    return isinstance(error, apsw.IOError | apsw.CorruptError | apsw.NotADBError) and not _no_room_for_index(error)
+
+
+def ends_transaction(error: apsw.Error) -> bool:
+    """Whether SQLite may have rolled back more than the statement that failed."""
+    return isinstance(
+        error,
+        apsw.FullError
+        | apsw.IOError
+        | apsw.NoMemError
+        | apsw.BusyError
+        | apsw.LockedError
+        | apsw.InterruptError
+        | apsw.CorruptError
+        | apsw.NotADBError,
+    )
+
+
+def _no_room_for_index(error: apsw.Error) -> bool:
+    """The shared index beside the log could not grow: a full disk in other words, and nothing was committed."""
+    return isinstance(error, apsw.IOError) and getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE

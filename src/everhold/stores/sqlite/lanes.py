@@ -1,0 +1,276 @@
+"""Lanes: woken, claimed under a fence, updated, let go. It never knows what a lane does with what it reads.
+
+Times are stored as (since, wait), so that a clock that jumps can be seen: something that began in the future is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from everhold.errors import LeaseLost, Misuse
+from everhold.ports.store import Claim, Flight, Lane, LaneUpdate, Wake
+from everhold.stores.sqlite.read import rows
+
+_WAKE: Final = (
+    "insert into lanes(session, reader, position, since, wait, due, firm) values (?, ?, ?, ?, ?, ?, ?) "
+    "on conflict(session, reader) do update set "
+    "since = excluded.since, wait = excluded.wait, due = excluded.due, firm = excluded.firm "
+    "where lanes.due is null or (lanes.firm = 0 and lanes.attempts = 0 and excluded.due < lanes.due)"
+)
+_READERS: Final = (
+    "with recursive readers(name) as ("
+    "select min(reader) from lanes where due is not null "
+    "union all select (select min(reader) from lanes where due is not null and reader > readers.name) "
+    "from readers where readers.name is not null) "
+    "select name from readers where name is not null"
+)
+_FREE: Final = "(owner = '' or :at >= lease_since + lease_wait or :at < lease_since)"
+_COLUMNS: Final = "reader, session, position, flight, attempts, since, wait, firm, owner, fence, error"
+_flights: Final = msgspec.json.Decoder(Flight)
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Held(NamedTuple):
+    """A claimed lane's row, as it stands when a change begins."""
+
+    position: int
+    flight: str | None
+    attempts: int
+    since: float | None
+    wait: float
+    due: float | None
+    firm: int
+    error: str
+    owner: str
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+def guard(cur: apsw.Cursor, claim: Claim) -> Held:
+    """The lane's row, if it is still held under this claim's fence."""
+    lane = claim.lane
+    row = cur.execute(
+        "select position, flight, attempts, since, wait, due, firm, error, owner, fence from lanes "
+        "where session = ? and reader = ?",
+        (lane.session, lane.reader),
+    ).get
+    if row is None or row[8] != lane.owner or row[9] != lane.fence:
+        raise LeaseLost(f"lane {lane.reader} of session {lane.session} is no longer held under fence {lane.fence}")
+    return Held(*row[:9])
+
+
+# -- what a change does ------------------------------------------------------------------------------------------------
+
+
+def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, at: float) -> None:
+    """Make lanes due; a new one starts reading behind `before`."""
+    for one in wakes:
+        wait = one.wait
+        seconds = wait.seconds
+        cur.execute(_WAKE, (session, one.reader, before, at, seconds, at + seconds, wait.firm))
+
+
+def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at: float, grown_to: int | None) -> None:
+    """Write what becomes of a claimed lane. `grown_to` is the last seq of its session that others appended."""
+    lane = claim.lane
+    key = (lane.session, lane.reader)
+    since, wait, due, firm = held.since, held.wait, held.due, held.firm
+    if wanted.wait is not None:
+        since, wait, due, firm = at, wanted.wait.seconds, at + wanted.wait.seconds, int(wanted.wait.firm)
+    if wanted.idle_at is not None:
+        if grown_to is None:
+            grown_to = cur.execute("select next_seq - 1 from sessions where id = ?", (lane.session,)).get
+        if grown_to <= wanted.idle_at and not _has_replays(cur, key):
+            since, wait, due, firm = None, 0.0, None, 0
+        elif wanted.wait is None:
+            since, wait, due, firm = at, 0.0, at, 0
+    cur.execute(
+        "update lanes set position = ?, flight = ?, attempts = ?, since = ?, wait = ?, due = ?, firm = ?, error = ?, "
+        "owner = ? where session = ? and reader = ?",
+        (
+            held.position if wanted.position is None else wanted.position,
+            _flight(held.flight, wanted),
+            held.attempts if wanted.attempts is None else wanted.attempts,
+            since,
+            wait,
+            due,
+            firm,
+            held.error if wanted.error is None else wanted.error,
+            "" if wanted.release else held.owner,
+            *key,
+        ),
+    )
+
+
+def _flight(stored: str | None, wanted: LaneUpdate) -> str | None:
+    if wanted.flight is None:
+        return None if wanted.landed else stored
+    if wanted.landed:
+        raise Misuse("a lane's flight cannot land in the change that starts it")
+    flight = wanted.flight
+    if stored is not None and flight.state != "void":
+        # Its holder may not have seen that part of it was erased meanwhile.
+        before = _flights.decode(stored)
+        if before.state == "void" and (before.items, before.digest) == (flight.items, flight.digest):
+            flight = msgspec.structs.replace(flight, state="void")
+    return _encoder.encode(flight).decode()
+
+
+def void_flights(cur: apsw.Cursor, session: str, gone: set[int]) -> None:
+    """Mark every flight of this session that carries one of the entries in `gone`."""
+    flying = rows(cur, "select reader, flight from lanes where session = ? and flight is not null", (session,))
+    for reader, text in flying:
+        flight = _flights.decode(text)
+        if flight.state != "void" and any(item.seq in gone for item in flight.items):
+            void = _encoder.encode(msgspec.structs.replace(flight, state="void")).decode()
+            cur.execute("update lanes set flight = ? where session = ? and reader = ?", (void, session, reader))
+
+
+def has_flights(cur: apsw.Cursor, session: str) -> bool:
+    return cur.execute("select 1 from lanes where session = ? and flight is not null", (session,)).get is not None
+
+
+def _has_replays(cur: apsw.Cursor, key: tuple[str, str]) -> bool:
+    found = cur.execute(
+        "select 1 from parked where state = 'replaying' and session = ? and reader = ? limit 1", key
+    ).get
+    return found is not None
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+def claim(
+    cur: apsw.Cursor, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str], only: Sequence[str]
+) -> list[Claim]:
+    _restamp(cur, at)
+    claims = []
+    for _, session, reader in _find_due(cur, at=at, limit=limit, readers=_readers(cur, skip=skip, only=only)):
+        row = cur.execute(
+            f"select {_COLUMNS}, (select agent from sessions where id = lanes.session) from lanes "
+            "where session = ? and reader = ?",
+            (session, reader),
+        ).get
+        before = of(row[:-1])
+        fence = before.fence + 1
+        cur.execute(
+            "update lanes set owner = ?, lease_since = ?, lease_wait = ?, fence = ? where session = ? and reader = ?",
+            (owner, at, lease, fence, session, reader),
+        )
+        cur.execute(
+            "update operations set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
+            "where session = ? and reader = ? and state = 'running'",
+            (fence, session, reader),
+        )
+        claims.append(
+            Claim(
+                lane=msgspec.structs.replace(before, owner=owner, fence=fence),
+                agent=row[-1] or "",
+                taken_over=before.owner != "",
+            )
+        )
+    return claims
+
+
+def _readers(cur: apsw.Cursor, *, skip: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The readers that anything waits for; there are few of them, however many lanes they have."""
+    return [
+        name
+        for (name,) in rows(cur, _READERS)
+        if (not only or _named(name, only)) and not (skip and _named(name, skip))
+    ]
+
+
+def _named(reader: str, patterns: Sequence[str]) -> bool:
+    return any(reader.startswith(pattern[:-1]) if pattern.endswith("*") else reader == pattern for pattern in patterns)
+
+
+def _find_due(cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str]) -> list[tuple[float, str, str]]:
+    """(due, session, reader) of the lanes to claim, the longest due first."""
+    found: set[tuple[float, str, str]] = set()
+    for reader in readers:
+        found.update(
+            rows(
+                cur,
+                f"select due, session, reader from lanes where reader = :reader and due <= :at and {_FREE} "
+                "order by due limit :limit",
+                {"reader": reader, "at": at, "limit": limit},
+            )
+        )
+    # The clock went back behind the moment these began to wait: nobody knows how long they have waited.
+    wanted = set(readers)
+    for row in rows(
+        cur,
+        f"select due, session, reader from lanes where due is not null and since > :at and firm = 0 and {_FREE}",
+        {"at": at},
+    ):
+        if row[2] in wanted:
+            found.add(row)
+    return sorted(found)[:limit]
+
+
+def _restamp(cur: apsw.Cursor, at: float) -> None:
+    """A firm wait is never shortened: when the clock went back, the whole of it begins again."""
+    cur.execute(
+        "update lanes set since = :at, due = :at + wait where due is not null and since > :at and firm = 1",
+        {"at": at},
+    )
+
+
+def renew(cur: apsw.Cursor, *, owner: str, at: float, lease: float) -> int:
+    cur.execute("update lanes set lease_since = ?, lease_wait = ? where owner = ? and owner <> ''", (at, lease, owner))
+    return cur.connection.changes()
+
+
+def seize(cur: apsw.Cursor, *, owner: str, at: float) -> int:
+    """End foreign leases, but keep the holders' names: whoever claims next has to know that somebody was there."""
+    cur.execute("update lanes set lease_since = ?, lease_wait = 0 where owner <> '' and owner <> ?", (at, owner))
+    return cur.connection.changes()
+
+
+def next_due(cur: apsw.Cursor, *, at: float, skip: Sequence[str], only: Sequence[str]) -> float | None:
+    soonest: float | None = None
+    for reader in _readers(cur, skip=skip, only=only):
+        row = cur.execute(
+            f"select due from lanes where reader = :reader and due is not null and since <= :at and {_FREE} "
+            "order by due limit 1",
+            {"reader": reader, "at": at},
+        ).get
+        if row is not None and (soonest is None or row < soonest):
+            soonest = row
+    waits = [] if soonest is None else [max(0.0, soonest - at)]
+    early = f"select reader, wait, firm from lanes where due is not null and since > :at and {_FREE}"
+    for reader, wait, firm in rows(cur, early, {"at": at}):
+        if (not only or _named(reader, only)) and not (skip and _named(reader, skip)):
+            waits.append(wait if firm else 0.0)
+    return min(waits, default=None)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def query(*, reader: str = "", session: str = "", waiting: bool = False) -> tuple[str, list[Any]]:
+    where = ["true"]
+    values: list[Any] = []
+    if session:
+        where.append("session = ?")
+        values.append(session)
+    if reader:
+        where.append("reader = ?")
+        values.append(reader)
+    if waiting:
+        where.append("due is not null")
+    return f"select {_COLUMNS} from lanes where {' and '.join(where)} order by session, reader", values
+
+
+def of(row: Sequence[Any]) -> Lane:
+    reader, session, position, flight, attempts, since, wait, firm, owner, fence, error = row
+    return Lane(
+        reader=reader, session=session, position=position, flight=None if flight is None else _flights.decode(flight),
+        attempts=attempts, since=since, wait=wait, firm=bool(firm), owner=owner, fence=fence, error=error,
+    )  # fmt: skip

@@ -1,0 +1,47 @@
+"""Remembers beside the database how far it was acknowledged. It is a witness only: nothing is ever read back from it.
+
+SQLite cannot tell a write-ahead log that lost its tail from one that never had it. The mark is written after every
+commit and not synced: it may lag behind the log after a power cut, but when it is ahead of it, something was lost.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from everhold.errors import StoreDamaged
+
+
+class Mark:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.chmod(path, 0o600)
+        self._pos = self._read()
+
+    def check(self, pos: int) -> None:
+        """Refuse a log that ends at `pos` if more than that was acknowledged."""
+        if self._pos > pos:
+            raise StoreDamaged(
+                f"the log ends at position {pos}, but everything up to {self._pos} was acknowledged "
+                f"({self.path.name}): the write-ahead log lost its tail, or an older copy was put in its place",
+                remedy=f"restore the missing files; if you meant to go back to a backup, delete {self.path}",
+            )
+
+    def move(self, pos: int) -> None:
+        if pos == self._pos:
+            return
+        try:
+            os.lseek(self._handle, 0, os.SEEK_SET)
+            os.write(self._handle, b"%020d\n" % pos)
+        except OSError:
+            return  # a full disk: the mark lags, which says less but nothing wrong
+        self._pos = pos
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def _read(self) -> int:
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        text = os.read(self._handle, 32).strip()
+        return int(text) if text.isdigit() else 0

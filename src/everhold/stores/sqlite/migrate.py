@@ -1,0 +1,204 @@
+"""Brings a database file to the schema this build knows, or refuses it. It never touches a file it refuses."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import apsw
+
+from everhold.errors import StoreDamaged, StoreError, StoreNewer
+from everhold.stores.sqlite import connect
+from everhold.stores.sqlite.faults import damaged, translate
+
+APPLICATION: Final = 0x45564844  # "EVHD"
+QUICK_CHECK_BYTES: Final = 32 * 1024 * 1024
+"""Files up to this size are checked whole when they are opened."""
+_MAGIC: Final = b"SQLite format 3\x00"
+_WAL_MAGIC: Final = (0x377F0682, 0x377F0683)
+
+
+class Migration(NamedTuple):
+    number: int
+    name: str
+    sql: str
+
+
+def known() -> list[Migration]:
+    """The migrations that ship with this build, in order."""
+    found = []
+    for file in files("everhold.stores.sqlite").joinpath("migrations").iterdir():
+        if file.name.endswith(".sql"):
+            number, _, name = file.name.removesuffix(".sql").partition("_")
+            found.append(Migration(int(number), name, file.read_text("utf-8")))
+    return sorted(found)
+
+
+def prepare(
+    path: Path, *, migrations: Sequence[Migration], backups: Path, synchronous: str, vfs: str | None = None
+) -> apsw.Connection:
+    """A writing connection to a sound database at `path` with the newest schema."""
+    if not path.exists():
+        _create(path, migrations=migrations)
+    _inspect(path, newest=migrations[-1].number)
+    for beside in (path, _beside(path, "-wal"), _beside(path, "-shm")):
+        if beside.exists():
+            beside.chmod(0o600)
+    try:
+        db = connect.for_writing(path, synchronous=synchronous, vfs=vfs)
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    try:
+        _check(db, path)
+        version = db.pragma("user_version")
+        if version < migrations[-1].number:
+            back_up(db, backups / f"{path.stem}-before-{migrations[-1].number:04d}.db")
+            _upgrade(db, [migration for migration in migrations if migration.number > version])
+        connect.settle(db)
+        if version < migrations[-1].number:
+            db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    except apsw.Error as error:
+        db.close()
+        raise translate(error, path) from error
+    except StoreError:
+        db.close()
+        raise
+    return db
+
+
+def back_up(db: apsw.Connection, target: Path) -> Path:
+    """A copy of `db` at `target` (or beside it, if that name is taken) that was opened and checked."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    count = 1
+    chosen = target
+    while chosen.exists():
+        count += 1
+        chosen = target.with_name(f"{target.stem}-{count}{target.suffix}")
+    partial = chosen.with_name(chosen.name + ".partial")
+    partial.unlink(missing_ok=True)
+    connect.make_private(partial)
+    copy = apsw.Connection(str(partial), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        with copy.backup("main", db, "main") as work:
+            while not work.done:
+                work.step(-1)
+        copy.pragma("journal_mode", "delete")  # one file that is whole by itself
+        _check(copy, partial)
+    finally:
+        copy.close()
+    _sync(partial)
+    os.replace(partial, chosen)
+    _sync(chosen.parent)
+    return chosen
+
+
+def _create(path: Path, *, migrations: Sequence[Migration]) -> None:
+    """Build the database under another name, so that at `path` there is either a whole one or none.
+
+    That is why an empty file at `path` can only be one that lost its contents.
+    """
+    if _beside(path, "-wal").exists():
+        raise damaged(path, "the file is gone, but its write-ahead log is still there")
+    fresh = _beside(path, ".new")
+    for leftover in (fresh, _beside(fresh, "-wal"), _beside(fresh, "-shm")):
+        leftover.unlink(missing_ok=True)
+    connect.make_private(fresh)
+    try:
+        db = connect.for_writing(fresh, synchronous="FULL")
+        try:
+            connect.settle(db)
+            db.pragma("application_id", APPLICATION)
+            _upgrade(db, migrations)
+        finally:
+            db.close()
+    except apsw.Error as error:
+        raise translate(error, path) from error
+    _sync(fresh)
+    os.replace(fresh, path)
+    _sync(path.parent)
+
+
+def _upgrade(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
+    db.execute("begin immediate")
+    try:
+        for migration in migrations:
+            db.execute(migration.sql)
+            db.execute(f"pragma user_version = {migration.number:d}")
+        db.execute("commit")
+    except apsw.Error:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
+
+
+def _inspect(path: Path, *, newest: int) -> None:
+    """Refuse what is not ours or too new, from plain bytes: SQLite itself is not let near the file yet."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    wal = _beside(path, "-wal")
+    if not header:
+        beside = " beside a write-ahead log" if wal.exists() else ""
+        raise damaged(path, f"the file is empty{beside}")
+    if len(header) < 100 or not header.startswith(_MAGIC):
+        raise damaged(path, "page 1 is not the beginning of a SQLite database")
+    (page_size,) = struct.unpack(">H", header[16:18])
+    (application,) = struct.unpack(">I", header[68:72])
+    if application != APPLICATION:
+        raise StoreDamaged(
+            f"{path} is not a database of everhold's", remedy="name another file, or move this one out of the way"
+        )
+    (version,) = struct.unpack(">i", header[60:64])
+    version = max(version, _version_in_wal(wal, 65_536 if page_size == 1 else page_size))
+    if version > newest:
+        raise StoreNewer(
+            f"{path} has schema {version}, this everhold knows schemas up to {newest}",
+            remedy="install the newer everhold again, or restore a backup from before the upgrade",
+        )
+
+
+def _version_in_wal(wal: Path, page_size: int) -> int:
+    """The highest schema version in the write-ahead log's copies of page 1: an upgrade may not have left it yet."""
+    try:
+        file = wal.open("rb")
+    except FileNotFoundError:
+        return 0
+    highest = 0
+    with file:
+        header = file.read(32)
+        if len(header) < 32 or struct.unpack(">I", header[:4])[0] not in _WAL_MAGIC:
+            return 0
+        salts = header[16:24]
+        at = 32
+        while len(frame := file.read(24 + 64)) == 24 + 64 and frame[8:16] == salts:
+            if struct.unpack(">I", frame[:4])[0] == 1:
+                highest = max(highest, struct.unpack(">i", frame[24 + 60 : 24 + 64])[0])
+            at += 24 + page_size
+            file.seek(at)
+    return highest
+
+
+def _check(db: apsw.Connection, path: Path) -> None:
+    if path.stat().st_size > QUICK_CHECK_BYTES:
+        return
+    found = [str(row[0]) for row in db.execute("pragma quick_check(5)")]
+    if found != ["ok"]:
+        raise damaged(path, " / ".join(" ".join(line.split()) for line in found))
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _sync(path: Path) -> None:
+    """Make `path` itself survive a power cut; a directory cannot be synced everywhere."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

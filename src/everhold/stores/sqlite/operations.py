@@ -1,0 +1,202 @@
+"""Operations and the messages they consume: begun, ended, released, undone. It never decides that one should be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+import apsw
+
+from everhold.core.entries import Began, Heard, Kind, Took, Undone, decode
+from everhold.errors import Conflict, LeaseLost, NotFound
+from everhold.ports.store import Claim, Operation
+from everhold.stores.sqlite.read import rows
+
+_HEARD: Final = "insert into pending(session, seq, asks) values (?, ?, ?)"
+_CONSUME: Final = "delete from pending where session = ? and seq = ?"
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+def guard(cur: apsw.Cursor, session: str, op: int, claim: Claim | None) -> None:
+    """Refuse whoever writes for an operation that is over or in other hands."""
+    row = cur.execute("select state, fence from operations where session = ? and op = ?", (session, op)).get
+    if row is None or row[0] != "running":
+        raise LeaseLost(f"session {session}: operation {op} is not running")
+    if claim is not None and row[1] != claim.fence:
+        raise LeaseLost(f"session {session}: operation {op} is under fence {row[1]}, not {claim.fence}")
+
+
+# -- what entries do ---------------------------------------------------------------------------------------------------
+
+
+def hear(cur: apsw.Cursor, session: str, seq: int, heard: Heard) -> None:
+    cur.execute(_HEARD, (session, seq, heard.asks))
+
+
+def begin(cur: apsw.Cursor, session: str, seq: int, began: Began, *, fence: int) -> None:
+    consume(cur, session, began.takes)
+    try:
+        cur.execute(
+            "insert into operations(session, op, what, state, first, reader, fence, attempts, blocking, fold) "
+            "values (?, ?, ?, 'running', ?, ?, ?, 1, ?, ?)",
+            (session, seq, began.what, min((*began.takes, seq)), began.reader, fence, began.blocking, began.fold),
+        )
+    except apsw.ConstraintError as error:
+        raise Conflict(f"session {session}: no {began.what} can begin while another operation runs") from error
+
+
+def consume(cur: apsw.Cursor, session: str, takes: Sequence[int]) -> None:
+    for seq in takes:
+        cur.execute(_CONSUME, (session, seq))
+        if cur.connection.changes() != 1:
+            raise Conflict(f"session {session}: entry {seq} is not pending")
+
+
+def end(cur: apsw.Cursor, session: str, seq: int, op: int | None, outcome: str) -> None:
+    cur.execute(
+        "update operations set state = ?, last = ? where session = ? and op = ? and state = 'running'",
+        (outcome, seq, session, op),
+    )
+    if cur.connection.changes() != 1:
+        raise LeaseLost(f"session {session}: operation {op} is not running")
+    if outcome == "released" and op is not None:
+        _give_back(cur, session, op)
+
+
+def cover(cur: apsw.Cursor, session: str, op: int | None, covers: int) -> None:
+    cur.execute("update operations set covers = ? where session = ? and op = ?", (covers, session, op))
+
+
+def freshen(cur: apsw.Cursor, session: str, seq: int) -> None:
+    """A fresh context stands among the operations, where the view finds it."""
+    cur.execute(
+        "insert into operations(session, op, what, state, first, last) values (?, ?, 'fresh', 'done', ?, ?)",
+        (session, seq, seq, seq),
+    )
+
+
+def undo(cur: apsw.Cursor, session: str, seq: int, undone: Undone) -> None:
+    """Take operations out of the view, and with a turn every summary that speaks of it."""
+    turns = []
+    for op in undone.ops:
+        row = cur.execute("select what, undone_at from operations where session = ? and op = ?", (session, op)).get
+        if row is None:
+            raise NotFound(f"session {session} has no operation {op} to undo")
+        if row == ("turn", 0):
+            turns.append(op)
+        if undone.again:
+            _give_back(cur, session, op)
+    hide(cur, session, seq, undone.ops)
+    if turns:
+        cur.execute(
+            "update operations set undone_at = ? where session = ? and what = 'fold' and undone_at = 0 and covers >= ?",
+            (seq, session, min(turns)),
+        )
+
+
+def hide(cur: apsw.Cursor, session: str, seq: int, ops: Iterable[int]) -> None:
+    for op in ops:
+        cur.execute(
+            "update operations set undone_at = ? where session = ? and op = ? and undone_at = 0", (seq, session, op)
+        )
+
+
+def halt(cur: apsw.Cursor, session: str, op: int) -> None:
+    """Note that somebody wants `op` to end; one that is over already needs nothing."""
+    cur.execute("update operations set stop = 1 where session = ? and op = ? and state = 'running'", (session, op))
+
+
+def pause(cur: apsw.Cursor, session: str, op: int) -> None:
+    cur.execute("update operations set paused = 1 where session = ? and op = ?", (session, op))
+
+
+def forget_pending(cur: apsw.Cursor, session: str, seqs: Iterable[int]) -> None:
+    """What was erased asks for nothing any more."""
+    cur.executemany(_CONSUME, ((session, seq) for seq in seqs))
+
+
+def endings(cur: apsw.Cursor, session: str, seqs: Collection[int]) -> set[int]:
+    """The `ended` of every operation that consumed or contains any of `seqs`: exchanges are filed under those."""
+    touched = set()
+    ended: dict[int, int] = {}
+    for op, seq, kind, text in rows(
+        cur,
+        "select op, seq, kind, case when kind in ('began', 'took') then body end from entries "
+        "where session = ? and op is not null",
+        (session,),
+    ):
+        if kind == "ended":
+            ended[op] = seq
+        if seq in seqs or (text is not None and not set(seqs).isdisjoint(_takes(kind, text))):
+            touched.add(op)
+    return {ended[op] for op in touched if op in ended}
+
+
+def _give_back(cur: apsw.Cursor, session: str, op: int) -> None:
+    """Make pending again what `op` consumed, unless it was erased since."""
+    found = rows(
+        cur,
+        "select kind, body from entries where session = ? and seq >= ? and op = ? and kind in ('began', 'took') "
+        "and body is not null",
+        (session, op, op),
+    )
+    for taken in [seq for kind, text in found for seq in _takes(kind, text)]:
+        text = cur.execute("select body from entries where session = ? and seq = ?", (session, taken)).get
+        if text is not None:
+            heard = decode(Kind.HEARD, text)
+            assert isinstance(heard, Heard)
+            cur.execute(
+                "insert or ignore into pending(session, seq, asks) values (?, ?, ?)", (session, taken, heard.asks)
+            )
+
+
+def _takes(kind: str, text: str) -> tuple[int, ...]:
+    body = decode(Kind(kind), text)
+    assert isinstance(body, Began | Took)
+    return body.takes
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+_COLUMNS: Final = (
+    "session, op, what, state, first, last, reader, fence, attempts, paused, blocking, covers, undone_at, fold, stop"
+)
+
+
+def query(
+    session: str,
+    *,
+    what: Sequence[str],
+    after: int,
+    before: int | None,
+    states: Sequence[str],
+    newest_first: bool,
+    limit: int | None,
+) -> tuple[str, list[Any]]:
+    where = ["session = ?", "op > ?"]
+    values: list[Any] = [session, after]
+    if before is not None:
+        where.append("op < ?")
+        values.append(before)
+    for column, chosen in (("what", what), ("state", states)):
+        if chosen:
+            where.append(f"{column} in ({', '.join('?' * len(chosen))})")
+            values.extend(chosen)
+    sql = f"select {_COLUMNS} from operations where {' and '.join(where)} order by op{' desc' if newest_first else ''}"
+    if limit is not None:
+        sql += " limit ?"
+        values.append(limit)
+    return sql, values
+
+
+def of(row: Sequence[Any]) -> Operation:
+    session, op, what, state, first, last, reader, fence, attempts, paused, blocking, covers, undone_at, fold, stop = (
+        row
+    )
+    return Operation(
+        session=session, op=op, what=what, state=state, first=first, last=last, reader=reader, fence=fence,
+        attempts=attempts, paused=bool(paused), blocking=bool(blocking), covers=covers, undone_at=undone_at, fold=fold,
+        stop=bool(stop),
+    )  # fmt: skip

@@ -1,0 +1,18 @@
+"""Who is behind a platform identity. It never guesses."""
+
+from __future__ import annotations
+
+import apsw
+
+
+def link(cur: apsw.Cursor, identity: str, person: str, *, at: float) -> None:
+    cur.execute(
+        "insert into identities(identity, person, at) values (?, ?, ?) "
+        "on conflict(identity) do update set person = excluded.person, at = excluded.at",
+        (identity, person, at),
+    )
+
+
+def person_of(cur: apsw.Cursor, identity: str) -> str | None:
+    person: str | None = cur.execute("select person from identities where identity = ?", (identity,)).get
+    return person

@@ -1,0 +1,143 @@
+"""The sessions' own rows: the counter that orders a log, the generation of its view, its name and choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import apsw
+import msgspec
+
+from everhold.core.entries import Changed, Kind, Titled, decode
+from everhold.errors import Conflict, NotFound
+from everhold.ports.store import Opening, Session
+from everhold.stores.sqlite.read import rows
+
+_TAKE: Final = "update sessions set next_seq = next_seq + ? where id = ? returning next_seq, generation, parent"
+_LOOK: Final = "select next_seq, generation, parent from sessions where id = ?"
+_INHERITED: Final = (
+    "with recursive line(id, parent, erasures) as ("
+    "select id, parent, erasures from sessions where id = ? "
+    "union select s.id, s.parent, s.erasures from sessions s join line on s.id = line.parent) "
+    "select coalesce(sum(erasures), 0) from line"
+)
+_text_map: Final = msgspec.json.Decoder(dict[str, str])
+
+
+class Head(NamedTuple):
+    """A session at the start of a change."""
+
+    first: int
+    """The seq its first new entry gets."""
+    generation: int
+    inherited: int
+    """What its ancestors' erasures add to the generation of its view."""
+
+
+def open_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float) -> None:
+    if opening.parent and cur.execute("select 1 from sessions where id = ?", (opening.parent,)).fetchone() is None:
+        raise NotFound(f"session {session} cannot branch off {opening.parent}: there is no such session")
+    try:
+        cur.execute(
+            "insert into sessions(id, agent, address, created, parent, parent_at) values (?, ?, ?, ?, ?, ?)",
+            (session, opening.agent, opening.address, at, opening.parent, opening.parent_at),
+        )
+    except apsw.ConstraintError as error:
+        raise Conflict(f"session {session} exists already") from error
+
+
+def take(cur: apsw.Cursor, session: str, count: int) -> Head:
+    """Reserve the next `count` places in the log."""
+    if count:
+        row = cur.execute(_TAKE, (count, session)).get
+    else:
+        row = cur.execute(_LOOK, (session,)).get
+    if row is None:
+        raise NotFound(f"there is no session {session!r}")
+    after, generation, parent = row
+    return Head(after - count, generation, inherited(cur, parent) if parent else 0)
+
+
+def inherited(cur: apsw.Cursor, parent: str) -> int:
+    """How often something was erased in `parent` and above: a branch sees what they say."""
+    total: int = cur.execute(_INHERITED, (parent,)).get
+    return total
+
+
+def raise_generation(cur: apsw.Cursor, session: str, *, by: int, erasures: int) -> None:
+    cur.execute(
+        "update sessions set generation = generation + ?, erasures = erasures + ? where id = ?",
+        (by, erasures, session),
+    )
+
+
+def title(cur: apsw.Cursor, session: str, text: str) -> None:
+    cur.execute("update sessions set title = ? where id = ?", (text, session))
+
+
+def retitle(cur: apsw.Cursor, session: str) -> None:
+    """Go back to the newest title that is still in the log."""
+    newest = ""
+    for (text,) in rows(
+        cur,
+        "select body from entries where session = ? and kind = 'changed' and body is not null order by seq",
+        (session,),
+    ):
+        body = decode(Kind.CHANGED, text)
+        if isinstance(body, Changed) and isinstance(body.change, Titled):
+            newest = body.change.title
+    title(cur, session, newest)
+
+
+def put(cur: apsw.Cursor, session: str, column: str, key: str, value: str) -> None:
+    """Set one of the session's `choices` or `names`; an empty value removes it."""
+    stored = _text_map.decode(cur.execute(f"select {column} from sessions where id = ?", (session,)).get)
+    if value:
+        stored[key] = value
+    else:
+        stored.pop(key, None)
+    cur.execute(f"update sessions set {column} = ? where id = ?", (msgspec.json.encode(stored).decode(), session))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+_SELECT: Final = """
+select s.id, s.agent, s.address, s.next_seq, s.generation, s.created, s.title, s.parent, s.parent_at, s.choices,
+  s.names,
+  (select count(*) from pending p where p.session = s.id),
+  (select max(o.what) from operations o
+    where o.session = s.id and o.state = 'running' and o.what in ('turn', 'fold')),
+  (select o.covers from operations o
+    where o.session = s.id and o.what = 'fold' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)
+from sessions s
+"""
+ONE: Final = _SELECT + "where s.id = ?"
+PAGE: Final = _SELECT + "where s.id > ? order by s.id limit ?"
+FIND: Final = """
+select id from sessions where id = :name
+union select session from bindings where address = :name
+union select id from sessions where title <> '' and title = :name collate nocase
+union select id from sessions where :name <> '' and id >= :name and id < :name || char(0x10ffff)
+union select session from (select session from entries where :name = 'last' order by pos desc limit 1)
+"""
+
+
+def of(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
+    (id, agent, address, next_seq, generation, created, title, parent, parent_at, choices, names, waiting, running,
+     covers) = row  # fmt: skip
+    return Session(
+        id=id,
+        agent=agent,
+        address=address,
+        last_seq=next_seq - 1,
+        generation=generation + (inherited(cur, parent) if parent else 0),
+        created=created,
+        title=title,
+        parent=parent,
+        parent_at=parent_at,
+        pending=waiting,
+        running=running or "",
+        folded_upto=covers or 0,
+        choices=_text_map.decode(choices),
+        names=_text_map.decode(names),
+    )

@@ -1,0 +1,256 @@
+"""The store on SQLite: hands changes to the one writer, and reads what is committed on the caller's own thread.
+
+Reads are short and wait for nothing. All methods belong to one event loop's thread; only the writer has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from everhold.core.entries import Entry, Kind
+from everhold.errors import NotFound, StoreError
+from everhold.ports.clock import Chance
+from everhold.ports.store import (
+    Change,
+    Claim,
+    Committed,
+    Lane,
+    Operation,
+    Parked,
+    Receipt,
+    Session,
+    Spend,
+)
+from everhold.stores.sqlite import (
+    bindings,
+    commit,
+    connect,
+    entries,
+    lanes,
+    ledger,
+    migrate,
+    operations,
+    outcomes,
+    people,
+    sessions,
+    verify,
+)
+from everhold.stores.sqlite.faults import translate
+from everhold.stores.sqlite.mark import Mark
+from everhold.stores.sqlite.read import rows
+from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
+
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """One database file. Made by `open`; implements `ports.store.Store`."""
+
+    def __init__(
+        self, path: Path, *, writer: ThreadWriter | InlineWriter, reader: apsw.Connection, chance: Chance
+    ) -> None:
+        self.path = path
+        self.writer = writer
+        self._reader = reader
+        self._cursor = reader.cursor()
+        self._chance = chance
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        chance: Chance,
+        inline: bool = False,
+        backups: Path | None = None,
+        synchronous: str = "FULL",
+        migrations: Sequence[migrate.Migration] | None = None,
+        vfs: str | None = None,
+    ) -> SqliteStore:
+        """Open the database at `path`, making or upgrading it; refuses one that is damaged or too new, untouched.
+
+        `inline` commits on the caller's thread, for simulated worlds. An upgrade leaves a checked copy of what was
+        there in `backups` (beside the database unless told otherwise).
+        """
+        path = Path(path).absolute()
+        db = migrate.prepare(
+            path,
+            migrations=migrations or migrate.known(),
+            backups=backups or path.parent / "backups",
+            synchronous=synchronous,
+            vfs=vfs,
+        )
+        mark: Mark | None = None
+        try:
+            if not inline:
+                mark = Mark(path.with_name(path.name + ".mark"))
+                mark.check(db.execute("select max(pos) from entries").get or 0)
+            reader = connect.for_reading(path, vfs=vfs)
+        except (apsw.Error, StoreError, OSError) as error:
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            db.close()
+            if mark is not None:
+                mark.close()
+            if isinstance(error, apsw.Error):
+                raise translate(error, path) from error
+            raise
+        writer = InlineWriter(db, path) if mark is None else ThreadWriter(db, path, mark)
+        return cls(path, writer=writer, reader=reader, chance=chance)
+
+    @property
+    def broken(self) -> StoreError | None:
+        """Why nothing can be written any more; the process has to start anew."""
+        return self.writer.broken
+
+    # -- writing
+
+    async def commit(self, change: Change) -> Committed:
+        def job(cur: apsw.Cursor) -> Committed:
+            done = commit.perform(cur, change, self._chance)
+            if change.erase or change.drop_blobs:
+                self.writer.scrub = True
+            return done
+
+        return await self.writer.write(job)
+
+    async def claim(
+        self, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+    ) -> list[Claim]:
+        return await self.writer.write(
+            lambda cur: lanes.claim(cur, owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
+        )
+
+    async def renew(self, *, owner: str, at: float, lease: float) -> int:
+        return await self.writer.write(lambda cur: lanes.renew(cur, owner=owner, at=at, lease=lease))
+
+    async def seize(self, *, owner: str, at: float) -> int:
+        return await self.writer.write(lambda cur: lanes.seize(cur, owner=owner, at=at))
+
+    async def replay(self, ids: Sequence[int], *, at: float) -> int:
+        return await self.writer.write(lambda cur: outcomes.replay(cur, ids, at=at))
+
+    async def link(self, identity: str, person: str, *, at: float) -> None:
+        await self.writer.write(lambda cur: people.link(cur, identity, person, at=at))
+
+    # -- sessions and their logs
+
+    async def session(self, id: str) -> Session:
+        found = self._rows(sessions.ONE, (id,))
+        if not found:
+            raise NotFound(f"there is no session {id!r}", remedy="`everhold sessions` lists those there are")
+        return sessions.of(self._cursor, found[0])
+
+    async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]:
+        return [sessions.of(self._cursor, row) for row in self._rows(sessions.PAGE, (after, limit))]
+
+    async def resolve(self, address: str) -> str | None:
+        return self._try(lambda: bindings.resolve(self._cursor, address))
+
+    async def find_session(self, name: str) -> list[str]:
+        found = [row[0] for row in self._rows(sessions.FIND, {"name": name})]
+        return [name] if name in found else found
+
+    async def entries(
+        self,
+        session: str,
+        *,
+        after: int = 0,
+        upto: int | None = None,
+        kinds: Sequence[Kind] = (),
+        limit: int | None = None,
+    ) -> list[Entry]:
+        sql, values = entries.query(session, after=after, upto=upto, kinds=kinds, limit=limit)
+        return [entries.of(row) for row in self._rows(sql, values)]
+
+    async def entry(self, session: str, seq: int) -> Entry:
+        found = self._rows(entries.ONE, (session, seq))
+        if not found:
+            raise NotFound(f"session {session!r} has no entry {seq}")
+        return entries.of(found[0])
+
+    async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+        return [entries.of(row) for row in self._rows(entries.FEED, (after, limit))]
+
+    async def pending(self, session: str) -> list[Entry]:
+        return [entries.of(row) for row in self._rows(entries.PENDING, (session,))]
+
+    async def operations(
+        self,
+        session: str,
+        *,
+        what: Sequence[str] = (),
+        after: int = 0,
+        before: int | None = None,
+        states: Sequence[str] = (),
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Operation]:
+        sql, values = operations.query(
+            session, what=what, after=after, before=before, states=states, newest_first=newest_first, limit=limit
+        )
+        return [operations.of(row) for row in self._rows(sql, values)]
+
+    # -- lanes and what they leave
+
+    async def lane(self, reader: str, session: str) -> Lane | None:
+        sql, values = lanes.query(reader=reader, session=session)
+        found = self._rows(sql, values)
+        return lanes.of(found[0]) if found else None
+
+    async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]:
+        sql, values = lanes.query(reader=reader, session=session, waiting=waiting)
+        return [lanes.of(row) for row in self._rows(sql, values)]
+
+    async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
+        return self._try(lambda: lanes.next_due(self._cursor, at=at, skip=skip, only=only))
+
+    async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
+        sql, values = outcomes.parked_query(session=session, reader=reader, state=state)
+        return [outcomes.parked_of(row) for row in self._rows(sql, values)]
+
+    async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]:
+        sql, values = outcomes.receipts_query(session, seq=seq, reader=reader)
+        return [outcomes.receipt_of(row) for row in self._rows(sql, values)]
+
+    async def position(self, *, platform: str, account: str, name: str) -> str | None:
+        return self._try(lambda: ledger.position(self._cursor, platform=platform, account=account, name=name))
+
+    async def spent(self, purse: str, day: str) -> Spend:
+        return self._try(lambda: ledger.spent(self._cursor, purse, day))
+
+    async def blob(self, digest: str) -> bytes | None:
+        return self._try(lambda: ledger.blob(self._cursor, digest))
+
+    # -- people
+
+    async def person_of(self, identity: str) -> str | None:
+        return self._try(lambda: people.person_of(self._cursor, identity))
+
+    # -- the whole
+
+    async def verify(self, session: str | None = None) -> list[str]:
+        return self._try(lambda: verify.contradictions(self._cursor, session))
+
+    async def backup(self, target: Path) -> Path:
+        """A checked copy of everything committed, as one file at `target` or beside it."""
+        return self._try(lambda: migrate.back_up(self._reader, target))
+
+    async def close(self) -> None:
+        self._reader.close()
+        await self.writer.close()
+
+    def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+        try:
+            return rows(self._cursor, sql, values)
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+
+    def _try(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
