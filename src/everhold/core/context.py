@@ -128,15 +128,14 @@ def messages(view: View, *, stubs: frozenset[int] = frozenset()) -> tuple[Messag
 
 
 def build(
-    view: View,
+    shown: tuple[Message, ...],
     *,
     system: str,
     tools: Sequence[ToolSpec] = (),
     params: dict[str, Any] | None = None,
-    stubs: frozenset[int] = frozenset(),
 ) -> Request:
-    """The request for the view. The same view and runtime give the same bytes, always."""
-    return Request(system=system, messages=messages(view, stubs=stubs), tools=tuple(tools), params=params or {})
+    """The request that shows these messages. The same view and runtime give the same bytes, always."""
+    return Request(system=system, messages=shown, tools=tuple(tools), params=params or {})
 
 
 def fingerprint(request: Request) -> str:

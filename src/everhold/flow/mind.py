@@ -52,7 +52,7 @@ from everhold.flow import perform, remember, voice
 from everhold.flow.fold import Fold
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
-from everhold.flow.view import view_at
+from everhold.flow.view import Seen, Views, view_at
 from everhold.ports.model import Answer
 from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Session, Spend, Step, Wait, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
@@ -79,6 +79,7 @@ class Mind:
         *,
         runtimes: Runtimes,
         bells: Bells,
+        views: Views,
         day: Callable[[], str] = lambda: "",
         on_text: Callable[[str, int, str], None] | None = None,
     ) -> None:
@@ -87,6 +88,7 @@ class Mind:
         self.claim = claim
         self.runtimes = runtimes
         self.bells = bells
+        self.views = views
         self.day = day
         self.on_text = on_text
         self.log = gates.log.bind(session=claim.session)
@@ -124,9 +126,9 @@ class Mind:
 
     async def _turn(self, session: Session, runtime: Runtime, takes: tuple[int, ...], fold: Fold) -> bool:
         """Begin and work a turn. Whether to look for more afterwards."""
-        at = session.last_seq + 1
-        view = await view_at(self.store, session, at=at)
-        used = compression.tokens(messages(view)) + len(runtime.system) // compression.CHARS_PER_TOKEN
+        seen = await self.views.now(self.store, session)
+        view = seen.view
+        used = seen.tokens + len(runtime.system) // compression.CHARS_PER_TOKEN
         if compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard) == "hard":
             if await fold.compress(session, view, trigger="hard", keep=runtime.keep, blocking=True):
                 return True
@@ -136,7 +138,7 @@ class Mind:
         )
         done = await self.commit(Step.BEGIN, (Draft(body=began, author=runtime.author),), generation=session.generation)
         work = _TurnWork(self, session, runtime)
-        return await work.begin(done.seqs[0], began, view)
+        return await work.begin(done.seqs[0], began, seen)
 
     async def commit(
         self,
@@ -186,7 +188,7 @@ class _TurnWork:
         self.session = session
         self.runtime = runtime
         self.op = 0
-        self.prefix = View()
+        self.seen = Seen(view=View(), messages=(), tokens=0, generation=0, newest=0)
         self.heard: dict[int, Entry] = {}
         self.steps: list[Entry] = []
         self.stubs: frozenset[int] = frozenset()
@@ -196,9 +198,9 @@ class _TurnWork:
         self.turn = Turn(session=session.id, op=0)
         self.log = mind.log
 
-    async def begin(self, op: int, began: Began, prefix: View) -> bool:
+    async def begin(self, op: int, began: Began, seen: Seen) -> bool:
         self._open(op)
-        self.prefix = prefix
+        self.seen = seen
         self._remember(op, began)
         await self._hear(began.takes)
         self.turn = Turn(session=self.session.id, op=op, takes=began.takes)
@@ -213,10 +215,17 @@ class _TurnWork:
         takes = takes_of(self.steps)
         await self._hear(takes)
         pins = [e.body.fold for e in self.steps if isinstance(e.body, Began | Took) and e.body.fold is not None]
-        self.prefix = await view_at(self.store, self.session, at=op, fold=pins[-1] or None if pins else None)
+        await self._see(await view_at(self.store, self.session, at=op, fold=pins[-1] if pins else None))
         self.turn = replay(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
         self.log.info("turn.resumed", attempt=attempts, rounds=self.turn.rounds)
         return await self._work()
+
+    async def _see(self, view: View) -> None:
+        """Answer from this view of what came before."""
+        shown = messages(view)
+        self.seen = Seen(
+            view=view, messages=shown, tokens=compression.tokens(shown), generation=-1, newest=0
+        )
 
     def _open(self, op: int) -> None:
         self.op = op
@@ -274,7 +283,9 @@ class _TurnWork:
     async def _ask(self) -> Event:
         runtime = self.runtime
         tools = tuple(tool.spec for tool in runtime.tools.values())
-        request = build(self._view(), system=runtime.system, tools=tools, stubs=self.stubs)
+        shown = self.seen.messages if not self.stubs else messages(self.seen.view, stubs=self.stubs)
+        current = messages(View(exchanges=(self._current(),)), stubs=self.stubs)
+        request = build(shown + current, system=runtime.system, tools=tools)
         digest = fingerprint(request)
 
         def record(answer: Answer) -> Thought:
@@ -356,18 +367,18 @@ class _TurnWork:
 
     async def _shrink(self, reason: str) -> Event:
         """Too long: first long results become stubs, then what came before is folded, then it fails, visibly."""
-        longer = frozenset(oversized(self._view(), most=2_000)) - self.stubs
+        whole = self.seen.view + View(exchanges=(self._current(),))
+        longer = frozenset(oversized(whole, most=2_000)) - self.stubs
         if longer:
             self.stubs |= longer
             return Opened()
         session = await self.store.session(self.session.id)
         fold = Fold(self.gates, self.mind.claim, self.runtime, bells=self.mind.bells)
-        if self.prefix.exchanges and await fold.compress(session, self.prefix, trigger="too long", keep=0):
+        if self.seen.view.exchanges and await fold.compress(session, self.seen.view, trigger="too long", keep=0):
             self.session = await self.store.session(self.session.id)
             newest = await view_at(self.store, self.session, at=self.session.last_seq + 1)
             if newest.fold is not None and newest.fold.op is not None and newest.fold.session == session.id:
-                self.prefix = await view_at(self.store, self.session, at=self.op, fold=newest.fold.op)
-                self.prefix = structs.replace(self.prefix, fold=newest.fold)
+                await self._see(View(fold=newest.fold))
                 return await self._record((Took(fold=newest.fold.op),))
         return Broken(reason=f"the conversation does not fit the model: {reason}")
 
@@ -408,31 +419,35 @@ class _TurnWork:
             limit = self.runtime.text_limit(self.origin)
             bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
         bodies.append(task.ended)
+        current = messages(View(exchanges=(self._current(),)))
         # a last look, so that the lane can be let go of in the same commit
         session = await self.store.session(self.session.id)
         more = any(letter.asks and letter.command is None for letter in letters(await self.store.pending(session.id)))
         lane = LaneUpdate(attempts=0, error="", idle_at=None if more else session.last_seq, release=not more)
         wakes = (*self._wakes(bodies), *(Wake(reader=remember.reader_of(name)) for name in self.runtime.memories))
-        await self.mind.commit(
+        done = await self.mind.commit(
             Step.END,
             tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies),
             op=self.op,
             lane=lane,
-            wakes=wakes + self._fold_wake(),
+            wakes=wakes + self._fold_wake(self.seen.tokens + compression.tokens(current)),
             spends=self._spends(tuple(bodies)),
         )
+        for seq, body in zip(done.seqs, bodies, strict=True):
+            self._remember(seq, body)
+        if self.seen.generation == done.generation:
+            self.mind.views.keep(self.session.id, self.seen.plus(self._current()))
         self.log.info("turn.done", outcome=task.ended.outcome, tokens=task.ended.usage.input + task.ended.usage.output)
         return more
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _view(self) -> View:
-        current = Exchange(
+    def _current(self) -> Exchange:
+        return Exchange(
             op=self.op,
             heard=tuple(self.heard[seq] for seq in takes_of(self.steps) if seq in self.heard),
             steps=tuple(self.steps),
         )
-        return self.prefix + View(exchanges=(current,))
 
     def _remember(self, seq: int, body: Body) -> None:
         entry = Entry(
@@ -465,9 +480,8 @@ class _TurnWork:
                 readers.update(dict.fromkeys(remember.reader_of(name) for name in self.runtime.memories))
         return tuple(Wake(reader=reader) for reader in readers)
 
-    def _fold_wake(self) -> tuple[Wake, ...]:
+    def _fold_wake(self, used: int) -> tuple[Wake, ...]:
         """Above the soft mark a fold is made ahead of need, beside the conversation."""
-        used = compression.tokens(messages(self._view()))
         runtime = self.runtime
         due = compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard)
         return (Wake(reader="fold"),) if due and runtime.ahead else ()

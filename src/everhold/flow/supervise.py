@@ -14,6 +14,7 @@ from everhold.flow.gates import Bells, Gates
 from everhold.flow.lane import Lane
 from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtimes
+from everhold.flow.view import Views
 from everhold.flow.voice import Voice
 from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait
 
@@ -49,6 +50,7 @@ class Supervisor:
         self.most_per_reader = most_per_reader
         self.poll = poll
         self.lease = lease
+        self.views = Views()
         self.tasks: dict[asyncio.Task[None], Claim] = {}
         self.busy: Counter[str] = Counter()
         self.stopping = False
@@ -61,19 +63,18 @@ class Supervisor:
         while not self.stopping:
             self.bells.work.clear()
             room = self.most - len(self.tasks)
-            if room > 0:
-                full = [reader for reader, count in self.busy.items() if count >= self.most_per_reader]
+            full = [reader for reader, count in self.busy.items() if count >= self.most_per_reader]
+            due = await gates.store.next_due(at=gates.clock.now(), skip=full)
+            if due is not None and due <= 0 and room > 0:
                 claims = await gates.store.claim(
                     owner=gates.owner, at=gates.clock.now(), lease=self.lease, limit=room, skip=full
                 )
                 for claim in claims:
                     self._start(claim)
-                if len(claims) == room:
+                if claims:
                     continue
-            due = await gates.store.next_due(at=gates.clock.now())
-            wait = self.poll if due is None else min(self.poll, due)
-            if wait <= 0 and room > 0 and not self.bells.work.is_set():
-                wait = 0.05  # due but not ours to take (its reader has its share): look again soon
+            # a lane that is due but could not be claimed is somebody else's: look again soon, not at once
+            wait = self.poll if due is None or room <= 0 else min(self.poll, max(due, 0.05))
             await gates.sleep(wait, bell=self.bells.work)
 
     async def renew(self) -> None:
@@ -149,8 +150,15 @@ class Supervisor:
         kind, _, rest = claim.reader.partition(":")
         match kind:
             case mind.READER:
-                worker = mind.Mind(gates, claim, runtimes=runtimes, bells=bells, day=self.day, on_text=self.on_text)
-                await worker.run()
+                await mind.Mind(
+                    gates,
+                    claim,
+                    runtimes=runtimes,
+                    bells=bells,
+                    views=self.views,
+                    day=self.day,
+                    on_text=self.on_text,
+                ).run()
             case desk.READER:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
             case fold.READER:

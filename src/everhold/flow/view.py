@@ -2,9 +2,69 @@
 
 from __future__ import annotations
 
-from everhold.core.context import Selection, View, assemble, choose, live
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from everhold.core.compression import tokens
+from everhold.core.context import Exchange, Selection, View, assemble, choose, live, messages
 from everhold.core.entries import Kind
+from everhold.ports.model import Message
 from everhold.ports.store import Operation, Session, Store
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """A view with what follows from it, and what it was read from."""
+
+    view: View
+    messages: tuple[Message, ...]
+    tokens: int
+    generation: int
+    newest: int
+    """The newest turn in it."""
+
+    def plus(self, exchange: Exchange) -> Seen:
+        """This with one more turn at its end."""
+        more = messages(View(exchanges=(exchange,)))
+        return Seen(
+            view=self.view + View(exchanges=(exchange,)),
+            messages=self.messages + more,
+            tokens=self.tokens + tokens(more),
+            generation=self.generation,
+            newest=exchange.op,
+        )
+
+
+class Views:
+    """The views of sessions that are talking, so that a turn costs what is new in it.
+
+    Only a shortcut: what is kept is used while the session's generation and its newest turn are the ones it was read
+    under, and read again otherwise.
+    """
+
+    def __init__(self, *, most: int = 512) -> None:
+        self.most = most
+        self._seen: OrderedDict[str, Seen] = OrderedDict()
+
+    async def now(self, store: Store, session: Session) -> Seen:
+        """The session's view as it stands."""
+        newest = await store.operations(session.id, what=("turn",), newest_first=True, limit=1)
+        last = newest[0].op if newest else 0
+        seen = self._seen.get(session.id)
+        if seen is None or seen.generation != session.generation or seen.newest != last:
+            view = await view_at(store, session, at=session.last_seq + 1)
+            shown = messages(view)
+            seen = Seen(
+                view=view, messages=shown, tokens=tokens(shown), generation=session.generation, newest=last
+            )
+        self.keep(session.id, seen)
+        return seen
+
+    def keep(self, session: str, seen: Seen) -> None:
+        self._seen[session] = seen
+        self._seen.move_to_end(session)
+        while len(self._seen) > self.most:
+            self._seen.popitem(last=False)
 
 
 async def view_at(store: Store, session: Session, *, at: int, fold: int | None = None) -> View:
@@ -20,14 +80,16 @@ async def view_at(store: Store, session: Session, *, at: int, fold: int | None =
 async def select(store: Store, session: str, *, at: int, fold: int | None = None) -> Selection:
     """Which operations are in the view, found through the newest fold and fresh context."""
     fresh = await _newest(store, session, "fresh", at=at)
-    if fold is None:
-        newest = await _newest(store, session, "fold", at=at)
-    else:
-        newest = (await store.operations(session, after=fold - 1, before=fold + 1) or [None])[0] if fold else None
+    newest = await _newest(store, session, "fold", at=at) if fold is None else await _pinned(store, session, fold)
     after = max(fresh.op if fresh else 0, newest.covers if newest else 0)
     turns = await store.operations(session, what=("turn",), after=after, before=at)
     marks = [operation for operation in (fresh, newest) if operation is not None]
     return choose([*marks, *turns], at=at, fold=fold)
+
+
+async def _pinned(store: Store, session: str, fold: int) -> Operation | None:
+    found = await store.operations(session, what=("fold",), after=fold - 1, before=fold + 1) if fold else []
+    return found[0] if found else None
 
 
 async def _newest(store: Store, session: str, what: str, *, at: int) -> Operation | None:
