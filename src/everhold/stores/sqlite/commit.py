@@ -60,8 +60,9 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
             erasures = sum(type(draft.body) is Erased for draft in drafts)
             sessions.raise_generation(cur, session, by=raised, erasures=erasures)
             generation += raised
-    if change.erase and not any(type(draft.body) is Erased for draft in drafts):
-        raise Misuse("nothing is erased without an entry that says so")
+    said = {seq for draft in drafts if isinstance(draft.body, Erased) for seq in draft.body.seqs}
+    if said != set(change.erase):
+        raise Misuse("what is erased and what the log says was erased must be the same")
     if change.wakes:
         lanes.wake(cur, session, change.wakes, before=last, at=change.at)
     _rest(cur, change)
