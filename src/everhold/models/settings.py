@@ -1,0 +1,109 @@
+"""What a model's section in config.yaml may say. Validated at the door; the adapters take it as it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from everhold.core.entries import Usage
+from everhold.models.wire import Deadlines
+from everhold.secret import Secret
+
+RESERVED: Final = frozenset({"model", "messages", "system", "tools", "stream", "stream_options"})
+"""What an adapter decides itself."""
+
+
+def _own_params(params: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(RESERVED & params.keys()):
+        raise ValueError(f"{', '.join(taken)} cannot be set here: everhold decides it for every request")
+    return params
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Price(_Section):
+    """USD per million tokens. What is left out costs like input; writing to a vendor's cache may cost more."""
+
+    input: float = Field(default=0.0, ge=0, description="USD per million input tokens")
+    cached: float | None = Field(default=None, ge=0, description="USD per million input tokens read from the cache")
+    cache_write: float | None = Field(default=None, ge=0, description="USD per million input tokens put into the cache")
+    output: float = Field(default=0.0, ge=0, description="USD per million output tokens")
+
+    def usd(self, usage: Usage, *, written: int = 0) -> float:
+        """What `usage` costs; `written` of its input went into the cache."""
+        plain = max(0, usage.input - usage.cached - written)
+        return (
+            plain * self.input
+            + usage.cached * (self.input if self.cached is None else self.cached)
+            + written * (self.input if self.cache_write is None else self.cache_write)
+            + usage.output * self.output
+        ) / 1_000_000
+
+
+class Waits(_Section):
+    """Seconds after which an answer is given up."""
+
+    connect: float = Field(default=10.0, gt=0, description="until the connection stands")
+    first_byte: float = Field(default=120.0, gt=0, description="until the first byte of the answer")
+    idle: float = Field(default=60.0, gt=0, description="between two pieces of the answer")
+    total: float = Field(default=600.0, gt=0, description="for the whole answer")
+
+    def deadlines(self) -> Deadlines:
+        return Deadlines(connect=self.connect, first_byte=self.first_byte, idle=self.idle, total=self.total)
+
+
+class OfflineSettings(_Section):
+    """The model that needs nothing."""
+
+    name: str = Field(default="offline", min_length=1)
+    context_tokens: int = Field(default=16_000, ge=256, description="tokens a request may have")
+    pace: float = Field(default=0.0, ge=0, le=10, description="seconds between two words")
+    price: Price | None = None
+
+
+class _Remote(_Section):
+    name: str = Field(min_length=1, description="the model's name at the provider")
+    api_key: Secret | None = Field(default=None, description="write `api_key_env`: the variable that holds it")
+    context_tokens: int = Field(default=128_000, ge=256, description="tokens its context window holds")
+    max_tokens: int | None = Field(default=None, ge=1, description="tokens one answer may have")
+    price: Price | None = Field(default=None, description="needed for budgets in USD")
+    stream: bool = Field(default=True, description="false for servers that cannot stream")
+    images: bool = Field(default=True, description="false for models that cannot see")
+    max_image_bytes: int = Field(default=5_000_000, ge=0)
+    params: Annotated[dict[str, Any], AfterValidator(_own_params)] = Field(
+        default_factory=dict, description="sent with every request, such as temperature"
+    )
+    headers: dict[str, Secret] = Field(default_factory=dict, description="sent with every request")
+    deadlines: Waits = Waits()
+
+
+class OpenAISettings(_Remote):
+    """Any server that speaks chat completions."""
+
+    base_url: str = "https://api.openai.com/v1"
+    auth: Literal["bearer", "api-key", "none"] = Field(default="bearer", description="api-key for Azure")
+    limit_key: Literal["max_tokens", "max_completion_tokens", ""] = Field(
+        default="", description="what the server calls the limit of an answer; empty: by its address"
+    )
+    stream_usage: bool = Field(default=True, description="false for servers that refuse stream_options")
+    alternate: bool = Field(default=False, description="true for templates that insist on user, assistant, user")
+    reasoning: Literal["", "reasoning_content", "reasoning", "none"] = Field(
+        default="", description="under which name reasoning goes back with a tool call; empty: by its address"
+    )
+    call_ids: Literal["", "any", "nine"] = Field(
+        default="", description="nine: letters and digits, as Mistral wants them; empty: by its address"
+    )
+
+
+class AnthropicSettings(_Remote):
+    """Anthropic's messages API, and whoever copies it."""
+
+    base_url: str = "https://api.anthropic.com"
+    context_tokens: int = Field(default=200_000, ge=256, description="tokens its context window holds")
+    auth: Literal["x-api-key", "bearer", "none"] = "x-api-key"
+    max_tokens: int = Field(default=8_192, ge=1, description="tokens one answer may have; the API wants it said")
+    version: str = "2023-06-01"
+    cache: Literal["5m", "1h", "off"] = Field(default="5m", description="how long the provider keeps what was read")

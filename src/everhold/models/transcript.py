@@ -1,0 +1,248 @@
+"""A request's messages -> what every vendor has in common, before it becomes anybody's format.
+
+Calls stand beside their results, ids and names fit the wire, images are loaded. Each message is rendered from itself
+and from what came before it, so a longer conversation begins with the bytes of the shorter one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
+
+from everhold.core.entries import Attachment, Call, clean
+from everhold.ports.model import Message, ToolSpec
+
+LoadBlob: TypeAlias = Callable[[str], Awaitable[bytes | None]]
+"""Content hash -> bytes; None if it was erased."""
+
+INVALID: Final = "__invalid__"
+"""The only argument of a call whose arguments were no JSON object; its value is what the model wrote."""
+
+NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+NOTHING: Final = "(nothing)"
+_SPACE: Final = re.compile(r"[\s\x00-\x1f\x7f]+")
+
+
+class Answered(Struct, frozen=True):
+    """A call with its result. `id` is the one both carry on the wire."""
+
+    id: str
+    call: Call
+    result: Message
+
+
+class Round(Struct, frozen=True):
+    """Something the assistant said, with those of its calls that have results."""
+
+    message: Message
+    calls: tuple[Answered, ...]
+
+
+class Picture(Struct, frozen=True):
+    """An image as bytes go over the wire."""
+
+    media: str
+    data: str
+
+
+def rounds(messages: Iterable[Message], *, wire_id: Callable[[str], str]) -> list[Message | Round]:
+    """The conversation with every result beside its call: what has no counterpart is left out, and so is the empty.
+
+    What people said between a call and its result comes after it. An id used again is told apart by a number.
+    """
+    out: list[Message | Round] = []
+    used: set[str] = set()
+    times: dict[str, int] = {}
+    pending: list[Message] = []
+    speaking: Message | None = None
+    results: dict[str, Message] = {}
+
+    def unused(id_: str) -> str:
+        name = wire_id(id_)
+        while name in used:
+            times[id_] = times.get(id_, 1) + 1
+            name = wire_id(f"{id_}_{times[id_]}")
+        used.add(name)
+        return name
+
+    def settle() -> None:
+        nonlocal speaking
+        if speaking is not None:
+            calls = tuple(
+                Answered(unused(call.id), call, result)
+                for call in speaking.calls
+                if (result := results.pop(call.id, None)) is not None
+            )
+            if calls or speaking.text.strip():
+                out.append(Round(speaking, calls))
+        out.extend(pending)
+        speaking = None
+        pending.clear()
+        results.clear()
+
+    for message in messages:
+        if message.role == "assistant":
+            settle()
+            speaking = message
+        elif message.role == "tool":
+            results.setdefault(message.call, message)
+        else:
+            pending.append(message)
+    settle()
+    return out
+
+
+def spoken(message: Message) -> str:
+    """A person's words with who they are, where that is known."""
+    name = _SPACE.sub(" ", message.name).strip(" :")[:64]
+    text = _clean(message.text)
+    return f"{name}: {text}" if name else text
+
+
+def outcome(message: Message) -> str:
+    """A tool's words; never empty, which some servers refuse."""
+    return _clean(message.text) if message.text.strip() else NOTHING
+
+
+def wire_name(name: str) -> str:
+    """A tool's name as every vendor takes it; the same name always becomes the same."""
+    if NAME.match(name):
+        return name
+    mark = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:55]}_{mark}"
+
+
+def names(tools: Sequence[ToolSpec]) -> dict[str, str]:
+    """Name on the wire -> name at home."""
+    return {wire_name(tool.name): tool.name for tool in tools}
+
+
+def schema(tool: ToolSpec) -> dict[str, Any]:
+    """Its parameters, as an object even if it takes none."""
+    if tool.parameters.get("type") == "object":
+        return tool.parameters if "properties" in tool.parameters else {**tool.parameters, "properties": {}}
+    return {"type": "object", "properties": {}, **tool.parameters}
+
+
+def arguments(written: object) -> dict[str, Any]:
+    """What a model wrote as a call's arguments. What is no JSON object is handed on for the tool to complain about."""
+    if isinstance(written, dict):
+        return written
+    raw = written if isinstance(written, str) else "" if written is None else json.dumps(written)
+    if not raw.strip():
+        return {}
+    try:
+        value = json.loads(raw, parse_constant=_no_constant)
+        if isinstance(value, str):  # some models wrap the object in a string once more
+            value = json.loads(value, parse_constant=_no_constant)
+        if value is None:
+            return {}
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError):
+        return {INVALID: mend(raw)}
+    return value if isinstance(value, dict) else {INVALID: mend(raw)}
+
+
+def made_id(body: bytes, index: int) -> str:
+    """An id for a call that came without a usable one: the same answer to the same request gives the same id."""
+    return "call_" + hashlib.sha256(body + b"\n%d" % index).hexdigest()[:24]
+
+
+def distinct(calls: Iterable[Call], *, taken: Iterable[Message], body: bytes) -> tuple[Call, ...]:
+    """The calls with ids that are theirs alone in this conversation."""
+    ids = {call.id for message in taken for call in message.calls}
+    out: list[Call] = []
+    for index, call in enumerate(calls):
+        id_ = call.id if call.id and call.id not in ids else made_id(body, index)
+        ids.add(id_)
+        out.append(Call(id=id_, tool=call.tool, arguments=call.arguments))
+    return tuple(out)
+
+
+def mend(text: str) -> str:
+    """`text` with surrogate pairs that came in two pieces put together, and halves replaced."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+class Pieces:
+    """Text that arrives in pieces. Gives on only what is whole, so half a character never reaches a reader."""
+
+    def __init__(self, hear: Callable[[str], None] | None = None) -> None:
+        self._hear = hear
+        self._said: list[str] = []
+        self._half = ""
+
+    def add(self, piece: str) -> None:
+        piece = self._half + piece
+        self._half = ""
+        if piece and "\ud800" <= piece[-1] <= "\udbff":
+            piece, self._half = piece[:-1], piece[-1]
+        if piece:
+            piece = mend(piece)
+            self._said.append(piece)
+            if self._hear is not None:
+                self._hear(piece)
+
+    def __str__(self) -> str:
+        return "".join(self._said) + ("\ufffd" if self._half else "")
+
+
+# -- attachments -------------------------------------------------------------------------------------------------------
+
+
+async def pictures(messages: Iterable[Message], load: LoadBlob | None, *, most: int) -> dict[str, Picture | str]:
+    """Every image in the conversation by blob: as bytes, or as the reason why there are none."""
+    found: dict[str, Picture | str] = {}
+    for message in messages:
+        for attachment in message.attachments:
+            if attachment.blob not in found and attachment.media.startswith("image/") and load is not None:
+                found[attachment.blob] = _picture(await load(attachment.blob), most)
+    return found
+
+
+def mention(attachment: Attachment, why: str = "") -> str:
+    """An attachment that is not shown, in words."""
+    name = _SPACE.sub(" ", attachment.name).strip() or "unnamed"
+    kind = attachment.media or "file"
+    size = f", {attachment.size} bytes" if attachment.size else ""
+    return f"[attachment {name} ({kind}{size}){': ' + why if why else ''}]"
+
+
+def _picture(data: bytes | None, most: int) -> Picture | str:
+    if data is None:
+        return "no longer there"
+    if len(data) > most:
+        return "too large to look at"
+    media = _media(data)
+    return Picture(media, base64.b64encode(data).decode()) if media else "of a kind that cannot be looked at"
+
+
+def _media(data: bytes) -> str:
+    """What the bytes are, whatever the sender called them: vendors refuse a wrong name."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return ""
+
+
+def _clean(text: str) -> str:
+    return clean(text)[0]
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,255 @@
+"""One POST to a model server, kept to its deadlines. Never retries: whether to ask again is the caller's to decide."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+from msgspec import Struct
+
+from everhold.errors import Misuse
+from everhold.models.faults import Whom, dropped, fault, garbled, late, unreachable
+from everhold.models.sse import Events, Oversized
+from everhold.ports.clock import Clock
+from everhold.secret import Secret
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx2
+
+MOST: Final = 64 * 1024 * 1024
+"""Bytes of one answer."""
+MOST_COMPLAINT: Final = 64 * 1024
+TAIL: Final = 5.0
+"""Seconds to wait for what follows a finished answer, such as its usage."""
+
+
+class Deadlines(Struct, frozen=True, kw_only=True):
+    """Seconds. `first_byte` runs from sending to the first byte of the answer, `idle` between any two pieces of it."""
+
+    connect: float = 10.0
+    first_byte: float = 120.0
+    idle: float = 60.0
+    total: float = 600.0
+
+
+class Reading(Protocol):
+    """Whoever makes an answer out of what arrives. Raises our errors for what is no answer."""
+
+    @property
+    def finished(self) -> bool:
+        """The other side said that its answer is complete."""
+
+    @property
+    def closed(self) -> bool:
+        """Nothing of interest can follow."""
+
+    def event(self, name: str, data: bytes) -> None: ...
+
+    def whole(self, data: bytes) -> None: ...
+
+
+class Wire:
+    """A connection pool to one endpoint. The client is made at the first call, in the loop that calls."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        headers: Mapping[str, Secret],
+        deadlines: Deadlines,
+        clock: Clock,
+        plain: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Misuse(f"base_url of model {model} is no http(s) address", remedy="write https://host/v1")
+        self._url = url
+        self._https = parts.scheme == "https"
+        self._loopback = _is_loopback(parts.hostname)
+        host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
+        self._headers = {**plain, **{name: _header(name, value, model) for name, value in headers.items()}}
+        hidden = [word for name in headers for word in self._headers[name].split()] + [parts.username, parts.password, parts.query]
+        # shorter ones are schemes and flags; masking them would eat the words around them
+        secrets = {word for word in hidden if word and len(word) >= 8}
+        self.whom = Whom(model=model, host=host, secrets=tuple(map(Secret, sorted(secrets, key=len, reverse=True))))
+        self._deadlines = deadlines
+        self._clock = clock
+        self._client: httpx2.AsyncClient | None = None
+
+    def __repr__(self) -> str:
+        return f"<Wire to {self.whom}>"
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def aclose(self) -> None:
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+    async def ask(self, body: bytes, reading: Reading) -> None:
+        """Send `body` and let `reading` have the answer. Returns once it is finished; raises what is no answer."""
+        # raised outside the except block: a transport error drags the request, with its headers, along as context
+        error: Exception | None
+        try:
+            error = await self._ask(body, reading)
+        except Oversized as oversized:
+            error = garbled(self.whom, str(oversized))
+        if reading.finished:
+            return
+        raise error or dropped(self.whom)
+
+    async def _ask(self, body: bytes, reading: Reading) -> Exception | None:
+        import httpx2
+
+        loop = asyncio.get_running_loop()
+        limits = self._deadlines
+        end = loop.time() + limits.total
+        phase, seconds = "first byte", limits.first_byte
+        try:
+            async with asyncio.timeout(None) as limit:
+                limit.reschedule(min(end, loop.time() + seconds))
+                async with self._open().stream("POST", self._url, content=body) as response:
+                    if response.status_code != 200:
+                        return await self._refusal(response)
+                    sink = _Sink(self.whom, reading, events=_is_stream(response))
+                    async for chunk in response.aiter_bytes():
+                        sink.feed(chunk)
+                        if reading.closed:
+                            return None
+                        phase, seconds = ("ending", TAIL) if reading.finished else ("next piece", limits.idle)
+                        limit.reschedule(min(end, loop.time() + seconds))
+                    sink.close()
+        except TimeoutError:
+            if loop.time() >= end:
+                return late(self.whom, phase="whole answer", seconds=limits.total)
+            return late(self.whom, phase=phase, seconds=seconds)
+        except (httpx2.ConnectTimeout, httpx2.PoolTimeout):
+            return late(self.whom, phase="connection", seconds=limits.connect)
+        except httpx2.TimeoutException:
+            return late(self.whom, phase="end of our sending", seconds=limits.idle)
+        except (httpx2.ConnectError, httpx2.ProxyError) as failed:
+            return unreachable(self.whom, str(failed) or type(failed).__name__)
+        except httpx2.DecodingError:
+            return garbled(self.whom, "an encoding it did not keep to")
+        except httpx2.TransportError as failed:
+            return dropped(self.whom, str(failed) or "the connection broke")
+        return None
+
+    async def _refusal(self, response: httpx2.Response) -> Exception:
+        body = bytearray()
+        import httpx2
+
+        try:
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) >= MOST_COMPLAINT:
+                    break
+        except (httpx2.TransportError, httpx2.DecodingError):
+            pass  # the status alone decides; the words were a courtesy
+        said = bytes(body[:MOST_COMPLAINT])
+        return fault(self.whom, status=response.status_code, headers=response.headers, body=said, now=self.now())
+
+    def _open(self) -> httpx2.AsyncClient:
+        if self._client is None:
+            import httpx2
+
+            limits = self._deadlines
+            self._client = httpx2.AsyncClient(
+                verify=_trust() if self._https else False,
+                trust_env=not self._loopback,
+                timeout=httpx2.Timeout(connect=limits.connect, read=None, write=limits.idle, pool=limits.connect),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0),
+                headers={
+                    "content-type": "application/json",
+                    "accept-encoding": "identity",
+                    "user-agent": "everhold",
+                    **self._headers,
+                },
+            )
+        return self._client
+
+
+class _Sink:
+    """Hands the bytes of a 200 answer to the reading, event by event or as a whole."""
+
+    def __init__(self, whom: Whom, reading: Reading, *, events: bool) -> None:
+        self._whom = whom
+        self._reading = reading
+        self._events = Events() if events else None
+        self._whole = bytearray()
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size > MOST:
+            raise Oversized(f"more than {MOST} bytes")
+        if self._events is None:
+            self._whole += chunk
+            return
+        for name, data in self._events.feed(chunk):
+            self._reading.event(name, data)
+
+    def close(self) -> None:
+        if self._events is None:
+            if not self._whole.lstrip().startswith((b"data:", b"event:", b":")):
+                self._reading.whole(bytes(self._whole))
+                return
+            # a stream under the wrong name
+            self._events = Events()
+            for name, data in self._events.feed(bytes(self._whole)):
+                self._reading.event(name, data)
+        for name, data in self._events.close():
+            self._reading.event(name, data)
+
+
+def at(base_url: str, path: str) -> str:
+    """The address of `path` under `base_url`, whose query and whose already complete path are kept."""
+    parts = urlsplit(base_url)
+    base = parts.path.rstrip("/")
+    tail = path.rsplit("/v1", 1)[-1]
+    if base.endswith(tail):
+        whole = base
+    elif base.endswith("/v1") and path.startswith("/v1/"):
+        whole = base + path[len("/v1") :]
+    else:
+        whole = base + path
+    return urlunsplit((parts.scheme, parts.netloc, whole, parts.query, ""))
+
+
+def _is_stream(response: httpx2.Response) -> bool:
+    kind: str = response.headers.get("content-type", "")
+    return "event-stream" in kind.lower()
+
+
+def _header(name: str, value: Secret, model: str) -> str:
+    text = value.reveal().strip()
+    if not text.isascii() or not text.isprintable():
+        raise Misuse(
+            f"the {name} header of model {model} holds characters that no header can carry",
+            remedy="look for a line break or a typographic quote in its value in .env",
+        )
+    return text
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    """One for all: making it costs more than a turn."""
+    import httpx2
+
+    return httpx2.create_ssl_context()

@@ -1,0 +1,266 @@
+"""What the real vendors refuse, in their words, and how much of a prompt they have read before."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from everhold.testing.modelspeech import Failure, Status, dump, signature, tokens
+
+BREAKPOINTS: Final = 4
+
+
+# -- what the real ones refuse -----------------------------------------------------------------------------------------
+
+
+def wrong_completion(body: Any, headers: Mapping[str, str]) -> str:
+    if not body.get("messages"):
+        return (
+            "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead."
+        )
+    for index, tool in enumerate(body.get("tools", [])):
+        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", tool["function"]["name"]):
+            return f"Invalid 'tools[{index}].function.name': string does not match pattern."
+        if tool["function"]["parameters"].get("type") != "object":
+            return f"Invalid schema for function '{tool['function']['name']}': schema must have type 'object'."
+    open_calls: set[str] = set()
+    for index, message in enumerate(body["messages"]):
+        role, content = message.get("role"), message.get("content")
+        if role == "tool":
+            if message.get("tool_call_id") not in open_calls:
+                return (
+                    f"Invalid parameter: messages with role 'tool' must be a response to a preceeding message with "
+                    f"'tool_calls'. (messages[{index}])"
+                )
+            open_calls.discard(message["tool_call_id"])
+            if not isinstance(content, str | list):
+                return f"Invalid type for 'messages[{index}].content': expected a string."
+            continue
+        if open_calls:
+            return (
+                "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+                f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(open_calls)}"
+            )
+        if role not in ("system", "developer", "user", "assistant"):
+            return f"Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', 'tool'."
+        calls = message.get("tool_calls")
+        if calls is not None and not calls:
+            return f"Invalid 'messages[{index}].tool_calls': empty array."
+        if content is None and not calls:
+            return f"Invalid value for 'content': expected a string, got null. (messages[{index}])"
+        for call in calls or ():
+            if len(call["id"]) > 40:
+                return f"Invalid 'messages[{index}].tool_calls[0].id': string too long. Expected maximum length 40."
+            json.loads(call["function"]["arguments"])
+            open_calls.add(call["id"])
+    if open_calls:
+        return f"The following tool_call_ids did not have response messages: {', '.join(open_calls)}"
+    return ""
+
+
+def wrong_messages(body: Any, headers: Mapping[str, str]) -> str:
+    if "anthropic-version" not in headers:
+        return "anthropic-version: header is required"
+    if not isinstance(body.get("max_tokens"), int):
+        return "max_tokens: Field required"
+    messages = body.get("messages")
+    if not messages:
+        return "messages: at least one message is required"
+    if messages[0]["role"] != "user":
+        return 'messages: first message must use the "user" role'
+    for index, tool in enumerate(body.get("tools", [])):
+        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,128}", tool["name"]):
+            return f"tools.{index}.custom.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'"
+        if tool["input_schema"].get("type") != "object":
+            return f"tools.{index}.custom.input_schema.type: Input should be 'object'"
+    marks = sum("cache_control" in block for block in blocks_of(body))
+    if marks > BREAKPOINTS:
+        return f"A maximum of 4 blocks with cache_control may be provided. Found {marks}."
+    return _wrong_turns(body, messages)
+
+
+def _wrong_turns(body: Any, messages: list[dict[str, Any]]) -> str:
+    thinking = (body.get("thinking") or {}).get("type") == "enabled"
+    seen: set[str] = set()
+    wanted: list[str] = []
+    for index, message in enumerate(messages):
+        where = f"messages.{index}"
+        content = message["content"]
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not blocks:
+            return f"{where}: all messages must have non-empty content except for the optional final assistant message"
+        if index and message["role"] == messages[index - 1]["role"]:
+            return f'{where}: roles must alternate between "user" and "assistant", but found multiple in a row'
+        results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+        if set(wanted) - set(results):
+            return (
+                f"{where}: `tool_use` ids were found without `tool_result` blocks immediately after: "
+                f"{', '.join(wanted)}. Each `tool_use` block must have a corresponding `tool_result` block next."
+            )
+        if set(results) - set(wanted):
+            return f"{where}.content.0: unexpected `tool_use_id` found in `tool_result` blocks: {', '.join(results)}."
+        wanted = []
+        for at, block in enumerate(blocks):
+            if block["type"] == "text" and not block["text"].strip():
+                return f"{where}: text content blocks must be non-empty"
+            if block["type"] == "thinking" and block.get("signature") != signature(block["thinking"]):
+                return f"{where}.content.{at}: Invalid `signature` in `thinking` block"
+            if block["type"] in ("thinking", "redacted_thinking") and "cache_control" in block:
+                return f"{where}.content.{at}.{block['type']}.cache_control: Extra inputs are not permitted"
+            if block["type"] == "tool_use":
+                if not re.fullmatch(r"[a-zA-Z0-9_-]+", block["id"]):
+                    return f"{where}.content.{at}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
+                if block["id"] in seen:
+                    return f"{where}.content.{at}: `tool_use` ids must be unique"
+                seen.add(block["id"])
+                wanted.append(block["id"])
+        last = index >= len(messages) - 2 and message["role"] == "assistant"
+        if thinking and last and wanted and blocks[0]["type"] not in ("thinking", "redacted_thinking"):
+            return (
+                f"{where}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `{blocks[0]['type']}`."
+            )
+    if wanted:
+        return f"messages.{len(messages) - 1}: `tool_use` ids were found without `tool_result` blocks immediately after"
+    return ""
+
+
+def invalid(dialect: str, message: str, *, code: str | None = None, param: str | None = None) -> Status:
+    if dialect == "anthropic":
+        return Status(status=400, body=_anthropic_error("invalid_request_error", message))
+    return Status(status=400, body=_openai_error(message, "invalid_request_error", code=code, param=param))
+
+
+def _openai_error(message: str, kind: str, *, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _anthropic_error(kind: str, message: str) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_011fake"}
+
+
+_OPENAI_TROUBLE: Final[dict[str, tuple[int, dict[str, Any]]]] = {
+    "rate_limit": (
+        429,
+        _openai_error(
+            "Rate limit reached for fake in organization org-fake on requests per min (RPM): Limit 3, Used 3, "
+            "Requested 1. Visit https://platform.openai.com/account/rate-limits to learn more.",
+            "requests",
+            code="rate_limit_exceeded",
+        ),
+    ),
+    "server_error": (
+        500,
+        _openai_error("The server had an error while processing your request. Sorry about that!", "server_error"),
+    ),
+    "overloaded": (
+        503,
+        _openai_error("The engine is currently overloaded, please try again later", "service_unavailable"),
+    ),
+    "too_long": (
+        400,
+        _openai_error(
+            "This model's maximum context length is 8192 tokens. However, your messages resulted in 9001 tokens. "
+            "Please reduce the length of the messages.",
+            "invalid_request_error",
+            code="context_length_exceeded",
+            param="messages",
+        ),
+    ),
+    "unauthorized": (
+        401,
+        _openai_error(
+            "Incorrect API key provided: sk-fake**********************wxyz. You can find your API key at "
+            "https://platform.openai.com/account/api-keys.",
+            "invalid_request_error",
+            code="invalid_api_key",
+        ),
+    ),
+    "forbidden": (403, _openai_error("Project does not have access to model `fake`", "invalid_request_error")),
+    "not_found": (
+        404,
+        _openai_error(
+            "The model `fake` does not exist or you do not have access to it.",
+            "invalid_request_error",
+            code="model_not_found",
+        ),
+    ),
+    "invalid": (400, _openai_error("Invalid value for 'temperature'", "invalid_request_error", param="temperature")),
+    "billing": (
+        429,
+        _openai_error(
+            "You exceeded your current quota, please check your plan and billing details.",
+            "insufficient_quota",
+            code="insufficient_quota",
+        ),
+    ),
+}
+_ANTHROPIC_TROUBLE: Final[dict[str, tuple[int, dict[str, Any]]]] = {
+    "rate_limit": (
+        429,
+        _anthropic_error(
+            "rate_limit_error",
+            "This request would exceed your organization's rate limit of 40,000 input tokens per minute. Please reduce "
+            "the prompt length or the maximum tokens requested, or try again later.",
+        ),
+    ),
+    "server_error": (500, _anthropic_error("api_error", "Internal server error")),
+    "overloaded": (529, _anthropic_error("overloaded_error", "Overloaded")),
+    "too_long": (
+        400,
+        _anthropic_error("invalid_request_error", "prompt is too long: 210317 tokens > 200000 maximum"),
+    ),
+    "unauthorized": (401, _anthropic_error("authentication_error", "invalid x-api-key")),
+    "forbidden": (
+        403,
+        _anthropic_error("permission_error", "Your API key does not have permission to use the specified resource"),
+    ),
+    "not_found": (404, _anthropic_error("not_found_error", "model: fake")),
+    "invalid": (
+        400,
+        _anthropic_error("invalid_request_error", "temperature: Input should be less than or equal to 1"),
+    ),
+    "billing": (
+        400,
+        _anthropic_error(
+            "invalid_request_error",
+            "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade.",
+        ),
+    ),
+}
+
+
+def refusal(failure: Failure, dialect: str) -> Status:
+    status, body = (_ANTHROPIC_TROUBLE if dialect == "anthropic" else _OPENAI_TROUBLE)[failure.kind]
+    return Status(status=status, body=body, headers=failure.headers)
+
+
+def blocks_of(body: Any) -> Iterator[dict[str, Any]]:
+    """Every cacheable part of a messages request, in the order the API reads them."""
+    yield from body.get("tools", [])
+    system = body.get("system", [])
+    yield from [{"type": "text", "text": system}] if isinstance(system, str) else system
+    for message in body["messages"]:
+        content = message["content"]
+        for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            yield {"role": message["role"], **block}
+
+
+def prompt_tokens(body: Any) -> int:
+    texts: list[str] = [dump(tool) for tool in body.get("tools", [])]
+    _collect(body.get("system", ""), texts)
+    _collect(body.get("messages", []), texts)
+    return sum(map(tokens, texts)) + 4 * len(body.get("messages", []))
+
+
+def _collect(value: Any, texts: list[str]) -> None:
+    if isinstance(value, str):
+        texts.append(value if not value.startswith("data:") else "i" * 4400)
+    elif isinstance(value, list):
+        for item in value:
+            _collect(item, texts)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key not in ("role", "type", "id", "cache_control", "signature", "tool_use_id", "tool_call_id"):
+                _collect(item, texts)

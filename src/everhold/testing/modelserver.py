@@ -1,0 +1,383 @@
+"""A model server on loopback: chat completions and messages, as the vendors speak them, with their ways to fail.
+
+It answers as scripted, keeps the exact bytes it was sent, and refuses what the real ones refuse, in their words. It
+needs nothing but the standard library. `python -m everhold.testing.modelserver 8080` runs it by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import socket
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from everhold.testing.modelrules import blocks_of, invalid, prompt_tokens, refusal, wrong_completion, wrong_messages
+from everhold.testing.modelspeech import (
+    CREATED,
+    Completion,
+    Cut as Cut,
+    Drop as Drop,
+    Failure as Failure,
+    Hang as Hang,
+    Messages,
+    Received as Received,
+    Reply as Reply,
+    Status as Status,
+    Step,
+    Steps,
+    dump,
+    rate_limited as rate_limited,
+    signature as signature,
+    tokens,
+)
+
+LOOKBACK: Final = 20
+
+
+class ModelServer:
+    """`async with ModelServer() as server:`, then point a model at `server.openai` or `server.anthropic`."""
+
+    def __init__(
+        self,
+        *,
+        default: Steps | None = None,
+        key: str | None = None,
+        models: Sequence[str] | None = None,
+        context_tokens: int | None = None,
+        strict: bool = True,
+    ) -> None:
+        self.default: Steps = default if default is not None else _echo
+        self.key = key
+        self.models = models
+        self.context_tokens = context_tokens
+        self.strict = strict
+        self.requests: list[Received] = []
+        self.connections = 0
+        self._steps: deque[Steps] = deque()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cache: set[str] = set()
+        self.port = 0
+
+    # -- use
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def openai(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def anthropic(self) -> str:
+        return self.url
+
+    def script(self, *steps: Steps) -> None:
+        """What to do with the next requests, one each; after that the default is back."""
+        self._steps.extend(steps)
+
+    @property
+    def last(self) -> Received:
+        return self.requests[-1]
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=2**20)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def __aenter__(self) -> ModelServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    @contextlib.contextmanager
+    def threaded(self) -> Iterator[ModelServer]:
+        """For callers without a loop: serves from a thread of its own while the block runs."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="modelserver", daemon=True)
+        thread.start()
+        asyncio.run_coroutine_threadsafe(self.start(), loop).result()
+        try:
+            yield self
+        finally:
+            asyncio.run_coroutine_threadsafe(self.stop(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    # -- a connection
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (received := await _read(reader)) is not None:
+                self.requests.append(received)
+                if not await self._answer(received, writer):
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the caller left
+        finally:
+            writer.close()
+
+    async def _answer(self, received: Received, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection may be used again."""
+        step = self._step(received)
+        match step:
+            case Hang():
+                await asyncio.Event().wait()
+            case Drop(reset=reset):
+                _abort(writer) if reset else writer.close()
+                return False
+            case Failure():
+                step = refusal(step, received.dialect)
+                await _whole(writer, step.status, step.headers, step.body)
+            case Status():
+                await _whole(writer, step.status, step.headers, step.body)
+            case Reply():
+                return await self._reply(step, received, writer)
+        return True
+
+    def _step(self, received: Received) -> Step:
+        path = received.path.split("?")[0]
+        if received.method == "GET" and path.endswith("/models"):
+            names = self.models if self.models is not None else ["fake"]
+            listed = [{"id": name, "object": "model", "created": CREATED, "owned_by": "everhold"} for name in names]
+            return Status(status=200, body={"object": "list", "data": listed})
+        if received.method != "POST" or not path.endswith(("/chat/completions", "/messages")):
+            return Status(status=404, body={"error": {"message": f"Invalid URL ({received.method} {path})"}})
+        if (refusal := self._refuse(received)) is not None:
+            return refusal
+        steps = self._steps.popleft() if self._steps else self.default
+        return steps(received) if callable(steps) else steps
+
+    def _refuse(self, received: Received) -> Status | None:
+        anthropic = received.dialect == "anthropic"
+        if self.key is not None:
+            given = received.headers.get("x-api-key") if anthropic else received.headers.get("authorization")
+            if given != (self.key if anthropic else f"Bearer {self.key}"):
+                return refusal(Failure(kind="unauthorized"), received.dialect)
+        try:
+            body = received.json
+        except ValueError:
+            return invalid(received.dialect, "We could not parse the JSON body of your request.")
+        if self.models is not None and body.get("model") not in self.models:
+            return refusal(Failure(kind="not_found"), received.dialect)
+        if self.strict:
+            wrong = (wrong_messages if anthropic else wrong_completion)(body, received.headers)
+            if wrong:
+                return invalid(received.dialect, wrong)
+        if self.context_tokens is not None:
+            tokens, most = prompt_tokens(body), self.context_tokens
+            if anthropic and tokens > most:
+                return invalid("anthropic", f"prompt is too long: {tokens} tokens > {most} maximum")
+            if not anthropic and tokens > most:
+                message = (
+                    f"This model's maximum context length is {most} tokens. However, your messages resulted in "
+                    f"{tokens} tokens. Please reduce the length of the messages."
+                )
+                return invalid("openai", message, code="context_length_exceeded", param="messages")
+        return None
+
+    # -- answers
+
+    async def _reply(self, reply: Reply, received: Received, writer: asyncio.StreamWriter) -> bool:
+        body = received.json
+        anthropic = received.dialect == "anthropic"
+        streaming = bool(body.get("stream")) if reply.stream is None else reply.stream
+        counts = self._count(body, reply, anthropic=anthropic)
+        render: type[Completion | Messages] = Messages if anthropic else Completion
+        rendered = render(reply, body, counts, len(self.requests))
+        headers = {"x-request-id": rendered.id} if not anthropic else {"request-id": rendered.id}
+        if streaming:
+            return await _stream(writer, reply, headers, rendered)
+        data = json.dumps(rendered.whole()).encode()
+        if reply.cut is None:
+            await _whole(writer, 200, headers, data)
+            return True
+        _head(writer, 200, {**headers, "content-type": "application/json", "content-length": str(len(data))})
+        half = b"\x00\xff{" if reply.cut.how == "garbage" else data[: len(data) // 2]
+        return await _break(writer, reply.cut.how, half)
+
+    def _count(self, body: Any, reply: Reply, *, anthropic: bool) -> dict[str, int]:
+        wrote = tokens(reply.text + reply.reasoning) + sum(tokens(json.dumps(call.arguments)) for call in reply.calls)
+        read = prompt_tokens(body)
+        if anthropic:
+            cached, written = self._anthropic_cache(body)
+            return {
+                "read": max(1, read - cached - written),
+                "cached": cached,
+                "written": written,
+                "wrote": max(1, wrote),
+            }
+        return {"read": read, "cached": self._openai_cache(body), "written": 0, "wrote": max(1, wrote)}
+
+    def _openai_cache(self, body: Any) -> int:
+        """Prefixes of 1,024 tokens and more are remembered in steps of 128."""
+        text = dump([body.get("tools", []), body["messages"]])
+        marks = [hashlib.sha256(text[:end].encode()).hexdigest() for end in range(1024 * 4, len(text) + 1, 128 * 4)]
+        hits = next((len(marks) - i for i, mark in enumerate(reversed(marks)) if mark in self._cache), 0)
+        self._cache.update(marks)
+        return 1024 + 128 * (hits - 1) if hits else 0
+
+    def _anthropic_cache(self, body: Any) -> tuple[int, int]:
+        """A marked block remembers all before it, and is looked for among the marked ones and the 20 before them."""
+        blocks: list[tuple[str, bool]] = []
+        for part in blocks_of(body):
+            plain = {key: value for key, value in part.items() if key != "cache_control"}
+            blocks.append((dump(plain), "cache_control" in part))
+        prefix, sizes, digests, size = hashlib.sha256(), [0], [""], 0
+        for text, _ in blocks:
+            prefix.update(text.encode())
+            size += tokens(text)
+            sizes.append(size)
+            digests.append(prefix.hexdigest())
+        marked = [index + 1 for index, (_, mark) in enumerate(blocks) if mark]
+        hit = 0
+        for end in marked:
+            for candidate in range(end, max(0, end - LOOKBACK), -1):
+                if digests[candidate] in self._cache:
+                    hit = max(hit, candidate)
+                    break
+        self._cache.update(digests[end] for end in marked)
+        last = marked[-1] if marked else 0
+        return sizes[hit], max(0, sizes[last] - sizes[hit])
+
+
+def _echo(received: Received) -> Step:
+    heard = [message for message in received.json["messages"] if message["role"] == "user"]
+    content = heard[-1]["content"] if heard else ""
+    if isinstance(content, list):
+        content = " ".join(part.get("text", "") for part in content)
+    return Reply(text=f"You said: {content}")
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+_PHRASES: Final = {
+    200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 429: "Too Many Requests",
+    500: "Internal Server Error", 503: "Service Unavailable",
+}  # fmt: skip
+
+
+async def _read(reader: asyncio.StreamReader) -> Received | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    method, path, _ = first.split(" ", 2)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Received(method=method, path=path, headers=headers, body=body)
+
+
+def _head(writer: asyncio.StreamWriter, status: int, headers: Mapping[str, str]) -> None:
+    lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, 'Status')}", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
+    writer.write("\r\n".join(lines).encode("latin-1"))
+
+
+async def _whole(writer: asyncio.StreamWriter, status: int, headers: Mapping[str, str], body: Any) -> None:
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    kind = {} if "content-type" in headers else {"content-type": "application/json"}
+    _head(writer, status, {**kind, **headers, "content-length": str(len(data))})
+    writer.write(data)
+    await writer.drain()
+
+
+async def _stream(
+    writer: asyncio.StreamWriter, reply: Reply, headers: Mapping[str, str], rendered: Completion | Messages
+) -> bool:
+    kind = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
+    _head(writer, 200, {**kind, **headers, "cache-control": "no-cache"})
+    await writer.drain()
+    cut = reply.cut
+    for number, event in enumerate(rendered.events()):
+        if cut is not None and number == cut.after:
+            match cut.how:
+                case "repeat":
+                    for _ in range(cut.times - 1):
+                        await _chunk(writer, event, reply)
+                case "error":
+                    await _chunk(writer, rendered.error(), reply)
+                    break
+                case "garbage":
+                    await _chunk(writer, b"data: \xff\xfe<html>\n\n", reply)
+                case "alive":
+                    while True:
+                        await _chunk(writer, rendered.alive(), reply)
+                        await asyncio.sleep(0.01)
+                case _:
+                    return await _break(writer, cut.how, b"")
+        await _chunk(writer, event, reply)
+        if reply.pause:
+            await asyncio.sleep(reply.pause)
+    if reply.linger:
+        await asyncio.Event().wait()
+    writer.write(b"0\r\n\r\n")
+    await writer.drain()
+    return True
+
+
+async def _chunk(writer: asyncio.StreamWriter, event: bytes, reply: Reply) -> None:
+    if reply.newline != "\n":
+        event = event.replace(b"\n", reply.newline.encode())
+    step = reply.bytewise or len(event)
+    for at in range(0, len(event), step):
+        piece = event[at : at + step]
+        writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        await writer.drain()
+
+
+async def _break(writer: asyncio.StreamWriter, how: str, last: bytes) -> bool:
+    writer.write(last)
+    await writer.drain()
+    if how == "hang":
+        await asyncio.Event().wait()
+    if how == "end" and not last:
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return True
+    if how == "reset":
+        _abort(writer)
+    return False
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    handle: socket.socket = writer.get_extra_info("socket")
+    handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def _main(port: int) -> None:
+    server = ModelServer()
+    await server.start(port)
+    sys.stdout.write(f"openai {server.openai}  anthropic {server.anthropic}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(int(sys.argv[1]) if len(sys.argv) > 1 else 0))

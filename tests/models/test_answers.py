@@ -1,0 +1,69 @@
+"""A request goes out, an answer comes back: text, calls, reasoning, usage and cost, streamed and whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from everhold.core.entries import Call
+from everhold.models.reasoning import shown
+from everhold.ports.model import Message, Request, ToolSpec
+from everhold.testing.modelserver import ModelServer, Reply
+from tests.models.conftest import Connect
+
+HELLO = Request(system="You are kind.", messages=(Message(role="user", text="hello", name="Ada"),))
+WEATHER = ToolSpec(
+    name="weather",
+    description="What the sky does",
+    parameters={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_text_arrives_whole_and_in_pieces(server: ModelServer, connect: Connect, stream: bool) -> None:
+    server.script(Reply(text="Good morning, Ada. ☀️ How are you?"))
+    heard: list[str] = []
+    answer = await connect(stream=stream).answer(HELLO, on_text=heard.append)
+    assert answer.text == "Good morning, Ada. ☀️ How are you?" == "".join(heard)
+    assert (len(heard) > 3) == stream
+    assert server.last.json["stream"] is stream
+    assert answer.calls == ()
+    assert answer.model == "fake"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_calls_come_out_of_their_fragments(server: ModelServer, connect: Connect, stream: bool) -> None:
+    first = Call(id="call_1", tool="weather", arguments={"city": "Zürich", "days": 3})
+    second = Call(id="call_2", tool="weather", arguments={})
+    server.script(Reply(text="Let me look.", calls=(first, second)))
+    request = Request(system="", messages=HELLO.messages, tools=(WEATHER,))
+    answer = await connect(stream=stream).answer(request)
+    assert answer.text == "Let me look."
+    assert answer.calls == (first, second)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_reasoning_is_kept_apart(server: ModelServer, connect: Connect, stream: bool) -> None:
+    server.script(Reply(text="42", reasoning="Six times seven."))
+    heard: list[str] = []
+    answer = await connect(stream=stream).answer(HELLO, on_text=heard.append)
+    assert answer.text == "42" == "".join(heard)
+    assert shown(answer.reasoning) == "Six times seven."
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_usage_has_a_price(server: ModelServer, connect: Connect, stream: bool) -> None:
+    server.script(Reply(text="word " * 400))
+    model = connect(stream=stream, price={"input": 2.0, "cached": 0.5, "cache_write": 2.0, "output": 10.0})
+    answer = await model.answer(HELLO)
+    usage = answer.usage
+    assert usage.output == 500
+    assert usage.input > 0
+    assert usage.usd == pytest.approx((usage.input * 2 + 500 * 10) / 1e6)
+
+
+async def test_a_server_that_counts_nothing_is_estimated(server: ModelServer, connect: Connect) -> None:
+    server.script(Reply(text="word " * 400, usage=False))
+    answer = await connect(price={"input": 2.0, "output": 10.0}).answer(HELLO)
+    assert 400 <= answer.usage.output <= 600
+    assert answer.usage.input >= 5
+    assert answer.usage.usd > 0.004
