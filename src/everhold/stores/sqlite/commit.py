@@ -6,10 +6,10 @@ import apsw
 
 from everhold.core.entries import (
     Began,
+    Body,
     Bound,
     Changed,
     Chose,
-    Draft,
     Ended,
     Erased,
     Folded,
@@ -46,29 +46,28 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
     head = sessions.take(cur, session, len(drafts))
     last = head.first - 1
     generation = head.generation + head.inherited
-    seqs: tuple[int, ...] = ()
     pos = 0
     if drafts:
         ops = entries.append(cur, session, head.first, drafts, at=change.at, chance=chance)
         pos = cur.connection.last_insert_rowid()
-        seqs = tuple(range(head.first, head.first + len(drafts)))
-        fence = 0 if claim is None else claim.fence
         raised = 0
-        for seq, op, draft in zip(seqs, ops, drafts, strict=True):
-            raised += _follow(cur, change, seq, op, draft, fence=fence)
+        seq = head.first
+        for draft, op in zip(drafts, ops, strict=True):
+            raised += _follow(cur, change, seq, op, draft.body)
+            seq += 1
         if raised:
             erasures = sum(type(draft.body) is Erased for draft in drafts)
             sessions.raise_generation(cur, session, by=raised, erasures=erasures)
             generation += raised
-    said = {seq for draft in drafts if isinstance(draft.body, Erased) for seq in draft.body.seqs}
-    if said != set(change.erase):
-        raise Misuse("what is erased and what the log says was erased must be the same")
+    if change.erase and not any(type(draft.body) is Erased for draft in drafts):
+        raise Misuse("nothing is erased without an entry that says so")
     if change.wakes:
         lanes.wake(cur, session, change.wakes, before=last, at=change.at)
     _rest(cur, change)
     if change.lane is not None and claim is not None and held is not None:
         grown_to = last if claim.session == session else None
         lanes.update(cur, claim, held, change.lane, at=change.at, grown_to=grown_to)
+    seqs = (head.first,) if len(drafts) == 1 else tuple(range(head.first, head.first + len(drafts)))
     return Committed(session=session, seqs=seqs, pos=pos, generation=generation)
 
 
@@ -111,14 +110,14 @@ def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: 
     )
 
 
-def _follow(cur: apsw.Cursor, change: Change, seq: int, op: int | None, draft: Draft, *, fence: int) -> int:
+def _follow(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Body) -> int:
     """Write the rows that follow from one entry; by how much it raises the view's generation."""
-    session, body = change.session, draft.body
+    session = change.session
     match body:
         case Heard():
             operations.hear(cur, session, seq, body)
         case Began():
-            operations.begin(cur, session, seq, body, fence=fence)
+            operations.begin(cur, session, seq, body, fence=0 if change.claim is None else change.claim.fence)
         case Took():
             operations.consume(cur, session, body.takes)
         case Ended():
@@ -158,6 +157,8 @@ def _alter(cur: apsw.Cursor, session: str, seq: int, body: Changed) -> int:
 def _erase(cur: apsw.Cursor, change: Change, seq: int, body: Erased) -> None:
     session = change.session
     gone = set(change.erase)
+    if gone != set(body.seqs):
+        raise Misuse("what is erased and what the log says was erased must be the same")
     if any(erased >= seq for erased in gone):
         raise NotFound(f"session {session}: what is not yet in the log cannot be erased from it")
     if lanes.has_flights(cur, session):

@@ -9,6 +9,7 @@ import apsw
 import msgspec
 
 from everhold.core.entries import (
+    BODIES,
     OWN,
     VERSION,
     Began,
@@ -19,7 +20,6 @@ from everhold.core.entries import (
     decode,
     digest,
     encode,
-    kind_of,
 )
 from everhold.errors import Misuse, NotFound, Poisoned, Refused, StoreDamaged
 from everhold.ports.clock import Chance
@@ -30,6 +30,7 @@ _INSERT: Final = (
 )
 _COLUMNS: Final = "session, seq, pos, kind, op, author, at, version, body, digest, dedup"
 _KINDS: Final = {kind.value: kind for kind in Kind}
+_NAMES: Final[dict[type, str]] = {body: kind.value for kind, body in BODIES.items()}
 _KNOWN: Final = ", ".join(f"'{kind.value}'" for kind in Kind)
 
 
@@ -47,41 +48,42 @@ def append(
 ) -> list[int | None]:
     """Write `drafts` from seq `first` on; the operation each belongs to."""
     ops: list[int | None] = []
-    rows = []
-    own = _own(drafts, first)
+    found = []
+    own: int | None = None
+    seq = first
     try:
-        for seq, draft in enumerate(drafts, first):
-            body = draft.body
-            op = draft.op
+        for draft in drafts:
+            body, op, author = draft.body, draft.op, draft.author
             if type(body) is Began:
                 op = own = seq
             elif op == OWN:
-                if own is None:
-                    raise Misuse("an entry belongs to an operation that this change does not begin")
-                op = own
-            kind = kind_of(body).value
+                op = _begun(drafts, first) if own is None else own
+            kind = _NAMES[type(body)]
             text = encode(body)
             salt = chance.bytes(16)
-            seal = digest(salt=salt, session=session, seq=seq, kind=kind, op=op, author=draft.author, at=at, body=text)
-            rows.append((session, seq, kind, op, draft.author, at, VERSION, text, salt, seal, draft.dedup))
+            seal = digest(salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=at, body=text)
+            found.append((session, seq, kind, op, author, at, VERSION, text, salt, seal, draft.dedup))
             ops.append(op)
-        if len(rows) == 1:
-            cur.execute(_INSERT, rows[0])
+            seq += 1
+        if len(found) == 1:
+            cur.execute(_INSERT, found[0])
         else:
-            cur.executemany(_INSERT, rows)
+            cur.executemany(_INSERT, found)
     except UnicodeEncodeError as error:
         raise Refused(
             f"session {session}: an entry holds code points that are no characters",
             remedy="clean its text before it is committed",
         ) from error
+    except apsw.ConstraintError as error:
+        raise Misuse(f"session {session}: two entries of one change have the same dedup key") from error
     return ops
 
 
-def _own(drafts: Sequence[Draft], first: int) -> int | None:
+def _begun(drafts: Sequence[Draft], first: int) -> int:
     for seq, draft in enumerate(drafts, first):
         if type(draft.body) is Began:
             return seq
-    return None
+    raise Misuse("an entry belongs to an operation that this change does not begin")
 
 
 def twin(cur: apsw.Cursor, draft: Draft) -> Twin | None:

@@ -13,7 +13,7 @@ from everhold.errors import Conflict, NotFound
 from everhold.ports.store import Opening, Session
 from everhold.stores.sqlite.read import rows
 
-_TAKE: Final = "update sessions set next_seq = next_seq + ? where id = ? returning next_seq, generation, parent"
+_TAKE: Final = "update sessions set next_seq = ? where id = ?"
 _LOOK: Final = "select next_seq, generation, parent from sessions where id = ?"
 _INHERITED: Final = (
     "with recursive line(id, parent, erasures) as ("
@@ -48,14 +48,13 @@ def open_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float)
 
 def take(cur: apsw.Cursor, session: str, count: int) -> Head:
     """Reserve the next `count` places in the log."""
-    if count:
-        row = cur.execute(_TAKE, (count, session)).get
-    else:
-        row = cur.execute(_LOOK, (session,)).get
+    row: tuple[int, int, str] | None = cur.execute(_LOOK, (session,)).get
     if row is None:
         raise NotFound(f"there is no session {session!r}")
-    after, generation, parent = row
-    return Head(after - count, generation, inherited(cur, parent) if parent else 0)
+    first, generation, parent = row
+    if count:
+        cur.execute(_TAKE, (first + count, session))
+    return Head(first, generation, inherited(cur, parent) if parent else 0)
 
 
 def inherited(cur: apsw.Cursor, parent: str) -> int:
@@ -113,6 +112,7 @@ from sessions s
 """
 ONE: Final = _SELECT + "where s.id = ?"
 PAGE: Final = _SELECT + "where s.id > ? order by s.id limit ?"
+WHERETO: Final = "select s.id, s.title from bindings b join sessions s on s.id = b.session where b.address = ?"
 FIND: Final = """
 select id from sessions where id = :name
 union select session from bindings where address = :name

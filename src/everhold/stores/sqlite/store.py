@@ -18,6 +18,7 @@ from everhold.ports.store import (
     Change,
     Claim,
     Committed,
+    Glance,
     Lane,
     Operation,
     Parked,
@@ -144,11 +145,24 @@ class SqliteStore:
             raise NotFound(f"there is no session {id!r}", remedy="`everhold sessions` lists those there are")
         return sessions.of(self._cursor, found[0])
 
+    async def glance(self, id: str) -> Glance:
+        # one read transaction: the parts are of one moment, and the pages they share are read once
+        with self._reader:
+            session = await self.session(id)
+            pending = await self.pending(id)
+            running = await self.operations(id, states=("running",))
+            newest = await self.operations(id, what=("turn",), newest_first=True, limit=1)
+        return Glance(session=session, pending=pending, running=running, newest_turn=newest[0].op if newest else 0)
+
     async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]:
         return [sessions.of(self._cursor, row) for row in self._rows(sessions.PAGE, (after, limit))]
 
     async def resolve(self, address: str) -> str | None:
         return self._try(lambda: bindings.resolve(self._cursor, address))
+
+    async def whereto(self, address: str) -> tuple[str, str] | None:
+        found = self._rows(sessions.WHERETO, (address,))
+        return (found[0][0], found[0][1]) if found else None
 
     async def find_session(self, name: str) -> list[str]:
         found = [row[0] for row in self._rows(sessions.FIND, {"name": name})]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import apsw
 
@@ -27,16 +27,9 @@ T = TypeVar("T")
 Job: TypeAlias = Callable[[apsw.Cursor], T]
 
 
-class _Queued(NamedTuple):
-    job: Job[Any]
-    future: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
-
-
-class _Outcome(NamedTuple):
-    queued: _Queued
-    result: object
-    error: Exception | None
+# Plain tuples: two of each are made for every commit there is.
+_Queued: TypeAlias = tuple[Job[Any], asyncio.Future[Any], asyncio.AbstractEventLoop]
+_Outcome: TypeAlias = tuple[asyncio.Future[Any], asyncio.AbstractEventLoop, Any, Exception | None]
 
 
 class Writer(Protocol):
@@ -150,7 +143,7 @@ class ThreadWriter(_Hand):
             raise StoreError(f"{self.path} is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.put(_Queued(job, future, loop))
+        self._queue.put((job, future, loop))
         return await future
 
     async def close(self) -> None:
@@ -184,15 +177,16 @@ class ThreadWriter(_Hand):
 
     def _commit(self, batch: list[_Queued]) -> list[_Outcome]:
         if self.broken is not None:
-            return [_Outcome(queued, None, self.refusal()) for queued in batch]
-        execute = self.cursor.execute
+            return [(future, loop, None, self.refusal()) for _, future, loop in batch]
+        cursor = self.cursor
+        execute = cursor.execute
         outcomes: list[_Outcome] = []
         try:
             execute("begin immediate")
-            for queued in batch:
+            for job, future, loop in batch:
                 execute("savepoint job")
                 try:
-                    outcomes.append(_Outcome(queued, queued.job(self.cursor), None))
+                    outcomes.append((future, loop, job(cursor), None))
                 # One job's failure is its caller's alone, whatever it is; the neighbours in the batch go on.
                 except Exception as error:
                     if isinstance(error, apsw.Error):
@@ -200,12 +194,12 @@ class ThreadWriter(_Hand):
                             raise
                         error = translate(error, self.path)
                     execute("rollback to job")
-                    outcomes.append(_Outcome(queued, None, error))
+                    outcomes.append((future, loop, None, error))
                 execute("release job")
             execute("commit")
         except apsw.Error as error:
             fault = self.fail(error)
-            return [_Outcome(queued, None, type(fault)(fault.message, remedy=fault.remedy)) for queued in batch]
+            return [(future, loop, None, type(fault)(fault.message, remedy=fault.remedy)) for _, future, loop in batch]
         self.batches += 1
         self.jobs += len(batch)
         return outcomes
@@ -221,7 +215,7 @@ def _tell(outcomes: list[_Outcome]) -> None:
     """Resolve the futures on their own loops, one call for each loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
     for outcome in outcomes:
-        by_loop.setdefault(outcome.queued.loop, []).append(outcome)
+        by_loop.setdefault(outcome[1], []).append(outcome)
     for loop, its in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, its)
@@ -230,7 +224,7 @@ def _tell(outcomes: list[_Outcome]) -> None:
 
 
 def _resolve(outcomes: list[_Outcome]) -> None:
-    for (_, future, _), result, error in outcomes:
+    for future, _, result, error in outcomes:
         if future.done():
             continue  # its caller gave up waiting; what was committed stands
         if error is None:
