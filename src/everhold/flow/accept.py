@@ -58,14 +58,9 @@ class Accept:
         )
         address = str(place)
         at = gates.clock.now()
-        session = await gates.store.resolve(address)
-        opens = None
-        title = ""
-        if session is None:
-            session = session_id(at, gates.chance.bytes(10))
-            opens = Opening(agent=admission.agent, address=address)
-        else:
-            title = (await gates.store.session(session)).title
+        found = await gates.store.whereto(address)
+        opens = None if found else Opening(agent=admission.agent, address=address)
+        session, title = found or (session_id(at, gates.chance.bytes(10)), "")
         stamp = Stamp(
             person=admission.person,
             audience=audience(place, admission.person),

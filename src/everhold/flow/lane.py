@@ -33,6 +33,16 @@ class Load(Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
+class Look(Struct, frozen=True, kw_only=True):
+    """What a courier saw when it looked at the log."""
+
+    load: Load | None
+    upto: int
+    """The last seq it looked at."""
+    more: bool = False
+    """There is, or may be, more to hand over behind this load."""
+
+
 class Leg(Struct, frozen=True, kw_only=True):
     """A load that is stored as in flight, about to be handed over."""
 
@@ -52,8 +62,8 @@ class Courier(Protocol):
     event: str
     """What a delivered load is called in the log."""
 
-    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> tuple[Load | None, int]:
-        """The next load after a position, `done` just being finished, and the last seq that was looked at."""
+    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
+        """What is to be handed over after a position, `done` just being finished."""
 
     async def again(self, claim: Claim, flight: Flight) -> Load | None:
         """The load of a flight, built again from the log; None if nothing of it may be sent any more."""
@@ -73,6 +83,7 @@ class Lane:
         self.claim = claim
         self.courier = courier
         self.attempts = claim.lane.attempts
+        self.look: Look | None = None
         self.log = gates.log.bind(session=claim.session, reader=claim.reader)
 
     async def run(self) -> None:
@@ -163,12 +174,17 @@ class Lane:
         parks: tuple[Parked, ...] = (),
     ) -> Leg | None:
         """Move the position, and in the same commit put the next load in flight or let go of the lane."""
-        load, looked = await self.courier.next(self.claim, after=upto, done=done)
-        first = not done and upto == self.claim.lane.position and self.claim.lane.flight is None
+        first = self.look is None and not done and self.claim.lane.flight is None
+        if self.look is None or self.look.more:
+            self.look = await self.courier.next(self.claim, after=upto, done=done)
+        else:
+            # the last look saw nothing behind this load; if something came since, the store keeps the lane due
+            self.look = Look(load=None, upto=self.look.upto)
         self.attempts = 0
+        load = self.look.load
         if load is None:
             step = Step.SETTLE if first else Step.LANDED
-            update = LaneUpdate(position=upto, landed=True, attempts=0, error="", idle_at=looked, release=True)
+            update = LaneUpdate(position=upto, landed=True, attempts=0, error="", idle_at=self.look.upto, release=True)
             await self._commit(step, update, receipts=receipts, parks=parks)
             return None
         flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)

@@ -54,7 +54,7 @@ from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import Seen, Views, view_at
 from everhold.ports.model import Answer
-from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Session, Spend, Step, Wait, Wake
+from everhold.ports.store import Change, Claim, Committed, Glance, LaneUpdate, Session, Spend, Step, Wait, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
 
 READER: Final = "mind"
@@ -96,10 +96,10 @@ class Mind:
     async def run(self) -> None:
         """Work until there is nothing to do, the model cannot be asked, or the lane is lost."""
         while True:
-            session = await self.store.session(self.claim.session)
+            glance = await self.store.glance(self.claim.session)
+            session = glance.session
             runtime = self.runtimes.runtime(session.agent, session.choices)
-            running = await self.store.operations(session.id, states=("running",))
-            mine = next((op for op in running if op.reader == READER), None)
+            mine = next((op for op in glance.running if op.reader == READER), None)
             if mine is not None and mine.what == "turn":
                 if not await _TurnWork(self, session, runtime).resume(mine.op, mine.first, mine.attempts):
                     return
@@ -108,12 +108,11 @@ class Mind:
             if mine is not None:
                 await fold.close(mine, "cut short by a restart")
                 continue
-            box = letters(await self.store.pending(session.id))
-            folding = any(op.blocking for op in running)
-            match decide(box, folding=folding, busy=runtime.busy):
+            folding = any(op.blocking for op in glance.running)
+            match decide(letters(glance.pending), folding=folding, busy=runtime.busy):
                 case Begin(takes):
                     try:
-                        if not await self._turn(session, runtime, takes, fold):
+                        if not await self._turn(glance, runtime, takes, fold):
                             return
                     except Conflict:
                         continue  # the state moved while we looked: look again
@@ -124,21 +123,22 @@ class Mind:
                     )
                     return
 
-    async def _turn(self, session: Session, runtime: Runtime, takes: tuple[int, ...], fold: Fold) -> bool:
+    async def _turn(self, glance: Glance, runtime: Runtime, takes: tuple[int, ...], fold: Fold) -> bool:
         """Begin and work a turn. Whether to look for more afterwards."""
-        seen = await self.views.now(self.store, session)
-        view = seen.view
+        session = glance.session
+        seen = await self.views.now(self.store, glance)
         used = seen.tokens + len(runtime.system) // compression.CHARS_PER_TOKEN
         if compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard) == "hard":
-            if await fold.compress(session, view, trigger="hard", keep=runtime.keep, blocking=True):
+            if await fold.compress(session, seen.view, trigger="hard", keep=runtime.keep, blocking=True):
                 return True
-        pinned = view.fold.op or 0 if view.fold is not None and view.fold.session == session.id else 0
+        pinned = seen.view.fold.op or 0 if seen.view.fold is not None and seen.view.fold.session == session.id else 0
         began = Began(
             what="turn", takes=takes, fold=pinned, generation=session.generation, reader=READER, trigger="heard"
         )
         done = await self.commit(Step.BEGIN, (Draft(body=began, author=runtime.author),), generation=session.generation)
         work = _TurnWork(self, session, runtime)
-        return await work.begin(done.seqs[0], began, seen)
+        heard = {entry.seq: entry for entry in glance.pending}
+        return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes])
 
     async def commit(
         self,
@@ -196,14 +196,19 @@ class _TurnWork:
         self.stamp = Stamp()
         self.hops = 0
         self.turn = Turn(session=session.id, op=0)
+        self.tail: int | None = None
+        """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
+        self.fresh = False
         self.log = mind.log
 
-    async def begin(self, op: int, began: Began, seen: Seen) -> bool:
+    async def begin(self, op: int, began: Began, seen: Seen, heard: list[Entry]) -> bool:
         self._open(op)
         self.seen = seen
+        self.tail = self.session.last_seq
         self._remember(op, began)
-        await self._hear(began.takes)
+        self._hear(heard)
         self.turn = Turn(session=self.session.id, op=op, takes=began.takes)
+        self.fresh = True
         self.log.info("turn.started", messages=len(began.takes))
         return await self._work()
 
@@ -212,8 +217,7 @@ class _TurnWork:
         self._open(op)
         entries = await self.store.entries(self.session.id, after=first - 1)
         self.steps = [entry for entry in entries if entry.op == op]
-        takes = takes_of(self.steps)
-        await self._hear(takes)
+        await self._fetch(takes_of(self.steps))
         pins = [e.body.fold for e in self.steps if isinstance(e.body, Began | Took) and e.body.fold is not None]
         await self._see(await view_at(self.store, self.session, at=op, fold=pins[-1] if pins else None))
         self.turn = replay(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
@@ -223,19 +227,19 @@ class _TurnWork:
     async def _see(self, view: View) -> None:
         """Answer from this view of what came before."""
         shown = messages(view)
-        self.seen = Seen(
-            view=view, messages=shown, tokens=compression.tokens(shown), generation=-1, newest=0
-        )
+        self.seen = Seen(view=view, messages=shown, tokens=compression.tokens(shown), generation=-1, newest=0)
 
     def _open(self, op: int) -> None:
         self.op = op
         self.log = self.mind.log.bind(op=op)
 
-    async def _hear(self, takes: tuple[int, ...]) -> None:
-        """Load what the turn consumed; the reply goes to where the last one that asks came from."""
-        for seq in takes:
-            entry = await self.store.entry(self.session.id, seq)
-            self.heard[seq] = entry
+    async def _fetch(self, takes: tuple[int, ...]) -> None:
+        self._hear([await self.store.entry(self.session.id, seq) for seq in takes])
+
+    def _hear(self, heard: list[Entry]) -> None:
+        """What the turn consumed; the reply goes to where the last one that asks came from."""
+        for entry in heard:
+            self.heard[entry.seq] = entry
             if isinstance(entry.body, Heard):
                 if entry.body.asks or self.origin is None:
                     self.origin, self.stamp = entry.body.origin, entry.body.stamp
@@ -265,12 +269,15 @@ class _TurnWork:
 
     async def _boundary(self) -> Event | None:
         """Between two steps: be stopped, or take what wants to steer."""
+        if self.fresh:
+            self.fresh = False  # it has just taken everything there was
+            return None
         decision = await self._look(boundary=self.turn.rounds > 0)
         if isinstance(decision, Cut):
             return CutShort(decision.outcome)
         if isinstance(decision, Steer):
             event = await self._record((Took(takes=decision.takes),))
-            await self._hear(decision.takes)
+            await self._fetch(decision.takes)
             return event
         return None
 
@@ -420,10 +427,9 @@ class _TurnWork:
             bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
         bodies.append(task.ended)
         current = messages(View(exchanges=(self._current(),)))
-        # a last look, so that the lane can be let go of in the same commit
-        session = await self.store.session(self.session.id)
-        more = any(letter.asks and letter.command is None for letter in letters(await self.store.pending(session.id)))
-        lane = LaneUpdate(attempts=0, error="", idle_at=None if more else session.last_seq, release=not more)
+        # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
+        # store keeps it due should something arrive before that
+        lane = LaneUpdate(attempts=0, error="", idle_at=self.tail, release=self.tail is not None)
         wakes = (*self._wakes(bodies), *(Wake(reader=remember.reader_of(name)) for name in self.runtime.memories))
         done = await self.mind.commit(
             Step.END,
@@ -433,6 +439,7 @@ class _TurnWork:
             wakes=wakes + self._fold_wake(self.seen.tokens + compression.tokens(current)),
             spends=self._spends(tuple(bodies)),
         )
+        more = self.tail is None
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
         if self.seen.generation == done.generation:
@@ -463,6 +470,7 @@ class _TurnWork:
             digest=b"",
         )
         self.steps.append(entry)
+        self.tail = seq if self.tail == seq - 1 else None
 
     def _author(self, body: Body) -> str:
         return "system" if isinstance(body, Told | Ended) else self.runtime.author

@@ -8,7 +8,7 @@ from typing import Final
 from everhold.core.context import assemble, choose
 from everhold.core.entries import Changed, Ended, Entry, Noted, Undone
 from everhold.core.exchange import PLACES, exchange, fingerprint, matters, note, retraction
-from everhold.flow.lane import Load
+from everhold.flow.lane import Load, Look
 from everhold.ports.memory import Batch, Memory, MemoryProvider
 from everhold.ports.store import Claim, Flight, Item, Session, Store
 
@@ -34,23 +34,20 @@ class Remember:
         self.visible_after = provider.visible_after
         self.policy = policy
 
-    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> tuple[Load | None, int]:
+    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         session = await self.store.session(claim.session)
-        looked = session.last_seq
-        seqs: list[int] = []
-        while not seqs and after < looked:
-            page = await self.store.entries(claim.session, after=after, upto=looked, kinds=PLACES, limit=PAGE)
-            found = [entry for entry in page if matters(entry)]
-            items: list[tuple[Entry, Memory]] = []
-            for entry in found[:MOST_ITEMS]:
+        upto = session.last_seq
+        while True:
+            page = await self.store.entries(claim.session, after=after, upto=upto, kinds=PLACES, limit=PAGE)
+            places = [entry for entry in page if matters(entry)]
+            items = []
+            for entry in places[:MOST_ITEMS]:
                 if (memory := await self._memory(session, entry)) is not None:
                     items.append((entry, memory))
-            if items:
-                return self._load(session, items), looked
-            if len(page) < PAGE and len(found) <= MOST_ITEMS:
-                break
-            after = found[MOST_ITEMS - 1].seq if len(found) > MOST_ITEMS else page[-1].seq
-        return None, looked
+            more = len(page) == PAGE or len(places) > MOST_ITEMS
+            if items or not more:
+                return Look(load=self._load(session, items) if items else None, upto=upto, more=more)
+            after = (places[MOST_ITEMS - 1] if len(places) > MOST_ITEMS else page[-1]).seq
 
     async def again(self, claim: Claim, flight: Flight) -> Load | None:
         session = await self.store.session(claim.session)

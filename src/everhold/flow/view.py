@@ -10,7 +10,7 @@ from everhold.core.compression import tokens
 from everhold.core.context import Exchange, Selection, View, assemble, choose, live, messages
 from everhold.core.entries import Kind
 from everhold.ports.model import Message
-from everhold.ports.store import Operation, Session, Store
+from everhold.ports.store import Glance, Operation, Session, Store
 
 
 class Seen(Struct, frozen=True, kw_only=True):
@@ -46,17 +46,14 @@ class Views:
         self.most = most
         self._seen: OrderedDict[str, Seen] = OrderedDict()
 
-    async def now(self, store: Store, session: Session) -> Seen:
+    async def now(self, store: Store, glance: Glance) -> Seen:
         """The session's view as it stands."""
-        newest = await store.operations(session.id, what=("turn",), newest_first=True, limit=1)
-        last = newest[0].op if newest else 0
+        session, last = glance.session, glance.newest_turn
         seen = self._seen.get(session.id)
         if seen is None or seen.generation != session.generation or seen.newest != last:
             view = await view_at(store, session, at=session.last_seq + 1)
             shown = messages(view)
-            seen = Seen(
-                view=view, messages=shown, tokens=tokens(shown), generation=session.generation, newest=last
-            )
+            seen = Seen(view=view, messages=shown, tokens=tokens(shown), generation=session.generation, newest=last)
         self.keep(session.id, seen)
         return seen
 

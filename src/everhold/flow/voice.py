@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from everhold.core.entries import Body, Entry, Kind, Place, Said, Told
-from everhold.flow.lane import Load
+from everhold.flow.lane import Load, Look
 from everhold.ports.platform import Outgoing, Platform
 from everhold.ports.store import Claim, Flight, Item, Store
 
@@ -32,21 +32,30 @@ class Voice:
         self.deadline = deadline
         self.policy = policy
 
-    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> tuple[Load | None, int]:
-        looked = (await self.store.session(claim.session)).last_seq
-        for entry in await self.store.entries(claim.session, after=after, upto=looked, kinds=(Kind.SAID, Kind.TOLD)):
+    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
+        upto = (await self.store.session(claim.session)).last_seq
+        load: Load | None = None
+        for entry in await self.store.entries(claim.session, after=after, upto=upto, kinds=(Kind.SAID, Kind.TOLD)):
             place, parts = spoken(entry)
             if place is None or reader_of(place) != claim.reader or await self._undone(claim.session, entry):
                 continue
-            sent = {
-                (r.seq, r.part) for r in await self.store.receipts(claim.session, seq=entry.seq, reader=claim.reader)
-            }
-            sent |= {(p.seq, p.part) for p in await self.store.parked(session=claim.session, reader=claim.reader)}
-            sent |= {(item.seq, item.part) for item in done}
-            left = [part for part in range(len(parts)) if (entry.seq, part) not in sent]
+            if load is not None:
+                return Look(load=load, upto=upto, more=True)
+            left = await self._left(claim, entry, len(parts), done)
             if left:
-                return self._load(claim, entry, left[0], last=left[0] == left[-1]), looked
-        return None, looked
+                load = self._load(claim, entry, left[0], last=left[0] == left[-1])
+                if len(left) > 1:
+                    return Look(load=load, upto=upto, more=True)
+        return Look(load=load, upto=upto)
+
+    async def _left(self, claim: Claim, entry: Entry, parts: int, done: Sequence[Item]) -> list[int]:
+        """The parts of an entry that are neither delivered nor given up. The position tells for those of one part."""
+        over = {item.part for item in done if item.seq == entry.seq}
+        if parts > 1:
+            over |= {r.part for r in await self.store.receipts(claim.session, seq=entry.seq, reader=claim.reader)}
+            given_up = await self.store.parked(session=claim.session, reader=claim.reader)
+            over |= {parked.part for parked in given_up if parked.seq == entry.seq}
+        return [part for part in range(parts) if part not in over]
 
     async def again(self, claim: Claim, flight: Flight) -> Load | None:
         item = flight.items[0]

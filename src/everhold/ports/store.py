@@ -302,6 +302,16 @@ class Operation(Struct, frozen=True, kw_only=True):
     """Somebody asked for it to end."""
 
 
+class Glance(Struct, frozen=True, kw_only=True):
+    """A session at one moment: what whoever answers it has to know before deciding anything."""
+
+    session: Session
+    pending: list[Entry]
+    running: list[Operation]
+    newest_turn: int
+    """The newest turn's operation, 0 if there is none."""
+
+
 class Store(Protocol):
     """One append-only log per session, and what follows from it."""
 
@@ -331,10 +341,16 @@ class Store(Protocol):
     # -- sessions and their logs
     async def session(self, id: str) -> Session: ...
 
+    async def glance(self, id: str) -> Glance:
+        """The session, what it has not consumed and what it is doing, all of one moment."""
+
     async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]: ...
 
     async def resolve(self, address: str) -> str | None:
         """The session an address leads to."""
+
+    async def whereto(self, address: str) -> tuple[str, str] | None:
+        """The session an address leads to, and its title."""
 
     async def find_session(self, name: str) -> list[str]:
         """Session ids that an id, a unique prefix, a title, an address or `last` may mean."""
