@@ -10,7 +10,10 @@ from msgspec import Struct
 from everhold.core.address import Address
 
 _BARE: Final = re.compile(
-    r"[\s.…!?,:;*_~-]*(?:ok(?:ay)?|k|ack|acknowledged|roger|noted|thanks?|thank you|👍|✅|🙏)?[\s.…!?,:;*_~-]*", re.IGNORECASE
+    r"[\s.…!?,:;*_~-]*"
+    r"(?:ok(?:ay)?|k|ack|acknowledged|roger|noted|thanks?|thank you|👍|✅|🙏)?"
+    r"[\s.…!?,:;*_~-]*",
+    re.IGNORECASE,
 )
 
 

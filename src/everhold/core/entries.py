@@ -94,7 +94,7 @@ class Began(Record, frozen=True):
     what: Literal["turn", "fold", "command", "job"]
     takes: tuple[int, ...] = ()
     fold: int = 0
-    """The fold in force for this operation's context (its operation id), 0 for none. Pinned, so a resume sees the same."""
+    """The fold in force for its context (an operation id, 0 for none). Pinned, so that a resume sees the same."""
     generation: int = 0
     blocking: bool = False
     reader: str = ""

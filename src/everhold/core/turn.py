@@ -55,7 +55,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     over: bool = False
 
 
-# -- events: what happened -----------------------------------------------------------------------------------------------
+# -- events: what happened ---------------------------------------------------------------------------------------------
 
 
 class Opened(Struct, frozen=True):
@@ -108,7 +108,7 @@ class CutShort(Struct, frozen=True):
 Event: TypeAlias = Opened | Recorded | Answered | Ran | Unreachable | Overlong | Broken | CutShort
 
 
-# -- effects: what to do next -------------------------------------------------------------------------------------------------
+# -- effects: what to do next ------------------------------------------------------------------------------------------
 
 
 class Ask(Struct, frozen=True):
@@ -156,7 +156,7 @@ class Shrink(Struct, frozen=True, kw_only=True):
 Task: TypeAlias = Ask | Record | Run | Finish | Wait | Shrink
 
 
-# -- the machine -----------------------------------------------------------------------------------------------------------------
+# -- the machine -------------------------------------------------------------------------------------------------------
 
 
 def replay(entries: Iterable[Entry], *, session: str, op: int, attempts: int = 1, left_over: bool = False) -> Turn:

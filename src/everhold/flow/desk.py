@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from everhold.core.commands import help_text
-from everhold.core.context import IN_VIEW, live
 from everhold.core.entries import (
     OWN,
-    Began,
     Body,
     Bound,
     Branched,
@@ -19,19 +17,19 @@ from everhold.core.entries import (
     Ended,
     Entry,
     Fresh,
-    Halted,
     Heard,
+    Kind,
     Titled,
     Told,
-    Undone,
+    Usage,
 )
 from everhold.core.ids import session_id
 from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
-from everhold.flow import remember, voice
+from everhold.flow import amend, remember, voice
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
-from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Operation, Session, Step, Wake
+from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Session, Step, Wake
 
 READER: Final = "desk"
 
@@ -75,13 +73,19 @@ class Desk:
             case "title":
                 changes, reply = (Changed(change=Titled(title=command.argument)),), f"Named “{command.argument}”."
             case "undo" | "retry":
-                changes, reply = await self._undo(session, command)
+                amendment = await self._undo(session, command)
+                changes, reply = amendment.bodies, amendment.say
                 if command.name == "retry" and changes:
                     wakes.append(Wake(reader="mind"))
                 wakes += [Wake(reader=remember.reader_of(name)) for name in runtime.memories if changes]
             case "stop":
-                changes, reply, aside = await self._stop(session, pending)
-                takes += aside
+                amendment = await amend.stop(self.store, session)
+                changes, reply = amendment.bodies, amendment.say
+                # with nothing running, what waits is put aside: still in the log, and unanswered
+                aside = [e.seq for e in pending if isinstance(e.body, Heard) and e.body.command is None]
+                if not changes and aside:
+                    takes += aside
+                    reply += f" {len(aside)} waiting messages put aside."
             case "model":
                 changes = (Changed(change=Chose(setting="model", value=command.argument)),)
                 reply = f"Model for this session: {command.argument or 'as configured'}."
@@ -105,52 +109,20 @@ class Desk:
             to=entry.body.origin,
             parts=split(reply, runtime.text_limit(entry.body.origin)),
         )
-        began = Began(what="command", takes=tuple(sorted(takes)), reader=READER, trigger=command.name)
-        bodies: tuple[Body, ...] = (began, *changes, told, Ended())
+        bodies = amend.command((*changes, told), trigger=command.name, takes=tuple(sorted(takes)), reader=READER)
         wakes.append(Wake(reader=voice.reader_of(entry.body.origin)))
         await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakes=tuple(wakes))
         self.log.info("command.done", command=command.name)
 
     # -- what commands do --------------------------------------------------------------------------------------------
 
-    async def _undo(self, session: Session, command: Command) -> tuple[tuple[Body, ...], str]:
-        """Take back turns, or with `compress` the newest fold. Nothing is deleted."""
-        if command.name == "undo" and command.argument in ("compress", "fold"):
-            fold = await self._newest(session, "fold", 1)
-            if not fold:
-                return (), "There is no compression to undo."
-            return (Changed(change=Undone(ops=(fold[0].op,))),), "The compression is undone; the originals are back."
-        count = int(command.argument) if command.name == "undo" and command.argument.isdigit() else 1
-        if session.running == "turn":
-            return (), "A turn is running. /stop it first."
-        turns = await self._newest(session, "turn", count)
-        if not turns:
-            return (), "There is nothing to undo."
-        again = command.name == "retry"
-        undone = Undone(ops=tuple(sorted(turn.op for turn in turns)), again=again)
-        reply = "Trying again." if again else f"Took back {len(turns)} turn{'s' if len(turns) > 1 else ''}."
-        return (Changed(change=undone),), reply
-
-    async def _newest(self, session: Session, what: str, count: int) -> list[Operation]:
-        found: list[Operation] = []
-        before: int | None = None
-        at = session.last_seq + 1
-        while len(found) < count and (
-            page := await self.store.operations(
-                session.id, what=(what,), before=before, newest_first=True, limit=max(8, count)
-            )
-        ):
-            found += [op for op in page if live(op, at) and op.state in IN_VIEW and op.state != "running"]
-            before = page[-1].op
-        return found[:count]
-
-    async def _stop(self, session: Session, pending: list[Entry]) -> tuple[tuple[Body, ...], str, list[int]]:
-        """End the running turn. With none running, what waits unanswered is put aside: still in the log, unanswered."""
-        for operation in await self.store.operations(session.id, what=("turn",), states=("running",)):
-            return (Changed(change=Halted(op=operation.op)),), "Stopping.", []
-        aside = [e.seq for e in pending if isinstance(e.body, Heard) and e.body.command is None]
-        reply = f"Nothing is running. {len(aside)} waiting messages put aside." if aside else "Nothing is running."
-        return (), reply, aside
+    async def _undo(self, session: Session, command: Command) -> amend.Amendment:
+        if command.name == "retry":
+            return await amend.undo(self.store, session, again=True)
+        if command.argument in ("compress", "fold"):
+            return await amend.undo(self.store, session, what="compress")
+        count = int(command.argument) if command.argument.isdigit() else 1
+        return await amend.undo(self.store, session, count=max(1, min(count, 1000)))
 
     async def _branch(self, session: Session, entry: Entry) -> str:
         """Go on in a branch. Committed in the new session first; this one's record follows through its tie lane."""
@@ -208,8 +180,6 @@ class Desk:
 
     async def _owns(self, session: Session, author: str) -> bool:
         """Whether `author` was the first to speak there; a branch belongs to whoever owns its parent."""
-        from everhold.core.entries import Kind
-
         for entry in await self.store.entries(session.id, kinds=(Kind.HEARD, Kind.CHANGED), limit=4):
             if entry.kind is Kind.HEARD or isinstance(entry.body, Changed):
                 return entry.author == author
@@ -220,8 +190,6 @@ class Desk:
         return f"session {session.id} · {runtime.models[0].name} · {session.running or 'idle'} · {waiting}"
 
     async def _usage(self, session: Session) -> str:
-        from everhold.core.entries import Kind, Usage
-
         total = Usage()
         for entry in await self.store.entries(session.id, kinds=(Kind.ENDED,)):
             if isinstance(entry.body, Ended):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+import msgspec
 from msgspec import structs
 
 from everhold.core import compression
@@ -49,6 +51,7 @@ from everhold.core.turn import (
 )
 from everhold.errors import Conflict
 from everhold.flow import perform, remember, voice
+from everhold.flow.draft import Sketch
 from everhold.flow.fold import Fold
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
@@ -199,6 +202,8 @@ class _TurnWork:
         self.tail: int | None = None
         """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
         self.fresh = False
+        self.blobs: tuple[bytes, ...] = ()
+        """What the next thought refers to, to be kept with it."""
         self.log = mind.log
 
     async def begin(self, op: int, began: Began, seen: Seen, heard: list[Entry]) -> bool:
@@ -294,6 +299,8 @@ class _TurnWork:
         current = messages(View(exchanges=(self._current(),)), stubs=self.stubs)
         request = build(shown + current, system=runtime.system, tools=tools)
         digest = fingerprint(request)
+        prompt, offered = runtime.system.encode(), msgspec.json.encode(tools)
+        self.blobs = (prompt, offered)
 
         def record(answer: Answer) -> Thought:
             return Thought(
@@ -303,20 +310,44 @@ class _TurnWork:
                 model=answer.model,
                 generation=self.session.generation,
                 request=digest,
+                prompt=hashlib.sha256(prompt).hexdigest(),
+                tools=hashlib.sha256(offered).hexdigest(),
                 stubs=tuple(sorted(self.stubs)),
                 usage=answer.usage,
             )
 
-        on_text = self.mind.on_text
+        sketch = self._sketch()
+        watcher = self.mind.on_text
+
+        def on_text(piece: str) -> None:
+            if sketch is not None:
+                sketch.add(piece)
+            if watcher is not None:
+                watcher(self.session.id, self.op, piece)
+
         asked = perform.ask(
             self.gates,
             runtime.models,
             request,
             deadline=runtime.model_deadline,
             record=record,
-            on_text=(lambda text: on_text(self.session.id, self.op, text)) if on_text else None,
+            on_text=on_text if sketch or watcher else None,
         )
-        return await self._unless_cut(asked)
+        try:
+            return await self._unless_cut(asked)
+        finally:
+            if sketch is not None:
+                await sketch.close()
+
+    def _sketch(self) -> Sketch | None:
+        """Where the growing reply can be shown, if its platform can show one."""
+        if self.origin is None:
+            return None
+        platform = self.mind.runtimes.drafting(self.origin.platform, self.origin.account)
+        if platform is None:
+            return None
+        limit = self.runtime.text_limit(self.origin)
+        return Sketch(self.gates, self.mind.claim, op=self.op, place=self.origin, platform=platform, limit=limit)
 
     async def _unless_cut(self, work: Coroutine[Any, Any, Event], *, cancel: bool = True) -> Event:
         """Wait for `work`, but look at the mailbox whenever something arrives: the turn may be cut short."""
@@ -356,7 +387,7 @@ class _TurnWork:
         event = await self._unless_cut(work(), cancel=pure)
         if isinstance(event, CutShort):
             return event
-        turn, recorded = step(self.turn, event, self.runtime.effects)
+        _, recorded = step(self.turn, event, self.runtime.effects)
         assert isinstance(recorded, Record)
         notes = tuple(structs.replace(note, stamp=self.stamp) for note in result.notes)
         sayings = tuple(self._said(saying.text, saying.to, hops=saying.hops) for saying in result.sayings)
@@ -367,7 +398,11 @@ class _TurnWork:
         step_ = _STEPS[kind_of(bodies[0])]
         drafts = tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies)
         wakes = self._wakes(bodies)
-        done = await self.mind.commit(step_, drafts, op=self.op, wakes=wakes, spends=self._spends(bodies))
+        blobs = self.blobs if any(isinstance(body, Thought) for body in bodies) else ()
+        done = await self.mind.commit(
+            step_, drafts, op=self.op, wakes=wakes, spends=self._spends(bodies), blobs=self.mind.views.unkept(blobs)
+        )
+        self.mind.views.kept(blobs)
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
         return Recorded(bodies)
@@ -438,7 +473,9 @@ class _TurnWork:
             lane=lane,
             wakes=wakes + self._fold_wake(self.seen.tokens + compression.tokens(current)),
             spends=self._spends(tuple(bodies)),
+            blobs=self.mind.views.unkept(self.blobs),
         )
+        self.mind.views.kept(self.blobs)
         more = self.tail is None
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)

@@ -10,7 +10,7 @@ from everhold.core.entries import Place
 from everhold.core.mailbox import Busy
 from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import Model
-from everhold.ports.platform import Platform
+from everhold.ports.platform import Drafting, Platform
 from everhold.ports.tool import Effect, Tool
 
 
@@ -48,6 +48,9 @@ class Runtimes(Protocol):
     def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime: ...
 
     def platform(self, name: str, account: str) -> Platform | None: ...
+
+    def drafting(self, name: str, account: str) -> Drafting | None:
+        """The platform as one that can show growing replies, if it can."""
 
     def in_doubt(self, reader: str) -> str:
         """`resend` or `hold`: what to do about something unkeyed whose answer was lost."""

@@ -171,7 +171,9 @@ class Supervisor:
                 if platform is None:
                     await self._put_back(claim, f"{rest} is not connected", seconds=UNAVAILABLE_SECONDS)
                     return
-                await Lane(gates, claim, Voice(gates.store, platform, policy=runtimes.in_doubt(claim.reader))).run()
+                drafts = runtimes.drafting(name, account) is not None
+                policy = runtimes.in_doubt(claim.reader)
+                await Lane(gates, claim, Voice(gates.store, platform, policy=policy, drafts=drafts)).run()
             case "memory":
                 provider = runtimes.memory(rest, claim.agent)
                 if provider is None:

@@ -45,6 +45,17 @@ class Views:
     def __init__(self, *, most: int = 512) -> None:
         self.most = most
         self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._kept: set[bytes] = set()
+
+    def unkept(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Those of `blobs` that this process has not stored yet: prompts are the same turn after turn."""
+        return tuple(blob for blob in blobs if blob not in self._kept)
+
+    def kept(self, blobs: tuple[bytes, ...]) -> None:
+        """`blobs` are committed."""
+        if len(self._kept) > 4 * self.most:
+            self._kept.clear()
+        self._kept.update(blobs)
 
     async def now(self, store: Store, glance: Glance) -> Seen:
         """The session's view as it stands."""

@@ -10,6 +10,10 @@ from everhold.flow.lane import Load, Look
 from everhold.ports.platform import Outgoing, Platform
 from everhold.ports.store import Claim, Flight, Item, Store
 
+DRAFT = -1
+"""A draft's place among the parts of a reply: before all of them. It is filed under the operation, since the reply has
+no seq while it is made."""
+
 DEADLINE_SECONDS = 30.0
 """After this a send is given up on; leases outlive it."""
 
@@ -24,13 +28,22 @@ class Voice:
 
     event = "delivery.done"
 
-    def __init__(self, store: Store, platform: Platform, *, policy: str, deadline: float = DEADLINE_SECONDS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        platform: Platform,
+        *,
+        policy: str,
+        deadline: float = DEADLINE_SECONDS,
+        drafts: bool = False,
+    ) -> None:
         self.store = store
         self.platform = platform
         self.delivery = platform.delivery
         self.visible_after = platform.visible_after
         self.deadline = deadline
         self.policy = policy
+        self.drafts = drafts
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         upto = (await self.store.session(claim.session)).last_seq
@@ -43,7 +56,7 @@ class Voice:
                 return Look(load=load, upto=upto, more=True)
             left = await self._left(claim, entry, len(parts), done)
             if left:
-                load = self._load(claim, entry, left[0], last=left[0] == left[-1])
+                load = await self._load(claim, entry, left[0], last=left[0] == left[-1])
                 if len(left) > 1:
                     return Look(load=load, upto=upto, more=True)
         return Look(load=load, upto=upto)
@@ -65,7 +78,7 @@ class Voice:
             return None  # erased since: nothing of it may leave
         if flight.state == "unsent" and await self._undone(claim.session, entry):
             return None
-        return self._load(claim, entry, item.part, last=flight.upto == entry.seq)
+        return await self._load(claim, entry, item.part, last=flight.upto == entry.seq)
 
     async def deliver(self, load: Load) -> Mapping[str, str]:
         assert isinstance(load.payload, Outgoing)
@@ -75,16 +88,24 @@ class Voice:
         assert isinstance(load.payload, Outgoing)
         return [load.payload.key] if await self.platform.probe(load.payload) is not None else []
 
-    def _load(self, claim: Claim, entry: Entry, part: int, *, last: bool) -> Load:
+    async def _load(self, claim: Claim, entry: Entry, part: int, *, last: bool) -> Load:
         place, parts = spoken(entry)
         assert place is not None
         key = f"{claim.session}:{entry.seq}:{part}"
         hops = entry.body.hops if isinstance(entry.body, Said) else 0
-        out = Outgoing(to=place, text=parts[part], key=key, hops=hops)
+        edits = await self._draft(claim, entry) if self.drafts and part == 0 else ""
+        out = Outgoing(to=place, text=parts[part], key=key, edits=edits, hops=hops)
         # until its last part has gone, the position stays before the entry
         upto = entry.seq if last else entry.seq - 1
         digest = hashlib.sha256(f"{key}\n{place}\n{out.text}".encode()).hexdigest()
         return Load(items=(Item(seq=entry.seq, part=part, key=key),), upto=upto, digest=digest, payload=out)
+
+    async def _draft(self, claim: Claim, entry: Entry) -> str:
+        """The visible draft of this reply, if one was shown: the final text takes its place."""
+        if not isinstance(entry.body, Said) or entry.op is None:
+            return ""
+        shown = await self.store.receipts(claim.session, seq=entry.op, reader=claim.reader)
+        return next((receipt.remote for receipt in shown if receipt.part == DRAFT), "")
 
     async def _undone(self, session: str, entry: Entry) -> bool:
         """Whether the turn that said it was taken back; a notice stands whatever becomes of its turn."""

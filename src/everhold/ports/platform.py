@@ -97,7 +97,10 @@ class Platform(Protocol):
 
 
 class Drafting(Protocol):
-    """What a platform may offer besides: a reply that grows while it is made."""
+    """What a platform may offer besides: a reply that is seen while it grows. Declared by `drafting`."""
 
     async def draft(self, out: Outgoing) -> str:
         """Show an unfinished reply; its remote id, for `Outgoing.edits`."""
+
+    async def revise(self, remote: str, out: Outgoing) -> None:
+        """Show more of it."""

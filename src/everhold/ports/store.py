@@ -51,7 +51,7 @@ class Step(StrEnum):
 
 
 class Item(Record, frozen=True):
-    """One thing in a flight: the entry it stands for, which part of it, and the key that makes a repeat recognisable."""
+    """One thing in a flight: the entry and part it stands for, and the key by which a repeat is recognised."""
 
     seq: int
     key: str

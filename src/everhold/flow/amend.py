@@ -1,0 +1,113 @@
+"""What undo, retry, stop and erase write: the bodies of a change to a session's view. Nothing is ever deleted by it,
+but by `erase`, which removes the words and keeps their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from everhold.core.context import IN_VIEW, live
+from everhold.core.entries import Began, Body, Changed, Ended, Entry, Erased, Folded, Halted, Thought, Took, Undone
+from everhold.errors import NotFound
+from everhold.ports.store import Operation, Session, Store
+
+
+class Amendment(Struct, frozen=True, kw_only=True):
+    """Bodies to commit, and what to say about it. No bodies: there was nothing to do."""
+
+    bodies: tuple[Body, ...] = ()
+    say: str
+
+
+async def undo(store: Store, session: Session, *, what: str = "turn", count: int = 1, again: bool = False) -> Amendment:
+    """Take back the newest turns, or the newest fold. `again`: answer their messages once more."""
+    if what == "compress":
+        folds = await newest(store, session, "fold", 1)
+        if not folds:
+            return Amendment(say="There is no compression to undo.")
+        undone = Undone(ops=(folds[0].op,))
+        return Amendment(bodies=(Changed(change=undone),), say="The compression is undone; the originals are back.")
+    if session.running == "turn":
+        return Amendment(say="A turn is running. /stop it first.")
+    turns = await newest(store, session, "turn", count)
+    if not turns:
+        return Amendment(say="There is nothing to undo.")
+    undone = Undone(ops=tuple(sorted(turn.op for turn in turns)), again=again)
+    taken = f"Took back {len(turns)} turn{'s' if len(turns) > 1 else ''}."
+    return Amendment(bodies=(Changed(change=undone),), say="Trying again." if again else taken)
+
+
+async def stop(store: Store, session: Session) -> Amendment:
+    """Ask for the running turn to end."""
+    for operation in await store.operations(session.id, what=("turn",), states=("running",)):
+        return Amendment(bodies=(Changed(change=Halted(op=operation.op)),), say="Stopping.")
+    return Amendment(say="Nothing is running.")
+
+
+async def newest(store: Store, session: Session, what: str, count: int) -> list[Operation]:
+    """The newest operations of a kind that are over and in the view."""
+    found: list[Operation] = []
+    before: int | None = None
+    at = session.last_seq + 1
+    while len(found) < count and (
+        page := await store.operations(session.id, what=(what,), before=before, newest_first=True, limit=max(8, count))
+    ):
+        found += [op for op in page if live(op, at) and op.state in IN_VIEW and op.state != "running"]
+        before = page[-1].op
+    return found[:count]
+
+
+class Erasure(Struct, frozen=True, kw_only=True):
+    """Everything that has to go with some entries."""
+
+    seqs: tuple[int, ...]
+    bodies: tuple[Body, ...]
+    ends: tuple[int, ...]
+    """Running operations that saw it: they end."""
+    blobs: tuple[str, ...]
+
+
+async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: str, why: str) -> Erasure:
+    """Plan the removal of `seqs`: with the folds and recorded requests that contain them, and whoever is at it."""
+    entries = {entry.seq: entry for entry in await store.entries(session.id)}
+    missing = [seq for seq in seqs if seq not in entries]
+    if missing:
+        raise NotFound(f"session {session.id} has no entry {missing[0]}")
+    operations = await store.operations(session.id)
+    holders = _holders(entries.values(), set(seqs))
+    # an operation that began at or after the first of them may have had it in its context
+    first = min(seqs)
+    folds = tuple(
+        op.op
+        for op in operations
+        if op.what == "fold" and op.covers and any(holder <= op.covers for holder in holders) and op.last > first
+    )
+    gone = set(seqs)
+    blobs: set[str] = set()
+    for entry in entries.values():
+        if isinstance(entry.body, Folded) and entry.op in folds:
+            gone.add(entry.seq)
+        if isinstance(entry.body, Thought) and entry.seq > first and entry.body.recall:
+            blobs.add(entry.body.recall)
+    running = tuple(op.op for op in operations if op.state == "running" and op.op >= min(holders, default=first))
+    erased = Erased(seqs=tuple(sorted(gone)), folds=folds, by=by, why=why)
+    return Erasure(seqs=erased.seqs, bodies=(erased,), ends=running, blobs=tuple(sorted(blobs)))
+
+
+def _holders(entries: Iterable[Entry], seqs: set[int]) -> set[int]:
+    """The operations that contain or consumed any of `seqs`."""
+    holders: set[int] = set()
+    for entry in entries:
+        takes = entry.body.takes if isinstance(entry.body, Began | Took) else ()
+        if entry.op is not None and (entry.seq in seqs or not seqs.isdisjoint(takes)):
+            holders.add(entry.op)
+    return holders
+
+
+def command(
+    bodies: tuple[Body, ...], *, trigger: str, takes: tuple[int, ...] = (), reader: str = ""
+) -> tuple[Body, ...]:
+    """Bodies as an operation of their own."""
+    return (Began(what="command", takes=takes, reader=reader, trigger=trigger), *bodies, Ended())

@@ -1,0 +1,104 @@
+"""A reply that is seen while it is made: lossy, never the record.
+
+The first visible piece has a committed receipt, so that the final text edits it even after a restart. Everything else
+about a draft may be lost at any time: whatever happens to it, the turn's end is committed and delivered by voice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from everhold.core.entries import Place
+from everhold.errors import EverholdError
+from everhold.flow import voice
+from everhold.flow.gates import Gates
+from everhold.flow.perform import hand_over
+from everhold.ports.platform import Drafting, Outgoing
+from everhold.ports.store import Change, Claim, Receipt, Step
+
+DEADLINE_SECONDS: Final = 10.0
+PACE_SECONDS: Final = 1.0
+"""How often a visible draft is brought up to date: platforms limit edits."""
+FIRST_CHARACTERS: Final = 40
+
+PART: Final = voice.DRAFT
+
+
+class Sketch:
+    """One reply as it grows. Collects text at once, shows it at its own pace."""
+
+    def __init__(self, gates: Gates, claim: Claim, *, op: int, place: Place, platform: Drafting, limit: int) -> None:
+        self.gates = gates
+        self.claim = claim
+        self.op = op
+        self.place = place
+        self.platform = platform
+        self.limit = limit
+        self.text = ""
+        self.remote = ""
+        self._grown = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, piece: str) -> None:
+        """More of the text. Never waits and never fails: it is called from inside a model's answer."""
+        self.text += piece
+        self._grown.set()
+        if self._task is None and len(self.text) >= FIRST_CHARACTERS:
+            self._task = asyncio.get_running_loop().create_task(self._show())
+
+    async def close(self) -> None:
+        """The reply is made: nothing more is shown by this hand."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _show(self) -> None:
+        try:
+            # what is being delivered comes first: a draft never stands above an earlier reply
+            lane = await self.gates.store.lane(voice.reader_of(self.place), self.claim.session)
+            if lane is not None and (lane.since is not None or lane.flight is not None):
+                return
+            shown = self._out()
+            self.remote = await hand_over(
+                "draft", lambda: self.platform.draft(shown), self.gates, deadline=DEADLINE_SECONDS
+            )
+            await self.gates.store.commit(self._receipt())
+            while True:
+                self._grown.clear()
+                await self.gates.sleep(PACE_SECONDS)
+                await self._grown.wait()
+                shown = self._out()
+                await hand_over(
+                    "draft", lambda: self.platform.revise(self.remote, shown), self.gates, deadline=DEADLINE_SECONDS
+                )
+        except EverholdError as error:
+            self.gates.log.debug("draft.lost", session=self.claim.session, op=self.op, error=error)
+
+    def _out(self) -> Outgoing:
+        return Outgoing(to=self.place, text=self.text[: self.limit - 2] + " …", key=key_of(self.claim.session, self.op))
+
+    def _receipt(self) -> Change:
+        return Change(
+            step=Step.DRAFT,
+            session=self.claim.session,
+            at=self.gates.clock.now(),
+            claim=self.claim,
+            op=self.op,
+            receipts=(
+                Receipt(
+                    reader=voice.reader_of(self.place),
+                    session=self.claim.session,
+                    seq=self.op,
+                    part=PART,
+                    key=key_of(self.claim.session, self.op),
+                    remote=self.remote,
+                ),
+            ),
+        )
+
+
+def key_of(session: str, op: int) -> str:
+    return f"{session}:{op}:draft"
