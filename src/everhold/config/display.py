@@ -1,0 +1,92 @@
+"""The configuration in force, as a person may see it: where a secret comes from is shown, the secret is not there."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from everhold.config.problems import dotted
+from everhold.config.settings import AgentSettings, PluginPart, Settings, given_fields
+from everhold.config.values import Part, thaw
+from everhold.secret import Secret
+
+
+def show(settings: Settings) -> dict[str, Any]:
+    """Everything in force under the keys of config.yaml, as plain values. `defaults` are gone: every agent has its own.
+
+    It is a configuration again, with the same effect.
+    """
+    models = {name: _part(model) for name, model in settings.models.items()}
+    shown = _part(settings)
+    del shown["defaults"]
+    shown["models"] = {name: model for name, model in models.items() if "." not in name}
+    shown["agents"] = {name: _agent(agent, models) for name, agent in settings.agents.items()}
+    return shown
+
+
+def to_yaml(value: Any) -> str:
+    """`value` as YAML text."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.allow_unicode = True
+    yaml.width = 120
+    yaml.representer.sort_base_mapping_type_on_output = False
+    stream = io.StringIO()
+    yaml.dump(thaw(value), stream)
+    return stream.getvalue()
+
+
+def _agent(agent: AgentSettings, models: Mapping[str, Any]) -> dict[str, Any]:
+    def model(name: str) -> Any:
+        """A model that was written where it is used goes back there."""
+        return models[name] if "." in name else name
+
+    shown = _part(agent)
+    if agent.persona_file:
+        shown["persona"] = {"file": agent.persona_file}
+    shown["model"] = model(agent.model)
+    shown["fallback"] = [model(name) for name in agent.fallback]
+    if agent.compression.model is not None:
+        shown["compression"]["model"] = model(agent.compression.model)
+    shown["memories"] = [{"name": memory.name, **_part(memory)} for memory in agent.memories]
+    return shown
+
+
+def _part(part: Part) -> dict[str, Any]:
+    shown = {name: _value(getattr(part, name)) for name in given_fields(type(part))}
+    shown = {name: value for name, value in shown.items() if value is not None and value != ""}
+    return shown | _extra(part.extra, part.env) if isinstance(part, PluginPart) else shown
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Part):
+        return _part(value)
+    if isinstance(value, Mapping):
+        return {key: _value(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_value(item) for item in value]
+    return str(value) if isinstance(value, Secret) else value
+
+
+def _extra(extra: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+    """A plug-in's own keys as they were written: a secret by the name of its variable, set or not."""
+    shown: dict[str, Any] = {}
+
+    def walk(value: Any, into: dict[str, Any], path: tuple[str | int, ...]) -> None:
+        for key, item in value.items():
+            place = (*path, key)
+            if isinstance(item, Secret):
+                into[f"{key}_env"] = env.get(dotted(place), str(item))
+            elif isinstance(item, Mapping):
+                walk(item, into.setdefault(key, {}), place)
+            else:
+                into[key] = _value(item)
+
+    walk(extra, shown, ())
+    for key, name in env.items():
+        if "." not in key and "[" not in key:
+            shown.setdefault(f"{key}_env", name)
+    return shown

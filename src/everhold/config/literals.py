@@ -1,0 +1,68 @@
+"""Recognises secrets that stand where they must not: in config.yaml, in a key, in an error text. Never keeps one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+_KEY: Final = re.compile(
+    r"(?:.*_)?(?:token|api_?key|password|passwd|passphrase|secret|credentials?|(?:access|secret|private|signing)_?key)"
+)
+_SHAPES: Final = re.compile(
+    r"""
+      \bsk-[A-Za-z0-9_-]{16,}                             # OpenAI, Anthropic and many who imitate them
+    | \bxox[a-z]-[A-Za-z0-9-]{10,} | \bxapp-[A-Za-z0-9-]{10,}   # Slack
+    | \b\d{6,12}:[A-Za-z0-9_-]{30,}                       # Telegram
+    | \b[A-Za-z0-9_-]{23,30}\.[A-Za-z0-9_-]{6,7}\.[A-Za-z0-9_-]{27,}   # Discord
+    | \bsyt_[A-Za-z0-9_]{16,} | \bmat_[A-Za-z0-9]{16,}    # Matrix
+    | \bgh[opsur]_[A-Za-z0-9]{20,} | \bgithub_pat_[A-Za-z0-9_]{20,} | \bglpat-[A-Za-z0-9_-]{16,}
+    | \bhf_[A-Za-z0-9]{20,} | \bgsk_[A-Za-z0-9]{20,} | \bAIza[A-Za-z0-9_-]{30,} | \bAKIA[A-Z0-9]{16}\b
+    | \beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.      # JSON web tokens
+    | -----BEGIN[ A-Z]*PRIVATE\ KEY-----
+    | \b[Bb]earer\ +[A-Za-z0-9._~+/-]{16,}
+    """,
+    re.VERBOSE,
+)
+_URL_PASSWORD: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_ENV_REFERENCE: Final = re.compile(r"(?:\$\{?|env:)([A-Za-z_][A-Za-z0-9_]*)\}?|([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)")
+_WORD_BREAK: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def is_secret_key(key: str) -> bool:
+    """Does a key of this name hold a secret, whatever its value looks like?"""
+    return _KEY.fullmatch(_WORD_BREAK.sub("_", key).replace("-", "_").lower()) is not None
+
+
+def looks_secret(text: str) -> bool:
+    """Does this text have the shape of a known token, or a password inside a URL?"""
+    return _SHAPES.search(text) is not None or has_url_password(text)
+
+
+def has_url_password(text: str) -> bool:
+    return _URL_PASSWORD.search(text) is not None
+
+
+def is_env_name(text: Any) -> bool:
+    """Can this be the name of an environment variable, and is it not itself the secret?"""
+    return isinstance(text, str) and _ENV_NAME.fullmatch(text) is not None and not looks_secret(text)
+
+
+def env_reference(text: str) -> str | None:
+    """The variable somebody means who writes `$NAME`, `${NAME}`, `env:NAME` or NAME where a secret is expected."""
+    found = None if looks_secret(text) else _ENV_REFERENCE.fullmatch(text)
+    return (found[1] or found[2]) if found else None
+
+
+def env_name_for(path: tuple[str | int, ...]) -> str:
+    """The name suggested for the secret at `path`: platforms.telegram.coder.token is TELEGRAM_CODER_TOKEN."""
+    if path[:2] == ("http", "tokens"):
+        return "EVERHOLD_TOKEN"
+    words = [_WORD_BREAK.sub("_", str(part)) for part in (path[1:] or path) if not looks_secret(str(part))]
+    name = re.sub(r"[^A-Za-z0-9]+", "_", "_".join(words)).strip("_").upper()
+    return name if name and not name[0].isdigit() else f"EVERHOLD_{name or 'SECRET'}"
+
+
+def mask(text: str) -> str:
+    """`text` with whatever looks like a secret replaced."""
+    return _URL_PASSWORD.sub("***@", _SHAPES.sub("***", text))

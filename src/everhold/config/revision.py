@@ -1,0 +1,59 @@
+"""A short name for what is in force: the same for the same effect, another for another. Tells nothing about secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from everhold.config.settings import AgentSettings, Settings
+from everhold.config.values import Part
+from everhold.secret import Secret
+
+LENGTH: Final = 12
+_NOT_IN_FORCE: Final = frozenset(
+    {"revision", "signatures", "problems", "seen", "document", "persona_file", "defaults", "memories"}
+)
+"""Fields of Settings and AgentSettings that say where something came from, or what it would be for others."""
+
+
+def revision_of(settings: Settings, *, salt: bytes) -> str:
+    """Of everything in force. `defaults` count through the agents, `memories` through the agents that use them."""
+    return _digest(_canonical(settings, salt), salt)
+
+
+def signature_of(settings: Settings, agent: AgentSettings, *, salt: bytes) -> str:
+    """Of what one agent depends on: its own settings, its models, its tool servers."""
+    servers = (tool.removeprefix("mcp:") for tool in agent.tools if tool.startswith("mcp:"))
+    parts: list[Any] = [agent]
+    parts += [settings.models[name] for name in sorted(set(agent.models()))]
+    parts += [settings.mcp[name] for name in sorted(set(servers))]
+    return _digest([settings.timezone, *(_canonical(part, salt) for part in parts)], salt)
+
+
+def _digest(value: Any, salt: bytes) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=32, key=salt[:64]).hexdigest()[:LENGTH]
+
+
+def _canonical(value: Any, salt: bytes) -> Any:
+    if isinstance(value, Secret):
+        data = value.reveal().encode("utf-8", "surrogatepass")
+        return {"secret": hashlib.blake2b(data, digest_size=32, key=salt[:64], person=b"everhold-secret").hexdigest()}
+    if isinstance(value, Part):
+        skipped = _skipped(value)
+        return {
+            name: _canonical(getattr(value, name), salt) for name in type(value).model_fields if name not in skipped
+        }
+    if isinstance(value, Mapping):
+        return {key: _canonical(item, salt) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_canonical(item, salt) for item in value]
+    return value
+
+
+def _skipped(part: Part) -> frozenset[str]:
+    if isinstance(part, Settings):
+        return _NOT_IN_FORCE
+    return frozenset({"persona_file"}) if isinstance(part, AgentSettings) else frozenset()

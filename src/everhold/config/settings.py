@@ -1,0 +1,468 @@
+"""Settings: everything a configuration can say, frozen. Read at the door, handed down; reads no file and no variable.
+
+A key of config.yaml is a field here, and its docstring is its line in docs/reference/configuration.md. Fields that the
+loader fills in (a resolved secret, a persona's text) are marked `derived`: nobody can write them in YAML.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, Field, model_validator
+
+from everhold.config.problems import Problem, did_you_mean
+from everhold.config.sight import Seen
+from everhold.config.values import (
+    Effect,
+    EnvName,
+    Free,
+    Identity,
+    InDoubt,
+    ModelName,
+    Models,
+    Name,
+    Named,
+    Part,
+    Share,
+    Table,
+    Text,
+    Url,
+    Usd,
+    Whose,
+    Write,
+    Zone,
+    nothing,
+    refusal,
+    zone_of,
+)
+from everhold.errors import NotFound
+from everhold.secret import Secret
+
+OFFLINE: Final = "offline"
+BUILTIN: Final = "builtin"
+MAIN: Final = "main"
+
+
+# -- the whole house ---------------------------------------------------------------------------------------------------
+
+
+class StoreSettings(Part):
+    url: str = ""
+    """Empty for SQLite in the home; `postgresql://user@host/db` for PostgreSQL."""
+    password_env: EnvName | None = None
+    """The variable with the database password."""
+    password: Secret | None = Field(default=None, validation_alias="=password")
+    missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if value != "sqlite":
+            raise refusal("must be `sqlite` or a mapping with a url", "store: {url: postgresql://user@host/db}")
+        return {}
+
+    @model_validator(mode="after")
+    def _known(self) -> StoreSettings:
+        if self.url and not self.url.startswith(("postgresql://", "postgres://")):
+            raise refusal("its url must start with postgresql://", "or write store: sqlite")
+        return self
+
+    @property
+    def kind(self) -> Literal["sqlite", "postgres"]:
+        return "postgres" if self.url else "sqlite"
+
+
+class TokenSettings(Part):
+    name: Name
+    """What the token is called in logs."""
+    token_env: EnvName
+    """The variable with the token. At least 32 random characters: `openssl rand -hex 32`."""
+    person: Name | None = None
+    """Who speaks when this token is used, a name from `people`. Without it: whoever is called like the token."""
+    operator: bool = False
+    """May do everything, and speak for others."""
+    token: Secret | None = Field(default=None, validation_alias="=token")
+    missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
+
+
+class HttpSettings(Part):
+    host: Text = "127.0.0.1"
+    """The address to listen on. Any other than loopback needs a token."""
+    port: int = Field(default=8765, ge=0, le=65535)
+    """The port to listen on; 0 takes a free one."""
+    tokens: tuple[TokenSettings, ...] = ()
+    """Who may come in from elsewhere."""
+
+    @model_validator(mode="after")
+    def _guarded(self) -> HttpSettings:
+        if not self.loopback and not self.tokens:
+            raise refusal(
+                "listens beyond this machine without a token",
+                "add tokens: [{name: me, token_env: EVERHOLD_TOKEN, operator: true}], or host: 127.0.0.1",
+            )
+        return self
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+
+class PriceSettings(Part):
+    input: Usd
+    """Per million tokens the model reads."""
+    cached: Usd | None = None
+    """Per million tokens it has read before; as `input` if not given."""
+    cache_write: Usd | None = None
+    """Per million tokens it keeps for reading again; as `input` if not given."""
+    output: Usd
+    """Per million tokens it writes."""
+
+
+class PluginPart(Part):
+    """A section that a plug-in reads: what it alone understands stands in `extra`, secrets resolved."""
+
+    extra: Mapping[str, Any] = Field(default_factory=nothing, validation_alias="=extra")
+    env: Mapping[str, str] = Field(default_factory=nothing, validation_alias="=env")
+    """Where each secret of `extra` comes from: key path -> variable."""
+    missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
+    """Variables this needs that are not set: it is disabled until they are."""
+
+    @property
+    def ready(self) -> bool:
+        return not self.missing
+
+
+class ModelSettings(PluginPart):
+    provider: Name
+    """`openai` (and everything compatible), `anthropic`, `offline`, or an installed plug-in."""
+    name: Text = ""
+    """The model's name at the provider."""
+    base_url: Url | None = None
+    """Where the provider answers, if not at its usual place."""
+    api_key_env: EnvName | None = None
+    """The variable with the key."""
+    context_tokens: int | None = Field(default=None, ge=256)
+    """How much the model can read at once."""
+    price: PriceSettings | None = None
+    """US dollars per million tokens. A budget in dollars needs it."""
+    params: Free = Field(default_factory=nothing)
+    """Passed on with every request, such as `temperature`."""
+    key: str = Field(default="", validation_alias="=key")
+    """The name it has in `models`, or the place it was written at."""
+    api_key: Secret | None = Field(default=None, validation_alias="=api_key")
+
+
+class RecallSettings(Part):
+    deadline_ms: int = Field(default=800, ge=0)
+    """How long a turn waits for memories; what comes later is left out. 0 recalls nothing."""
+    tokens: int = Field(default=1700, ge=0)
+    """How much of the context recalled memories may take."""
+
+
+class CompressionSettings(Part):
+    soft: Share = 0.6
+    """From this share of the model's context on, a summary is made ahead of need."""
+    hard: Share = 0.85
+    """From this share on, the chat waits for it."""
+    keep_exchanges: int = Field(default=6, ge=0)
+    """How many of the last exchanges always stay word for word."""
+    ahead: bool = True
+    """Make summaries in the background, before they are needed."""
+    model: ModelName | None = None
+    """Which model writes them; the agent's own if not given."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CompressionSettings:
+        if self.soft > self.hard:
+            raise refusal("soft lies above hard", "soft: 0.6, hard: 0.85")
+        return self
+
+
+class SessionSettings(Part):
+    group: Whose = "per-person"
+    """In a group, does everybody talk in their own session, or all in one?"""
+    thread: Whose = "shared"
+    """The same for a thread."""
+
+
+class LimitSettings(Part):
+    usd_per_day: Usd | None = None
+    """US dollars per day."""
+    tokens_per_day: int | None = Field(default=None, ge=0)
+    """Tokens per day, read and written."""
+
+
+class BudgetSettings(LimitSettings):
+    per_person: LimitSettings = LimitSettings()
+    """What one person may cause."""
+    per_chat: LimitSettings = LimitSettings()
+    """What one conversation may cause."""
+    background: LimitSettings = LimitSettings()
+    """What summaries, reviews and schedules may cost."""
+
+    def limits(self) -> Iterator[LimitSettings]:
+        yield from (self, self.per_person, self.per_chat, self.background)
+
+
+class MemorySettings(PluginPart):
+    provider: Name
+    """`builtin`, or an installed plug-in; the name of the instance if not given."""
+    write: Write = "turn"
+    """When exchanges go to the provider: after every `turn`, `async`, at the end of a `session`, or every N turns."""
+    in_doubt: InDoubt = "resend"
+    """What happens to a write nobody can tell the fate of: `resend` risks a double, `hold` waits for a person."""
+    naming: Literal["everhold", "hermes"] = "everhold"
+    """How sessions are named at the provider; `hermes` keeps the names hermes-agent gave."""
+    session_strategy: Literal["per-session", "per-directory", "per-repo", "global"] = "per-directory"
+    """What a session without a chat (a terminal) is filed under."""
+    session_peer_prefix: bool = False
+    """Put the person's name before the session's."""
+    name: str = Field(default="", validation_alias="=name")
+    """The instance: its key in `memories`."""
+
+
+# -- agents ------------------------------------------------------------------------------------------------------------
+
+
+class AgentSettings(Part):
+    persona: str = ""
+    """Who the agent is: text, or a file relative to the home (`SOUL.md`); `{file: …}` and `{text: …}` say which."""
+    model: ModelName = OFFLINE
+    """A name from `models`, or a mapping with the same keys. With one model in `models`, that one."""
+    fallback: tuple[ModelName, ...] = ()
+    """Models to try, in this order, when the model is down."""
+    memories: tuple[MemorySettings, ...] = ()
+    """Names from `memories`, or mappings `{name: …}` whose other keys override it. `[builtin]` if not given."""
+    recall: RecallSettings = RecallSettings()
+    """How much is remembered in each turn."""
+    busy: Literal["queue", "steer", "interrupt"] = "queue"
+    """What a message does that arrives during a turn: wait for the next, join at the next tool, or end it."""
+    compression: CompressionSettings = CompressionSettings()
+    """How a conversation that grows too long is summed up."""
+    sessions: SessionSettings = SessionSettings()
+    """Who shares a session with whom."""
+    budget: BudgetSettings = BudgetSettings()
+    """What may be spent per day. A call that could exceed it is not made."""
+    tools: tuple[Text, ...] = ("memory", "session_search")
+    """What the agent can use; `mcp:NAME` for a server from `mcp`."""
+    send_to: tuple[Text, ...] = ()
+    """Whom the agent may write to of its own accord: `agent:NAME`, or the address of a chat. Nobody if not given."""
+    memory_notices: bool = True
+    """Say in the chat when something was remembered."""
+    name: str = Field(default="", validation_alias="=name")
+    persona_file: str = Field(default="", validation_alias="=persona_file")
+    """Where `persona` was read from."""
+
+    def models(self) -> Iterator[str]:
+        """Every model it may ask."""
+        yield self.model
+        yield from self.fallback
+        if self.compression.model is not None:
+            yield self.compression.model
+
+
+# -- platforms and people ----------------------------------------------------------------------------------------------
+
+
+class AccountAccess(Part):
+    direct: tuple[Text, ...] = ()
+    """Who may write to it directly: names from `people`, or ids such as `telegram:1001`."""
+    groups: Table[tuple[Text, ...]] = Field(default_factory=nothing)
+    """Who may speak in which group: group id to names."""
+
+
+class AccountGroups(Part):
+    answer: Literal["mentioned", "always"] = "mentioned"
+    """Answer when mentioned, replied to or commanded, or always."""
+    observe: bool = False
+    """Keep what others say in the group, too."""
+
+
+class ChatSettings(Part):
+    agent: Name | None = None
+    """Another agent for this chat."""
+    sessions: SessionSettings | None = None
+    """Other sessions for this chat."""
+    groups: AccountGroups | None = None
+    """Another way to behave in this group."""
+
+
+class AccountSettings(PluginPart):
+    agent: Name
+    """Who answers. If not given: the agent with the account's name, else the main one."""
+    enabled: bool = True
+    """Whether the account is used."""
+    in_doubt: InDoubt = "resend"
+    """What happens to a reply nobody can tell the fate of: `resend` risks a double, `hold` waits for a person."""
+    access: AccountAccess = Field(default_factory=AccountAccess)
+    """Who may speak. Nobody if not given, except the owners."""
+    groups: AccountGroups = AccountGroups()
+    """How to behave in groups."""
+    chats: Table[ChatSettings] = Field(default_factory=nothing)
+    """Exceptions for single chats, by their id."""
+    platform: str = Field(default="", validation_alias="=platform")
+    account: str = Field(default="", validation_alias="=account")
+
+
+class PersonSettings(Part):
+    name: Name
+    """What the person is called here."""
+    identities: tuple[Identity, ...] = ()
+    """How to recognise them: `platform:id`, ids that cannot be changed."""
+
+
+class AccessSettings(Part):
+    owners: tuple[Name, ...] = ()
+    """Who may do everything, everywhere."""
+    pairing: bool = True
+    """Strangers get a code that somebody in charge can approve."""
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+class McpSettings(Part):
+    command: tuple[Text, ...] = ()
+    """The program to start, and its arguments."""
+    url: Url | None = None
+    """A server that runs already."""
+    token_env: EnvName | None = None
+    """The variable with the bearer token for `url`."""
+    env: tuple[EnvName, ...] = ()
+    """Variables the program gets besides the usual ones; their values come from `.env` or the environment."""
+    effects: Table[Effect] = Field(default_factory=nothing)
+    """What running a tool twice would do: `pure` nothing, `keyed`, `probe`, or `once` for harm. `once` if not given."""
+    deadline_seconds: float = Field(default=60, gt=0)
+    """When a call is given up."""
+    token: Secret | None = Field(default=None, validation_alias="=token")
+    variables: Mapping[str, Secret] = Field(default_factory=nothing, validation_alias="=variables")
+    missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
+    name: str = Field(default="", validation_alias="=name")
+
+    @model_validator(mode="after")
+    def _either(self) -> McpSettings:
+        if bool(self.command) == bool(self.url):
+            raise refusal("needs either a command or a url", "command: [mcp-server-time]")
+        return self
+
+    @property
+    def ready(self) -> bool:
+        return not self.missing
+
+
+class LoopSettings(Part):
+    max_hops: int = Field(default=8, ge=1)
+    """How often agents may answer each other before a human has to speak."""
+    halt_word: Text = "!halt"
+    """Stops the agents of a conversation, whoever of the allowed says it."""
+
+
+class BackupSettings(Part):
+    every_hours: float = Field(default=24, ge=0)
+    """How often the store is copied to `backups/`; 0 for never."""
+    keep: int = Field(default=7, ge=1)
+    """How many copies are kept."""
+
+
+class Settings(Part):
+    """One revision of the configuration."""
+
+    store: StoreSettings = StoreSettings()
+    """Where the log is kept: `sqlite`, or a mapping for PostgreSQL."""
+    timezone: Zone = "UTC"
+    """When a day begins, for budgets and schedules."""
+    http: HttpSettings = HttpSettings()
+    """The page, the API, and who may use them."""
+    models: Models[ModelSettings] = Field(default_factory=nothing)
+    """Models by the name you give them. `offline` is always there."""
+    defaults: AgentSettings = AgentSettings()
+    """Merged under every agent: mappings merge, lists replace."""
+    agents: Named[AgentSettings] = Field(default_factory=nothing)
+    """Agents by name; `main` if none is given."""
+    memories: Named[MemorySettings] = Field(default_factory=nothing)
+    """Memory services by the name you give them. `builtin` is always there."""
+    platforms: Named[Named[AccountSettings]] = Field(default_factory=nothing)
+    """Chat platforms: platform, then account, then its settings."""
+    people: tuple[PersonSettings, ...] = ()
+    """Who is who."""
+    access: AccessSettings = AccessSettings()
+    """Who is in charge."""
+    mcp: Named[McpSettings] = Field(default_factory=nothing)
+    """Tool servers by the name you give them."""
+    loops: LoopSettings = LoopSettings()
+    """What stops agents from talking to each other for ever."""
+    backup: BackupSettings = BackupSettings()
+    """Copies of the store."""
+
+    default_agent: str = Field(default=MAIN, validation_alias="=default_agent")
+    """Who answers where nobody else was named."""
+    revision: str = Field(default="", validation_alias="=revision")
+    """Changes if and only if something in force changes, secrets included."""
+    signatures: Mapping[str, str] = Field(default_factory=nothing, validation_alias="=signatures")
+    """Per agent: changes with what this agent depends on, and with nothing else."""
+    problems: tuple[Problem, ...] = Field(default=(), validation_alias="=problems")
+    """What does not work for want of something, and the remedy."""
+    seen: Mapping[Path, Seen] = Field(default_factory=nothing, validation_alias="=seen", repr=False)
+    """What was read for this revision, as it was then."""
+    document: Mapping[str, Any] = Field(default_factory=nothing, validation_alias="=document", repr=False)
+    """What was written, personas included and secrets not: enough to bring this revision back."""
+
+    def agent(self, name: str = "") -> AgentSettings:
+        """The agent called `name`, or the default one."""
+        try:
+            return self.agents[name or self.default_agent]
+        except KeyError:
+            raise NotFound(f"there is no agent {name!r}", remedy=did_you_mean(name, self.agents)) from None
+
+    def accounts(self) -> Iterator[AccountSettings]:
+        for accounts in self.platforms.values():
+            yield from accounts.values()
+
+    @cached_property
+    def zone(self) -> datetime.tzinfo:
+        return zone_of(self.timezone)
+
+    @cached_property
+    def identities(self) -> Mapping[str, str]:
+        """`platform:id` -> person, as configured."""
+        return MappingProxyType({id: person.name for person in self.people for id in person.identities})
+
+    def secrets(self) -> tuple[Secret, ...]:
+        """Every secret value in force, for redaction."""
+        return tuple(dict.fromkeys(_secrets_in(self)))
+
+
+def _secrets_in(value: object) -> Iterator[Secret]:
+    if isinstance(value, Secret):
+        yield value
+    elif isinstance(value, Part):
+        for name in type(value).model_fields:
+            yield from _secrets_in(getattr(value, name))
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _secrets_in(item)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _secrets_in(item)
+
+
+def is_derived(model: type[BaseModel], field: str) -> bool:
+    """Does the loader fill this field in, rather than whoever writes config.yaml?"""
+    alias = model.model_fields[field].validation_alias
+    return isinstance(alias, str) and alias.startswith("=")
+
+
+def given_fields(model: type[BaseModel]) -> list[str]:
+    """The keys of a section that can be written in YAML."""
+    return [name for name in model.model_fields if not is_derived(model, name)]
+
+
+ValidatePlugin: TypeAlias = Callable[[str, str, Mapping[str, Any]], list[Problem]]
+"""(group, plug-in, its section with secrets resolved) -> what is wrong with it, with paths relative to the section."""

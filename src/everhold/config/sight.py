@@ -1,0 +1,51 @@
+"""What a file looked like, to notice later that it changed. Reads none."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Mark(NamedTuple):
+    """What tells one state of a file from another. Compared for equality only: clocks jump."""
+
+    size: int = -1
+    modified_ns: int = 0
+    changed_ns: int = 0
+    inode: int = 0
+    device: int = 0
+    mode: int = 0
+    owner: int = 0
+
+
+def mark_of(path: Path) -> Mark | None:
+    """A file's mark, None if there is none to be seen. Reads nothing."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return Mark(
+        size=found.st_size,
+        modified_ns=found.st_mtime_ns,
+        changed_ns=found.st_ctime_ns,
+        inode=found.st_ino,
+        device=found.st_dev,
+        mode=found.st_mode,
+        owner=found.st_uid,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file as it was when it was read."""
+
+    mark: Mark | None
+    digest: bytes
+
+
+def digest_of(data: bytes | None) -> bytes:
+    """Of a file's content; of no file, nothing."""
+    return b"" if data is None else hashlib.blake2b(data, digest_size=16).digest()

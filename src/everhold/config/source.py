@@ -1,0 +1,250 @@
+"""YAML text into plain values that remember their lines. Knows nothing of what the values mean.
+
+Mappings come as dicts with text keys, lists as tuples. Only plain values exist: no tags, no dates, no objects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from everhold.config.literals import mask
+from everhold.config.problems import KeyPath, Problem
+
+NODE_LIMIT: Final = 50_000
+"""Values in one document, aliases counted each time they are used."""
+DEPTH_LIMIT: Final = 64
+
+_TAG: Final = "tag:yaml.org,2002:"
+_QUOTED: Final = re.compile(r"'[^'<]{2,}'|\"[^\"<]{2,}\"")
+_YAML_FLAGS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+
+
+@dataclass(slots=True)
+class Document:
+    """What a file says, where it says it, and what of it cannot be understood."""
+
+    file: str
+    data: dict[str, Any] = field(default_factory=dict)
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    root: Node | None = None
+    """The parsed tree, with the exact span of everything in the text."""
+
+    def line(self, path: KeyPath) -> int:
+        """The line of `path`, or of the nearest thing around it."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return self.lines.get(path, 0)
+
+    def problem(self, path: KeyPath, message: str, remedy: str = "", *, line: int = 0) -> None:
+        self.problems.append(Problem(message, remedy, path=path, file=self.file, line=line or self.line(path)))
+
+
+def read(data: str | bytes, *, file: str = "config.yaml") -> Document:
+    """Everything `data` says. Never raises: what is wrong is listed in the document."""
+    document = Document(file)
+    text = _decode(data, document)
+    if text is None:
+        return document
+    try:
+        document.root = compose(text)
+    except YAMLError as error:
+        line, message = _syntax(error, text)
+        document.problem((), message, "YAML is indented with spaces, and odd text stands in quotes", line=line)
+        return document
+    except RecursionError:
+        document.problem((), "is nested too deeply", f"at most {DEPTH_LIMIT} levels")
+        return document
+    except (ValueError, AttributeError, IndexError, AssertionError, TypeError) as error:
+        # The YAML library stumbles over some broken documents instead of refusing them.
+        document.problem((), f"is not YAML ({type(error).__name__})", "check the quotes, brackets and directives")
+        return document
+    if document.root is None:
+        return document
+    if not isinstance(document.root, MappingNode):
+        if isinstance(document.root, ScalarNode) and document.root.tag == _TAG + "null":
+            return document
+        document.problem((), "must be a mapping", "write lines such as `timezone: Europe/Berlin`", line=1)
+        return document
+    value = _Builder(document).build(document.root, ())
+    if isinstance(value, dict):
+        document.data = value
+    return document
+
+
+def compose(text: str) -> Node | None:
+    """The tree of `text`. Raises YAMLError, RecursionError, and sometimes what the library happens to trip over."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.composer.warn_double_anchors = False
+    node: Node | None = yaml.compose(text)
+    return node
+
+
+def _decode(data: str | bytes, document: Document) -> str | None:
+    if isinstance(data, str):
+        return data.removeprefix("\ufeff")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        document.problem((), "is not UTF-8 text", "save the file as UTF-8", line=line)
+        return None
+
+
+def _syntax(error: YAMLError, text: str) -> tuple[int, str]:
+    """Line and message. What the message quotes from the file is left out: it might be a secret."""
+    if isinstance(error, ReaderError):
+        return text.count("\n", 0, error.position) + 1, "holds a character that YAML does not allow"
+    if not isinstance(error, MarkedYAMLError):
+        return 0, "is not YAML"
+    mark = error.problem_mark or error.context_mark
+    message = " ".join(str(part) for part in (error.context, error.problem) if part)
+    return (mark.line + 1 if mark else 0), mask(_QUOTED.sub("'…'", " ".join(message.split()))) or "is not YAML"
+
+
+class _Builder:
+    """Turns nodes into values, once per document."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.open: set[int] = set()
+        self.count = 0
+
+    def build(self, node: Node, path: KeyPath) -> Any:
+        self.count += 1
+        if self.count > NODE_LIMIT:
+            if self.count == NODE_LIMIT + 1:
+                self.document.problem((), f"holds more than {NODE_LIMIT} values", "use fewer aliases")
+            return None
+        if isinstance(node, ScalarNode):
+            return self.scalar(node, path)
+        if id(node) in self.open or len(path) >= DEPTH_LIMIT:
+            self.document.problem(path, "contains itself or is nested too deeply", "remove the alias (*name)")
+            return None
+        self.open.add(id(node))
+        try:
+            if isinstance(node, MappingNode) and node.tag == _TAG + "map":
+                return dict(self.mapping(node, path))
+            if isinstance(node, SequenceNode) and node.tag == _TAG + "seq":
+                return tuple(self.sequence(node, path))
+        finally:
+            self.open.discard(id(node))
+        self.document.problem(path, "has a YAML tag (!…), which means nothing here", "remove the tag", line=_line(node))
+        return None
+
+    def sequence(self, node: SequenceNode, path: KeyPath) -> Iterator[Any]:
+        for place, item in enumerate(node.value):
+            self.document.lines[(*path, place)] = _line(item)
+            yield self.build(item, (*path, place))
+
+    def mapping(self, node: MappingNode, path: KeyPath) -> Iterator[tuple[str, Any]]:
+        seen: dict[str, int] = {}
+        merged: list[Node] = []
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                merged.append(value_node)
+                continue
+            key = self.key(key_node, path)
+            if key is None:
+                continue
+            line = _line(key_node)
+            if key in seen:
+                self.document.problem(
+                    (*path, key), f"stands twice, first in line {seen[key]}", "remove one of them", line=line
+                )
+                continue
+            seen[key] = line
+            self.document.lines[(*path, key)] = line
+            yield key, self.build(value_node, (*path, key))
+        for value_node in merged:
+            yield from self.merge(value_node, path, seen)
+
+    def merge(self, node: Node, path: KeyPath, seen: dict[str, int]) -> Iterator[tuple[str, Any]]:
+        """`<<: *other`: the keys of another mapping, where this one has none of its own."""
+        sources = node.value if isinstance(node, SequenceNode) else [node]
+        for source in sources:
+            if not isinstance(source, MappingNode):
+                self.document.problem(path, "`<<` needs a mapping", "write `<<: *name`", line=_line(node))
+                continue
+            if id(source) in self.open:
+                self.document.problem(path, "merges itself", "remove the `<<`", line=_line(node))
+                continue
+            self.open.add(id(source))
+            fresh = MappingNode(
+                source.tag,
+                [(k, v) for k, v in source.value if k.tag == _TAG + "merge" or k.value not in seen],
+                start_mark=source.start_mark,
+                end_mark=source.end_mark,
+            )
+            for key, value in self.mapping(fresh, path):
+                if key not in seen:
+                    seen[key] = self.document.line((*path, key))
+                    yield key, value
+            self.open.discard(id(source))
+
+    def key(self, node: Node, path: KeyPath) -> str | None:
+        line = _line(node)
+        if not isinstance(node, ScalarNode) or node.tag == _TAG + "null" or not node.value:
+            self.document.problem(path, "has a key that is not text", "put the key in quotes", line=line)
+            return None
+        key: str = node.value
+        if not self.readable(key, path, line):
+            return None
+        if key.startswith("="):
+            self.document.problem(path, "has a key that starts with =", "remove the =", line=line)
+            return None
+        return key
+
+    def scalar(self, node: ScalarNode, path: KeyPath) -> str | int | float | bool | None:
+        kind, text = (node.tag or "").removeprefix(_TAG), str(node.value)
+        if kind == "null":
+            return None
+        if kind == "bool":
+            return _YAML_FLAGS.get(text.lower(), text.lower()) == "true"
+        if kind in ("str", "timestamp"):
+            return text if self.readable(text, path, _line(node)) else None
+        try:
+            if kind == "int":
+                return _integer(text)
+            if kind == "float":
+                number = float(text.replace("_", ""))
+                if number - number == 0:
+                    return number
+        except ValueError:
+            pass
+        if kind in ("int", "float"):
+            self.document.problem(path, "is not a number everhold can use", "or put it in quotes", line=_line(node))
+        else:
+            self.document.problem(path, "has a YAML tag (!…), which means nothing here", "remove it", line=_line(node))
+        return None
+
+    def readable(self, text: str, path: KeyPath, line: int) -> bool:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            ok = False
+        else:
+            ok = "\0" not in text
+        if not ok:
+            self.document.problem(path, "holds an escape that is no character", "remove the \\u… or \\0", line=line)
+        return ok
+
+
+def _integer(text: str) -> int:
+    plain = text.replace("_", "")
+    try:
+        return int(plain)
+    except ValueError:
+        return int(plain, 0)
+
+
+def _line(node: Node) -> int:
+    return int(node.start_mark.line) + 1 if node.start_mark else 0

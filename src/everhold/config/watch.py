@@ -1,0 +1,186 @@
+"""Notices edits of config.yaml, `.env` and persona files, and swaps in what they say once it is sound.
+
+It compares what `stat` says and reads a file only when that changed, so a message costs no file read. A change counts
+once the files have been still for a moment: editors write in steps. What is refused, or gone, leaves the last good
+revision in force. Time and sleep are arguments; there is no thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from everhold.config.loader import keep_last_good
+from everhold.config.problems import ConfigError, Problem
+from everhold.config.settings import Settings
+from everhold.config.sight import Mark, digest_of, mark_of
+from everhold.home import Home, read_file
+from everhold.ports.log import Log
+
+POLL_SECONDS: Final = 0.5
+STILL_SECONDS: Final = 0.2
+"""How long files must be unchanged before they are read."""
+PATIENCE_SECONDS: Final = 2.0
+"""How long a message waits for files that never come to rest."""
+COARSE_SECONDS: Final = 2.5
+"""File systems may count time in steps of two seconds: an edit within the same step is found by reading once more."""
+
+_UNSEEN: Final[Mark] = Mark()
+
+
+class Watcher:
+    """Keeps `settings` at what the files say, as long as that is sound."""
+
+    def __init__(
+        self,
+        home: Home,
+        settings: Settings,
+        *,
+        load: Callable[[], Settings],
+        swap: Callable[[Settings], None],
+        log: Log,
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        mark: Callable[[Path], Mark | None] = mark_of,
+    ) -> None:
+        """Start from `settings`. `load` reads the home anew; `swap` is called with every later revision."""
+        self.settings = settings
+        self.refused: ConfigError | None = None
+        """Why the files are not in force, if they are not."""
+        self._home = home
+        self._load = load
+        self._swap = swap
+        self._log = log
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._mark = mark
+        self._seen: dict[Path, Mark | None] = {}
+        self._digests: dict[Path, bytes] = {}
+        self._moving: tuple[dict[Path, Mark | None], float] | None = None
+        self._closer_at: float | None = None
+        self._note(settings)
+        self._keep()
+
+    async def run(self) -> None:
+        """Look twice a second, for ever."""
+        while True:
+            await self._sleep(self.look() or POLL_SECONDS)
+            self.look_closer()
+
+    async def fresh(self) -> Settings:
+        """What is in force for a message that arrives now: an edit made before it counts."""
+        until = self._monotonic() + PATIENCE_SECONDS
+        while (wait := self.look()) > 0 and self._monotonic() < until:
+            await self._sleep(wait)
+        return self.settings
+
+    def look(self) -> float:
+        """Compare, and load what has come to rest; seconds until it may have, 0 if nothing moves."""
+        marks = {path: self._mark(path) for path in self._seen}
+        if marks == self._seen:
+            self._moving = None
+            return 0.0
+        now = self._monotonic()
+        if self._moving is None or self._moving[0] != marks:
+            self._moving = (marks, now)
+        rested = now - self._moving[1]
+        if rested < STILL_SECONDS:
+            return STILL_SECONDS - rested
+        self.reload()
+        return 0.0
+
+    def look_closer(self) -> None:
+        """Once, a while after files were read: did one change within the same tick of a coarse clock?"""
+        if self._closer_at is None or self._moving is not None or self._monotonic() < self._closer_at:
+            return
+        self._closer_at = None
+        if any(_content(path) != digest for path, digest in self._digests.items()):
+            self.reload()
+
+    def reload(self) -> None:
+        """Load now; also for whoever has just written a file whole and wants it in force."""
+        self._moving = None
+        try:
+            settings = self._load()
+            self._note(settings)
+            self._refuse_gone(settings)
+        except ConfigError as error:
+            self._note(error)
+            self._refuse(error)
+        else:
+            self._adopt(settings)
+
+    def _note(self, read: Settings | ConfigError) -> None:
+        """Remember what was read, as it was when it was read; what is in force rests on stays in sight."""
+        paths = {self._home.config, self._home.env, *self.settings.seen, *read.seen}
+        # What was not read this time (the file was refused before) counts as it is now: only its change matters.
+        first = not self._seen
+        self._seen = {
+            path: read.seen[path].mark if path in read.seen else (_UNSEEN if first else self._mark(path))
+            for path in sorted(paths)
+        }
+        self._digests = {path: read.seen[path].digest for path in read.seen}
+        self._closer_at = self._monotonic() + COARSE_SECONDS
+
+    def _refuse_gone(self, settings: Settings) -> None:
+        """A file that vanished, or was emptied, under a running gateway was hardly meant to be."""
+        gone = [
+            path
+            for path in (self._home.config, self._home.env)
+            if _holds(self.settings, path) and not _holds(settings, path)
+        ]
+        if gone:
+            raise ConfigError([_gone(path) for path in gone], seen=settings.seen)
+
+    def _refuse(self, error: ConfigError) -> None:
+        if self.refused is not None and str(self.refused) == str(error):
+            return
+        self.refused = error
+        self._log.warning(
+            "config.refused",
+            problems=[str(problem) for problem in error.problems],
+            in_force=self.settings.revision,
+            remedy="mend the file; until then the last good revision stays in force",
+        )
+
+    def _adopt(self, settings: Settings) -> None:
+        mended, before = self.refused is not None, self.settings.revision
+        changed = settings.revision != before
+        if changed:
+            self._swap(settings)
+        self.settings = settings
+        self.refused = None
+        self._keep()
+        if changed or mended:
+            disabled = [problem.disables for problem in settings.problems if problem.disables]
+            self._log.info(
+                "config.revision", revision=settings.revision, before=before, changed=changed, disabled=disabled
+            )
+
+    def _keep(self) -> None:
+        try:
+            keep_last_good(self._home, self.settings)
+        except OSError as error:
+            self._log.warning("config.not_kept", error=error, remedy="make room: --last-good would start an older one")
+
+
+def _holds(settings: Settings, path: Path) -> bool:
+    """Was there something in this file when these settings were read?"""
+    seen = settings.seen.get(path)
+    return seen is not None and seen.mark is not None and seen.mark.size > 0
+
+
+def _gone(path: Path) -> Problem:
+    return Problem(
+        "is gone or empty; what it said before stays in force",
+        "put it back, or restart everhold to go on without it",
+        file=str(path),
+    )
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return digest_of(read_file(path))
+    except ConfigError:
+        return b""
