@@ -5,13 +5,39 @@ but by `erase`, which removes the words and keeps their place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from msgspec import Struct
 
 from everhold.core.context import IN_VIEW, live
-from everhold.core.entries import Began, Body, Changed, Ended, Entry, Erased, Folded, Halted, Thought, Took, Undone
-from everhold.errors import NotFound
+from everhold.core.entries import (
+    Began,
+    Body,
+    Changed,
+    Ended,
+    Entry,
+    Erased,
+    Folded,
+    Halted,
+    Kind,
+    Thought,
+    Took,
+    Undone,
+)
+from everhold.errors import Misuse, NotFound
 from everhold.ports.store import Operation, Session, Store
+
+ERASABLE: Final = (
+    Kind.HEARD,
+    Kind.THOUGHT,
+    Kind.CALLED,
+    Kind.RETURNED,
+    Kind.NOTED,
+    Kind.SAID,
+    Kind.TOLD,
+    Kind.FOLDED,
+)
+"""Kinds that hold somebody's words. The others hold the session together and say nothing."""
 
 
 class Amendment(Struct, frozen=True, kw_only=True):
@@ -75,6 +101,12 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
     missing = [seq for seq in seqs if seq not in entries]
     if missing:
         raise NotFound(f"session {session.id} has no entry {missing[0]}")
+    structure = [seq for seq in seqs if entries[seq].kind not in ERASABLE]
+    if structure:
+        raise Misuse(
+            f"entry {structure[0]} of session {session.id} is {entries[structure[0]].kind}: it holds no words to erase",
+            remedy=f"erase entries of these kinds: {', '.join(ERASABLE)}",
+        )
     operations = await store.operations(session.id)
     holders = _holders(entries.values(), set(seqs))
     # an operation that began at or after the first of them may have had it in its context

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Final
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 from everhold.core.entries import Place
 from everhold.errors import EverholdError
@@ -17,6 +19,8 @@ from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.ports.platform import Drafting, Outgoing
 from everhold.ports.store import Change, Claim, Receipt, Step
+
+T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 10.0
 PACE_SECONDS: Final = 1.0
@@ -61,21 +65,19 @@ class Sketch:
             lane = await self.gates.store.lane(voice.reader_of(self.place), self.claim.session)
             if lane is not None and (lane.since is not None or lane.flight is not None):
                 return
-            shown = self._out()
-            self.remote = await hand_over(
-                "draft", lambda: self.platform.draft(shown), self.gates, deadline=DEADLINE_SECONDS
-            )
+            self.remote = await self._draw(self.platform.draft)
             await self.gates.store.commit(self._receipt())
             while True:
                 self._grown.clear()
                 await self.gates.sleep(PACE_SECONDS)
                 await self._grown.wait()
-                shown = self._out()
-                await hand_over(
-                    "draft", lambda: self.platform.revise(self.remote, shown), self.gates, deadline=DEADLINE_SECONDS
-                )
+                await self._draw(functools.partial(self.platform.revise, self.remote))
         except EverholdError as error:
             self.gates.log.debug("draft.lost", session=self.claim.session, op=self.op, error=error)
+
+    async def _draw(self, how: Callable[[Outgoing], Awaitable[T]]) -> T:
+        out = self._out()
+        return await hand_over("draft", lambda: how(out), self.gates, deadline=DEADLINE_SECONDS)
 
     def _out(self) -> Outgoing:
         return Outgoing(to=self.place, text=self.text[: self.limit - 2] + " …", key=key_of(self.claim.session, self.op))

@@ -1,0 +1,381 @@
+"""What a person in charge may do and see: look, undo, stop, erase, replay, audit. Two mouths speak for it: cli and web.
+
+Everything that changes something is a commit like any other, as an operation of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from everhold.core.audit import PROMISES, Count, Finding, audit
+from everhold.core.context import View, assemble, build, choose, fingerprint, messages
+from everhold.core.entries import (
+    OWN,
+    Began as _Began,
+    Body,
+    Draft,
+    Ended,
+    Entry,
+    Heard,
+    Noted,
+    Place,
+    Stamp,
+    Thought,
+    Took,
+)
+from everhold.errors import Conflict, Misuse, NotFound
+from everhold.flow import amend, remember
+from everhold.flow.accept import Accept
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.runtime import Runtimes
+from everhold.flow.view import view_at
+from everhold.ports.model import Request, ToolSpec
+from everhold.ports.platform import Incoming, Verdict
+from everhold.ports.store import Change, Parked, Session, Step, Wake
+
+PAGE = 1_000
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """What a model was, or would be, shown. `exact`: it is what the recorded digest says; None: nothing to compare."""
+
+    session: str
+    at: int
+    request: Request
+    exact: bool | None
+    reason: str = ""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """An audit's outcome."""
+
+    findings: list[Finding]
+    checked: Count
+    sessions: int
+
+    @property
+    def broken(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == "broken"]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """One line per promise: whether it holds, and on what evidence."""
+        return [
+            {
+                "promise": promise,
+                "text": text,
+                "holds": not any(finding.promise == promise for finding in self.broken),
+                "doubts": sum(f.promise == promise and f.level == "doubt" for f in self.findings),
+            }
+            for promise, text in PROMISES.items()
+        ]
+
+
+class Control:
+    """One per home. `erasures` is the file beside the database that outlives any backup of it."""
+
+    def __init__(
+        self, gates: Gates, *, bells: Bells, accept: Accept, runtimes: Runtimes, erasures: Path | None = None
+    ) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.bells = bells
+        self.accept = accept
+        self.runtimes = runtimes
+        self.erasures = erasures
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    async def find(self, name: str) -> Session:
+        """The session that an id, a unique prefix, a title, an address or `last` means."""
+        found = await self.store.find_session(name)
+        if not found:
+            raise NotFound(f"there is no session {name!r}", remedy="`everhold sessions list` shows those there are")
+        if len(found) > 1:
+            some = ", ".join(sorted(found)[:5])
+            raise Misuse(f"{name!r} may mean {len(found)} sessions: {some}", remedy="give more of the id")
+        return await self.store.session(found[0])
+
+    async def entries(self, session: str, *, after: int = 0) -> AsyncIterator[Entry]:
+        """A session's log, page by page."""
+        while page := await self.store.entries(session, after=after, limit=PAGE):
+            for entry in page:
+                yield entry
+            after = page[-1].seq
+
+    async def context(self, name: str, *, at: int | None = None) -> Context:
+        """The context of the thought at, or next after, seq `at`; without it, what the next turn would be shown.
+
+        What is shown is built again from the log and compared with the digest recorded when it was sent.
+        """
+        session = await self.find(name)
+        if at is None:
+            return await self._upcoming(session)
+        thought = await self._thought(session, at)
+        assert isinstance(thought.body, Thought)
+        assert thought.op is not None
+        operation = (await self.store.operations(session.id, after=thought.op - 1, before=thought.op + 1))[0]
+        entries = await self.store.entries(session.id, after=operation.first - 1, upto=thought.seq - 1)
+        mine = [entry for entry in entries if entry.op == thought.op]
+        pins = [e.body.fold for e in mine if isinstance(e.body, _Began | Took) and e.body.fold is not None]
+        prefix = await self._prefix(session, thought.op, pins)
+        current = assemble(choose([msgspec.structs.replace(operation, undone_at=0)], at=thought.seq), entries)
+        stubs = frozenset(thought.body.stubs)
+        prompt = await self.store.blob(thought.body.prompt) if thought.body.prompt else b""
+        offered = await self.store.blob(thought.body.tools) if thought.body.tools else b"[]"
+        shown = messages(prefix, stubs=stubs) + messages(current, stubs=stubs)
+        request = build(
+            shown,
+            system=(prompt or b"").decode(),
+            tools=msgspec.json.decode(offered or b"[]", type=tuple[ToolSpec, ...]),
+        )
+        exact = fingerprint(request) == thought.body.request
+        reason = "" if exact else "something it contained was erased, or is no longer known"
+        return Context(session=session.id, at=thought.seq, request=request, exact=exact, reason=reason)
+
+    async def _prefix(self, session: Session, op: int, pins: list[int]) -> View:
+        """What came before a turn, under the fold it pinned; one pinned on the way stands for all before it."""
+        if len(pins) > 1 and pins[-1]:
+            fold = await self.store.entries(session.id, after=pins[-1], kinds=())
+            folded = next(entry for entry in fold if entry.op == pins[-1] and entry.kind == "folded")
+            return View(fold=folded)
+        return await view_at(self.store, session, at=op, fold=pins[0] if pins else None)
+
+    async def _thought(self, session: Session, at: int) -> Entry:
+        for entry in await self.store.entries(session.id, after=at - 1, limit=PAGE):
+            if isinstance(entry.body, Thought):
+                return entry
+        raise NotFound(f"no model was asked at or after entry {at} of session {session.id}")
+
+    async def _upcoming(self, session: Session) -> Context:
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        view = await view_at(self.store, session, at=session.last_seq + 1)
+        tools = tuple(tool.spec for tool in runtime.tools.values())
+        request = build(messages(view), system=runtime.system, tools=tools)
+        return Context(session=session.id, at=session.last_seq + 1, request=request, exact=None)
+
+    async def status(self) -> dict[str, Any]:
+        """Health at a glance."""
+        lanes = await self.store.lanes(waiting=True)
+        parked = await self.store.parked()
+        return {
+            "waiting": [
+                {
+                    "reader": lane.reader,
+                    "session": lane.session,
+                    "attempts": lane.attempts,
+                    "error": lane.error,
+                    "in_flight": lane.flight.state if lane.flight else "",
+                }
+                for lane in lanes
+            ],
+            "parked": [parked_json(item) for item in parked],
+            "in_doubt": sum(item.doubtful for item in parked),
+            "failing": sorted({lane.reader for lane in lanes if lane.error}),
+        }
+
+    async def audit(self, name: str | None = None) -> Report:
+        """Check the promises on the store and say on what evidence."""
+        sessions = [await self.find(name)] if name else [s async for s in self._all()]
+        findings: list[Finding] = []
+        checked = Count()
+        for session in sessions:
+            entries = [entry async for entry in self.entries(session.id)]
+            found, count = audit(session.id, entries)
+            findings += found
+            checked += count
+        for text in await self.store.verify(sessions[0].id if name and sessions else None):
+            findings.append(Finding(promise="P8", session="", text=text))
+        for item in await self.store.parked(session=sessions[0].id if name and sessions else ""):
+            kind = "P4" if item.reader.startswith("memory:") else "P2"
+            doubt = "may have arrived" if item.doubtful else "given up"
+            text = f"{item.reader}: entry {item.seq} {doubt}: {item.reason}"
+            findings.append(Finding(promise=kind, session=item.session, text=text, seq=item.seq, level="doubt"))
+        return Report(findings=findings, checked=checked, sessions=len(sessions))
+
+    async def _all(self) -> AsyncIterator[Session]:
+        after = ""
+        while page := await self.store.sessions(limit=500, after=after):
+            for session in page:
+                yield session
+            after = page[-1].id
+
+    # -- doing -------------------------------------------------------------------------------------------------------
+
+    async def send(self, incoming: Incoming) -> Verdict:
+        return await self.accept(incoming)
+
+    async def undo(self, name: str, *, what: str = "turn", count: int = 1, by: str = "operator") -> str:
+        if what not in ("turn", "compress"):
+            raise Misuse(f"{what!r} cannot be undone", remedy="say `turn` or `compress`")
+        while True:
+            session = await self.find(name)
+            amendment = await amend.undo(self.store, session, what=what, count=count)
+            if await self._amend(session, amendment, by=by, trigger="undo"):
+                return amendment.say
+
+    async def stop(self, name: str, *, by: str = "operator") -> str:
+        while True:
+            session = await self.find(name)
+            amendment = await amend.stop(self.store, session)
+            if await self._amend(session, amendment, by=by, trigger="stop"):
+                return amendment.say
+
+    async def note(self, name: str, text: str, *, by: str = "operator", stamp: Stamp | None = None) -> int:
+        """Remember a fact in a session; its seq. Acknowledged after commit, whatever the providers do."""
+        session = await self.find(name)
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        identity = stamp or await self._stamp(session)
+        done = await self.store.commit(
+            Change(
+                step=Step.NOTE,
+                session=session.id,
+                at=self.gates.clock.now(),
+                entries=(Draft(body=Noted(text=text, stamp=identity), author=by),),
+                wakes=tuple(Wake(reader=remember.reader_of(memory)) for memory in runtime.memories),
+            )
+        )
+        self.bells.ring(session.id)
+        return done.seqs[0]
+
+    async def _stamp(self, session: Session) -> Stamp:
+        for entry in reversed(await self.store.entries(session.id, kinds=(), after=max(0, session.last_seq - 200))):
+            if isinstance(entry.body, Heard):
+                return entry.body.stamp
+        return Stamp(address=session.address, audience=(f"chat:{session.address}",))
+
+    async def erase(self, name: str, seqs: Sequence[int], *, by: str = "operator", why: str = "") -> tuple[int, ...]:
+        """Remove the words of these entries for good, with everything that repeats them here. What went."""
+        while True:
+            session = await self.find(name)
+            plan = await amend.erasure(self.store, session, seqs, by=by, why=why)
+            self._write_down(session.id, plan.seqs)
+            ends = tuple(
+                Draft(body=Ended(outcome="erased", reason="something it had read was erased"), author="system", op=op)
+                for op in plan.ends
+            )
+            try:
+                await self.store.commit(
+                    Change(
+                        step=Step.ERASE,
+                        session=session.id,
+                        at=self.gates.clock.now(),
+                        entries=(*(Draft(body=body, author=by) for body in plan.bodies), *ends),
+                        seen=session.last_seq,
+                        erase=plan.seqs,
+                        drop_blobs=plan.blobs,
+                    )
+                )
+            except Conflict:
+                continue
+            self.bells.ring(session.id)
+            return plan.seqs
+
+    def _write_down(self, session: str, seqs: tuple[int, ...]) -> None:
+        """Note an erasure beside the database, before it is done: a backup put back is made to forget again."""
+        if self.erasures is None:
+            return
+        line = msgspec.json.encode({"session": session, "seqs": seqs, "at": self.gates.clock.now()}) + b"\n"
+        handle = os.open(self.erasures, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(handle, line)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    async def reapply_erasures(self) -> int:
+        """Forget again what the erasures' file lists and the store still holds; how many entries."""
+        if self.erasures is None or not self.erasures.exists():
+            return 0
+        wanted: dict[str, set[int]] = {}
+        for line in self.erasures.read_bytes().splitlines():
+            if line.strip():
+                record = msgspec.json.decode(line)
+                wanted.setdefault(record["session"], set()).update(record["seqs"])
+        again = 0
+        for session, seqs in wanted.items():
+            try:
+                known = await self.store.session(session)
+            except NotFound:
+                continue
+            held = [seq for seq in sorted(seqs) if seq <= known.last_seq]
+            left = [seq for seq in held if (await self.store.entry(session, seq)).body is not None]
+            if left:
+                again += len(await self.erase(session, left, by="system", why="erased before; the store was restored"))
+        return again
+
+    async def replay(self, ids: Sequence[int] = ()) -> int:
+        """Send parked items again; all of them unless told which. How many."""
+        chosen = list(ids) or [item.id for item in await self.store.parked()]
+        count = await self.store.replay(chosen, at=self.gates.clock.now()) if chosen else 0
+        self.bells.work.set()
+        return count
+
+    async def _amend(self, session: Session, amendment: amend.Amendment, *, by: str, trigger: str) -> bool:
+        """Commit an amendment as an operation; False if the session moved and it must be decided anew."""
+        if not amendment.bodies:
+            return True
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        bodies: tuple[Body, ...] = amend.command(amendment.bodies, trigger=trigger)
+        try:
+            await self.store.commit(
+                Change(
+                    step=Step.COMMAND,
+                    session=session.id,
+                    at=self.gates.clock.now(),
+                    entries=tuple(Draft(body=body, author=by, op=OWN) for body in bodies),
+                    seen=session.last_seq,
+                    wakes=tuple(Wake(reader=remember.reader_of(memory)) for memory in runtime.memories),
+                )
+            )
+        except Conflict:
+            return False
+        self.bells.ring(session.id)
+        return True
+
+
+# -- what users see --------------------------------------------------------------------------------------------------
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """An entry as users and programs see it."""
+    return {
+        "pos": entry.pos,
+        "seq": entry.seq,
+        "kind": str(entry.kind),
+        "op": entry.op,
+        "author": entry.author,
+        "at": entry.at,
+        "body": msgspec.to_builtins(entry.body) if entry.body is not None else None,
+    }
+
+
+def session_json(session: Session) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "address": session.address,
+        "agent": session.agent,
+        "title": session.title,
+        "last_seq": session.last_seq,
+        "pending": session.pending,
+        "state": session.running or "idle",
+        "folded_upto": session.folded_upto,
+    }
+
+
+def parked_json(item: Parked) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "reader": item.reader,
+        "session": item.session,
+        "seq": item.seq,
+        "part": item.part,
+        "reason": item.reason,
+        "doubtful": item.doubtful,
+        "at": item.at,
+    }
