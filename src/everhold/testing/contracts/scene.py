@@ -1,0 +1,177 @@
+"""A stage for store suites: says in one line what a test wants to happen. It never looks behind the port."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from everhold.core.entries import (
+    OWN,
+    Began,
+    Body,
+    Changed,
+    ChangeOf,
+    Draft,
+    Ended,
+    Entry,
+    Erased,
+    Folded,
+    Heard,
+    Place,
+    Took,
+)
+from everhold.ports.store import Change, Claim, Committed, Lane, LaneUpdate, Opening, Step, Store, Wait, Wake
+
+
+class Dice:
+    """Chance from a seed: salts and ids that are the same in every run."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def bytes(self, n: int, /) -> bytes:
+        return self._random.randbytes(n)
+
+    def random(self) -> float:
+        return self._random.random()
+
+
+class Scene:
+    """One store and the people around it. Session `s` of agent `main` is there from the start."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def commit(
+        self, *bodies: Body | Draft, session: str = "s", at: float = 1.0, step: Step = Step.NOTE, **rest: Any
+    ) -> Committed:
+        drafts = tuple(one if isinstance(one, Draft) else Draft(body=one, author="person:ada") for one in bodies)
+        return await self.store.commit(Change(step=step, session=session, at=at, entries=drafts, **rest))
+
+    async def open(self, session: str, *, address: str = "", at: float = 0.0, **opening: Any) -> Committed:
+        opens = Opening(agent="main", address=address or f"test:{session}", **opening)
+        return await self.commit(session=session, at=at, step=Step.ACCEPT, opens=opens)
+
+    async def hear(
+        self, text: str = "hello", *, session: str = "s", at: float = 1.0, dedup: str | None = None, asks: bool = True,
+        wake: str = "mind", **rest: Any,
+    ) -> int:  # fmt: skip
+        wakes = (Wake(reader=wake),) if wake else ()
+        draft = Draft(body=heard(text, asks=asks), author="person:ada", dedup=dedup)
+        done = await self.commit(draft, session=session, at=at, step=Step.ACCEPT, wakes=wakes, **rest)
+        return done.seqs[0]
+
+    async def claim(
+        self, reader: str = "mind", *, at: float = 1.0, owner: str = "me", lease: float = 60.0, limit: int = 1
+    ) -> Claim:
+        claims = await self.store.claim(owner=owner, at=at, lease=lease, limit=limit, only=(reader,))
+        assert len(claims) == 1, f"{reader} is not due"
+        return claims[0]
+
+    async def claimed(self, *, at: float = 1.0, owner: str = "me", limit: int = 99, **rest: Any) -> list[str]:
+        """The readers of the lanes that can be claimed now, in the order they come."""
+        claims = await self.store.claim(owner=owner, at=at, lease=60.0, limit=limit, **rest)
+        return [claim.reader for claim in claims]
+
+    async def begin(
+        self, *takes: int, claim: Claim | None = None, what: Any = "turn", session: str = "s", at: float = 1.0,
+        reader: str = "mind", blocking: bool = False, fold: int = 0, **rest: Any,
+    ) -> int:  # fmt: skip
+        began = Began(what=what, takes=takes, reader=reader, blocking=blocking, fold=fold)
+        done = await self.commit(began, claim=claim, session=session, at=at, step=Step.BEGIN, **rest)
+        return done.seqs[0]
+
+    async def take(self, op: int, *takes: int, claim: Claim | None = None, session: str = "s") -> int:
+        draft = Draft(body=Took(takes=takes), author="agent:main", op=op)
+        return (await self.commit(draft, claim=claim, op=op, session=session, step=Step.TAKE)).seqs[0]
+
+    async def end(
+        self, op: int, outcome: Any = "done", *, claim: Claim | None = None, session: str = "s", at: float = 1.0,
+        **rest: Any,
+    ) -> int:  # fmt: skip
+        draft = Draft(body=Ended(outcome=outcome), author="agent:main", op=op)
+        done = await self.commit(draft, claim=claim, op=op, session=session, at=at, step=Step.END, **rest)
+        return done.seqs[-1]
+
+    async def turn(self, text: str = "hello", *, session: str = "s") -> int:
+        """A message and its turn, over and done with."""
+        op = await self.begin(await self.hear(text, session=session, wake=""), session=session)
+        await self.end(op, session=session)
+        return op
+
+    async def fold(self, covers: int, *, session: str = "s", **rest: Any) -> int:
+        """A summary of everything up to `covers`, committed."""
+        op = await self.begin(what="fold", session=session, reader="fold")
+        folded = Draft(body=Folded(summary="so far", covers=covers), author="system", op=op)
+        ended = Draft(body=Ended(), author="system", op=op)
+        await self.commit(folded, ended, op=op, session=session, step=Step.FOLD_END, **rest)
+        return op
+
+    async def alter(self, change: ChangeOf, *, session: str = "s", **rest: Any) -> int:
+        return (await self.commit(Changed(change=change), session=session, **rest)).seqs[0]
+
+    async def erase(self, *seqs: int, session: str = "s", folds: tuple[int, ...] = (), **rest: Any) -> Committed:
+        return await self.commit(Erased(seqs=seqs, folds=folds), session=session, step=Step.ERASE, erase=seqs, **rest)
+
+    async def update(self, claim: Claim, *, at: float = 1.0, session: str = "s", **update: Any) -> Committed:
+        return await self.commit(session=session, at=at, step=Step.SETTLE, claim=claim, lane=LaneUpdate(**update))
+
+    async def wake(self, reader: str, seconds: float = 0.0, *, at: float = 1.0, firm: bool = False) -> None:
+        await self.commit(at=at, wakes=(Wake(reader=reader, wait=Wait(seconds=seconds, firm=firm)),))
+
+    async def lane(self, reader: str = "mind", session: str = "s") -> Lane:
+        lane = await self.store.lane(reader, session)
+        assert lane is not None, f"there is no lane {reader}"
+        return lane
+
+    async def pending(self, session: str = "s") -> list[int]:
+        return [entry.seq for entry in await self.store.pending(session)]
+
+    async def texts(self, session: str = "s") -> list[str]:
+        return [text_of(entry) for entry in await self.store.entries(session) if isinstance(entry.body, Heard)]
+
+    async def generation(self, session: str = "s") -> int:
+        return (await self.store.session(session)).generation
+
+
+def heard(text: str = "hello", *, asks: bool = True, message: str = "1") -> Heard:
+    return Heard(origin=Place(platform="test", account="bot", chat="c", message=message), text=text, asks=asks)
+
+
+def own(body: Body) -> Draft:
+    """A draft of the operation that begins in the same change."""
+    return Draft(body=body, author="agent:main", op=OWN)
+
+
+def text_of(entry: Entry) -> str:
+    assert isinstance(entry.body, Heard)
+    return entry.body.text
+
+
+class Opens(Protocol):
+    def open(self, home: Path) -> Store: ...
+
+
+def promise(test: Callable[[Any, Scene], Awaitable[None]]) -> Callable[[Any, Path], None]:
+    """Runs an async test on a store of its own, which must not contradict itself afterwards."""
+
+    def run(self: Opens, tmp_path: Path) -> None:
+        async def play() -> None:
+            store = self.open(tmp_path)
+            try:
+                scene = Scene(store)
+                await scene.open("s")
+                await test(self, scene)
+                assert await store.verify() == []
+            finally:
+                await store.close()
+
+        asyncio.run(play())
+
+    functools.update_wrapper(run, test)
+    del run.__dict__["__wrapped__"]  # the runner would ask for the inner test's arguments
+    return run

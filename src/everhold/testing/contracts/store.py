@@ -1,0 +1,61 @@
+"""The suite every store must pass. A store joins with a subclass that says how one is opened:
+
+class TestMyStore(StoreContract):
+    def open(self, home: Path) -> Store:
+        return MyStore.open(home, chance=Dice())
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+from everhold.ports.store import Spend, Store
+from everhold.testing.contracts.scene import Dice, Scene, promise
+from everhold.testing.contracts.store_lanes import LanesContract
+from everhold.testing.contracts.store_log import LogContract
+from everhold.testing.contracts.store_operations import OperationsContract
+
+__all__ = ["Dice", "Scene", "StoreContract"]
+
+
+class StoreContract(LogContract, OperationsContract, LanesContract):
+    def open(self, home: Path) -> Store:
+        """A new, empty store that may use the directory `home`."""
+        raise NotImplementedError
+
+    @promise
+    async def test_what_was_spent_adds_up_per_purse_and_day(self, scene: Scene) -> None:
+        await scene.commit(spends=(Spend(purse="agent:main", day="d1", usd=0.25, tokens=10),))
+        await scene.commit(
+            spends=(
+                Spend(purse="agent:main", day="d1", usd=0.5, tokens=5),
+                Spend(purse="agent:main", day="d2", usd=1.0),
+                Spend(purse="person:ada", day="d1", tokens=1),
+            )
+        )
+        spent = await scene.store.spent("agent:main", "d1")
+        assert (spent.usd, spent.tokens) == (0.75, 15)
+        assert (await scene.store.spent("agent:main", "d2")).usd == 1.0
+        assert await scene.store.spent("nobody", "d1") == Spend(purse="nobody", day="d1")
+
+    @promise
+    async def test_content_is_kept_once_under_its_hash(self, scene: Scene) -> None:
+        digest = hashlib.sha256(b"prompt").hexdigest()
+        await scene.commit(blobs=(b"prompt", b""))
+        await scene.commit(blobs=(b"prompt",))
+        assert await scene.store.blob(digest) == b"prompt"
+        assert await scene.store.blob(hashlib.sha256(b"").hexdigest()) == b""
+        await scene.commit(drop_blobs=(digest,))
+        assert await scene.store.blob(digest) is None
+
+    @promise
+    async def test_a_person_is_known_by_each_of_their_identities(self, scene: Scene) -> None:
+        await scene.store.link("telegram:1", "ada", at=1.0)
+        await scene.store.link("slack:U1", "ada", at=2.0)
+        assert await scene.store.person_of("telegram:1") == "ada"
+        await scene.store.link("telegram:1", "bob", at=3.0)
+        assert await scene.store.person_of("telegram:1") == "bob"
+        assert await scene.store.person_of("slack:U1") == "ada"
+        assert await scene.store.person_of("slack:U2") is None

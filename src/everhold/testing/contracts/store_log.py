@@ -1,0 +1,405 @@
+"""What every store promises about the log: order, identity, conditions, and what was erased."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import pytest
+
+from everhold.core.entries import (
+    VERSION,
+    Attachment,
+    Began,
+    Bound,
+    Branched,
+    Chose,
+    Draft,
+    Ended,
+    Heard,
+    Kind,
+    Named,
+    Noted,
+    Place,
+    Said,
+    Thought,
+    Titled,
+    Undone,
+)
+from everhold.errors import Conflict, LeaseLost, Misuse, NotFound, Refused
+from everhold.ports.store import Position, Spend, Step
+from everhold.testing.contracts.scene import Scene, heard, own, promise, text_of
+
+
+class LogContract:
+    # -- order
+
+    @promise
+    async def test_seq_is_gapless_under_concurrent_commits(self, scene: Scene) -> None:
+        await scene.open("t")
+        await asyncio.gather(*[scene.hear(f"m{n}", session="st"[n % 2], wake="") for n in range(200)])
+        for session in "st":
+            entries = await scene.store.entries(session)
+            assert [entry.seq for entry in entries] == list(range(1, 101))
+            assert (await scene.store.session(session)).last_seq == 100
+
+    @promise
+    async def test_each_session_keeps_the_order_in_which_commits_were_asked_for(self, scene: Scene) -> None:
+        await asyncio.gather(*[scene.hear(f"m{n}", wake="") for n in range(100)])
+        assert await scene.texts() == [f"m{n}" for n in range(100)]
+
+    @promise
+    async def test_the_feed_is_in_commit_order_across_sessions(self, scene: Scene) -> None:
+        await scene.open("t")
+        done = [await scene.commit(heard(), session=session) for session in "sttss"]
+        feed = await scene.store.feed()
+        assert [(entry.session, entry.pos) for entry in feed] == [(one.session, one.pos) for one in done]
+        assert [entry.pos for entry in feed] == sorted({entry.pos for entry in feed})
+        assert await scene.store.feed(after=feed[2].pos) == feed[3:]
+        assert await scene.store.feed(after=feed[0].pos, limit=2) == feed[1:3]
+
+    @promise
+    async def test_a_change_of_several_entries_is_whole_and_in_order(self, scene: Scene) -> None:
+        await scene.hear()
+        done = await scene.commit(Noted(text="a"), Noted(text="b"), Noted(text="c"))
+        assert done.seqs == (2, 3, 4)
+        entries = await scene.store.entries("s", after=1)
+        assert [entry.body for entry in entries] == [Noted(text="a"), Noted(text="b"), Noted(text="c")]
+        assert entries[-1].pos == done.pos
+
+    @promise
+    async def test_an_entry_reads_as_it_was_written(self, scene: Scene) -> None:
+        body = Heard(
+            origin=Place(platform="p", account="a", chat="c", thread="t", message="m"),
+            text="x\x00y \u202eright to left \u200b zero \U0001f9d1\u200d\U0001f680",
+            attachments=(Attachment(blob="b", name="n", media="m", size=3),),
+        )
+        await scene.commit(Draft(body=body, author="person:ada", dedup="d"), at=12.5)
+        entry = await scene.store.entry("s", 1)
+        assert (entry.session, entry.seq, entry.kind, entry.op) == ("s", 1, Kind.HEARD, None)
+        assert (entry.author, entry.at, entry.version, entry.dedup) == ("person:ada", 12.5, VERSION, "d")
+        assert entry.body == body
+        assert len(entry.digest) == 32
+
+    @promise
+    async def test_entries_are_read_by_range_kind_and_limit(self, scene: Scene) -> None:
+        await scene.commit(heard("1"), Noted(text="2"), heard("3"), Noted(text="4"), heard("5"))
+
+        async def read(**wanted: object) -> list[int]:
+            return [entry.seq for entry in await scene.store.entries("s", **wanted)]  # type: ignore[arg-type]
+
+        assert await read(after=2) == [3, 4, 5]
+        assert await read(after=1, upto=4) == [2, 3, 4]
+        assert await read(kinds=(Kind.NOTED,)) == [2, 4]
+        assert await read(kinds=(Kind.HEARD,), after=1, limit=1) == [3]
+        assert await read(upto=0) == []
+
+    @promise
+    async def test_equal_bodies_have_different_digests(self, scene: Scene) -> None:
+        await scene.commit(Noted(text="same"), Noted(text="same"))
+        one, two = await scene.store.entries("s")
+        assert one.digest != two.digest
+
+    # -- what is not there
+
+    @promise
+    async def test_an_unknown_session_is_said_to_be_unknown(self, scene: Scene) -> None:
+        with pytest.raises(NotFound):
+            await scene.hear(session="nobody")
+        with pytest.raises(NotFound):
+            await scene.store.session("nobody")
+        with pytest.raises(NotFound):
+            await scene.store.entry("s", 1)
+        assert await scene.store.entries("nobody") == []
+        assert await scene.store.lane("mind", "nobody") is None
+
+    # -- one bad change
+
+    @promise
+    async def test_a_lone_surrogate_fails_its_own_change_only(self, scene: Scene) -> None:
+        done = await asyncio.gather(
+            *[scene.hear(text) for text in ("one", "bad \ud800", "nul \x00", "two")], return_exceptions=True
+        )
+        assert isinstance(done[1], Refused)
+        assert await scene.texts() == ["one", "nul \x00", "two"]
+
+    @promise
+    async def test_a_refused_change_leaves_nothing_behind(self, scene: Scene) -> None:
+        await scene.hear("first")
+        with pytest.raises(Conflict):
+            await scene.commit(
+                heard("never"),
+                seen=0,
+                wakes=(),
+                spends=(Spend(purse="p", day="d", usd=1.0),),
+                blobs=(b"never",),
+                position=Position(platform="p", account="a", name="n", value="v"),
+            )
+        with pytest.raises(LeaseLost):
+            await scene.commit(heard("never"), Draft(body=Ended(), author="system", op=99), blobs=(b"never",))
+        assert await scene.texts() == ["first"]
+        assert (await scene.store.spent("p", "d")).usd == 0
+        assert await scene.store.blob(hashlib.sha256(b"never").hexdigest()) is None
+        assert await scene.store.position(platform="p", account="a", name="n") is None
+        assert await scene.hear("second") == 2
+
+    @promise
+    async def test_a_caller_who_gave_up_does_not_undo_what_was_committed(self, scene: Scene) -> None:
+        task = asyncio.ensure_future(scene.hear("kept", dedup="k"))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await scene.hear("next")
+        assert (await scene.texts())[-1] == "next"
+
+    # -- identity
+
+    @promise
+    async def test_the_same_message_again_is_a_duplicate_and_appends_nothing(self, scene: Scene) -> None:
+        first = await scene.commit(Draft(body=heard("hi"), author="person:ada", dedup="k"))
+        again = await scene.commit(Draft(body=heard("hi"), author="person:ada", dedup="k"), Noted(text="no"))
+        assert not first.duplicate
+        assert (again.duplicate, again.differs) == (True, False)
+        assert (again.session, again.seqs, again.pos) == ("s", first.seqs, first.pos)
+        assert (await scene.store.session("s")).last_seq == 1
+
+    @promise
+    async def test_a_duplicate_names_the_session_where_the_first_one_stands(self, scene: Scene) -> None:
+        await scene.open("t")
+        await scene.hear("hi", dedup="k")
+        done = await scene.commit(Draft(body=heard("hi"), author="person:ada", dedup="k"), session="t")
+        assert (done.session, done.seqs, done.duplicate) == ("s", (1,), True)
+        assert await scene.store.entries("t") == []
+
+    @promise
+    async def test_the_same_key_with_other_content_is_seen(self, scene: Scene) -> None:
+        await scene.hear("hi", dedup="k")
+        other = await scene.commit(Draft(body=heard("something else"), author="person:ada", dedup="k"))
+        assert (other.duplicate, other.differs) == (True, True)
+        files = Heard(origin=Place(platform="test"), text="hi", attachments=(Attachment(blob="b"),))
+        assert (await scene.commit(Draft(body=files, author="person:ada", dedup="k"))).differs
+        assert await scene.texts() == ["hi"]
+
+    @promise
+    async def test_an_edit_has_a_key_of_its_own_and_is_new(self, scene: Scene) -> None:
+        await scene.hear("helo", dedup="p:c:1:message:")
+        await scene.hear("hello", dedup="p:c:1:message:2")
+        assert await scene.texts() == ["helo", "hello"]
+
+    @promise
+    async def test_a_position_moves_even_when_all_it_brought_is_known(self, scene: Scene) -> None:
+        where = Position(platform="p", account="a", name="offset", value="1")
+        await scene.hear("hi", dedup="k", position=where)
+        later = Position(platform="p", account="a", name="offset", value="2")
+        await scene.hear("hi", dedup="k", position=later)
+        assert await scene.store.position(platform="p", account="a", name="offset") == "2"
+        assert await scene.store.position(platform="p", account="b", name="offset") is None
+
+    @promise
+    async def test_a_position_needs_no_session(self, scene: Scene) -> None:
+        await scene.commit(
+            session="", step=Step.POSITION, position=Position(platform="p", account="a", name="n", value="7")
+        )
+        assert await scene.store.position(platform="p", account="a", name="n") == "7"
+
+    @promise
+    async def test_a_redelivered_erased_message_is_a_duplicate(self, scene: Scene) -> None:
+        await scene.hear("secret", dedup="k")
+        await scene.erase(1)
+        again = await scene.commit(Draft(body=heard("secret"), author="person:ada", dedup="k"))
+        assert (again.duplicate, again.differs) == (True, False)
+        assert (await scene.store.session("s")).last_seq == 2
+
+    @promise
+    async def test_three_times_shuffled_is_heard_once(self, scene: Scene) -> None:
+        order = [n for start in range(0, 20, 5) for n in (start + 2, start, start + 1, start + 4, start + 3) * 3]
+        await asyncio.gather(*[scene.hear(f"m{n}", dedup=f"k{n}", wake="") for n in order])
+        texts = await scene.texts()
+        assert texts == list(dict.fromkeys(f"m{n}" for n in order))
+
+    # -- conditions
+
+    @promise
+    async def test_a_change_is_refused_when_the_session_has_grown(self, scene: Scene) -> None:
+        await scene.hear()
+        await scene.commit(Noted(text="fine"), seen=1)
+        with pytest.raises(Conflict):
+            await scene.commit(Noted(text="late"), seen=1)
+
+    @promise
+    async def test_a_change_is_refused_when_the_view_has_changed(self, scene: Scene) -> None:
+        op = await scene.turn()
+        await scene.commit(Noted(text="fine"), generation=0)
+        await scene.alter(Undone(ops=(op,)))
+        with pytest.raises(Conflict):
+            await scene.commit(Noted(text="late"), generation=0)
+        done = await scene.commit(Noted(text="fine"), generation=1)
+        assert done.generation == 1
+
+    # -- sessions and addresses
+
+    @promise
+    async def test_a_session_is_made_once_and_its_address_leads_to_it(self, scene: Scene) -> None:
+        done = await scene.open("n", address="chat:1", at=5.0)
+        assert done.session == "n"
+        assert await scene.store.resolve("chat:1") == "n"
+        session = await scene.store.session("n")
+        assert (session.agent, session.address, session.created, session.last_seq) == ("main", "chat:1", 5.0, 0)
+        with pytest.raises(Conflict):
+            await scene.open("n", address="chat:2")
+        with pytest.raises(Conflict):
+            await scene.open("m", address="chat:1")
+        with pytest.raises(NotFound):
+            await scene.store.session("m")
+        assert await scene.store.resolve("chat:2") is None
+
+    @promise
+    async def test_of_two_who_open_an_address_at_once_one_wins(self, scene: Scene) -> None:
+        done = await asyncio.gather(
+            scene.open("a", address="chat:1"), scene.open("b", address="chat:1"), return_exceptions=True
+        )
+        assert sorted(type(one).__name__ for one in done) == ["Committed", "Conflict"]
+        assert await scene.store.resolve("chat:1") == "a"
+
+    @promise
+    async def test_an_address_moves_only_from_where_it_was_thought_to_lead(self, scene: Scene) -> None:
+        await scene.open("t")
+        with pytest.raises(Conflict):
+            await scene.alter(Bound(address="test:s"), session="t")
+        with pytest.raises(Conflict):
+            await scene.alter(Bound(address="test:s", previous="x"), session="t")
+        await scene.alter(Bound(address="test:s", previous="s"), session="t")
+        assert await scene.store.resolve("test:s") == "t"
+        await scene.alter(Bound(address="new:1"), session="t")
+        assert await scene.store.resolve("new:1") == "t"
+        with pytest.raises(Conflict):
+            await scene.alter(Bound(address="new:1"), session="s")
+        assert (await scene.store.session("t")).last_seq == 2
+
+    @promise
+    async def test_a_branch_opens_without_its_address_and_takes_it_with_a_bind(self, scene: Scene) -> None:
+        await scene.turn()
+        with pytest.raises(NotFound):
+            await scene.open("b", parent="nobody", parent_at=1)
+        await scene.open("b", address="test:s", parent="s", parent_at=3, bind=False)
+        assert await scene.store.resolve("test:s") == "s"
+        await scene.alter(Branched(parent="s", at=3), session="b")
+        await scene.alter(Bound(address="test:s", previous="s"), session="b")
+        branch = await scene.store.session("b")
+        assert (branch.parent, branch.parent_at, branch.address) == ("s", 3, "test:s")
+        assert await scene.store.resolve("test:s") == "b"
+
+    @promise
+    async def test_titles_names_and_choices_follow_from_the_log(self, scene: Scene) -> None:
+        await scene.alter(Titled(title="one"))
+        await scene.alter(Titled(title="Two"))
+        await scene.alter(Named(memory="honcho", name="s-1"))
+        await scene.alter(Named(memory="mem0", name="s-2"))
+        await scene.alter(Chose(setting="model", value="big"))
+        await scene.alter(Chose(setting="speed", value="fast"))
+        await scene.alter(Chose(setting="model"))
+        session = await scene.store.session("s")
+        assert session.title == "Two"
+        assert session.names == {"honcho": "s-1", "mem0": "s-2"}
+        assert session.choices == {"speed": "fast"}
+
+    @promise
+    async def test_sessions_are_listed_page_by_page(self, scene: Scene) -> None:
+        for id in ("a", "b", "c"):
+            await scene.open(id)
+        assert [one.id for one in await scene.store.sessions(limit=2)] == ["a", "b"]
+        assert [one.id for one in await scene.store.sessions(limit=2, after="b")] == ["c", "s"]
+
+    @promise
+    async def test_a_session_is_found_by_id_prefix_title_address_or_as_the_last(self, scene: Scene) -> None:
+        await scene.open("abc-1", address="chat:1")
+        await scene.open("abc-2", address="chat:2")
+        await scene.alter(Titled(title="Garden plans"), session="abc-1")
+        await scene.hear(session="abc-2")
+        find = scene.store.find_session
+        assert await find("abc-1") == ["abc-1"]
+        assert sorted(await find("abc")) == ["abc-1", "abc-2"]
+        assert await find("garden plans") == ["abc-1"]
+        assert await find("chat:2") == ["abc-2"]
+        assert await find("last") == ["abc-2"]
+        assert await find("nothing like it") == []
+        assert await find("") == []
+
+    # -- erasing
+
+    @promise
+    async def test_erasing_takes_the_body_and_leaves_the_place(self, scene: Scene) -> None:
+        await scene.hear("secret")
+        await scene.hear("public")
+        before = await scene.store.entry("s", 1)
+        done = await scene.erase(1)
+        after = await scene.store.entry("s", 1)
+        assert after.body is None
+        assert (after.seq, after.kind, after.digest, after.author) == (1, Kind.HEARD, before.digest, before.author)
+        assert text_of(await scene.store.entry("s", 2)) == "public"
+        assert done.generation == 1
+
+    @promise
+    async def test_erasing_must_say_so_in_the_log_and_speak_of_what_is_there(self, scene: Scene) -> None:
+        await scene.hear("secret")
+        with pytest.raises(Misuse):
+            await scene.commit(Noted(text="quietly"), erase=(1,))
+        with pytest.raises(NotFound):
+            await scene.erase(9)
+        with pytest.raises(NotFound):
+            await scene.erase(2)
+        assert text_of(await scene.store.entry("s", 1)) == "secret"
+
+    @promise
+    async def test_an_erased_message_asks_for_nothing_any_more(self, scene: Scene) -> None:
+        await scene.hear("secret")
+        await scene.hear("public")
+        await scene.erase(1)
+        assert await scene.pending() == [2]
+        op = await scene.begin(2)
+        await scene.end(op, "released")
+        assert await scene.pending() == [2]
+
+    @promise
+    async def test_an_erased_title_is_gone_from_the_session_too(self, scene: Scene) -> None:
+        await scene.alter(Titled(title="before"))
+        seq = await scene.alter(Titled(title="secret"))
+        await scene.erase(seq)
+        assert (await scene.store.session("s")).title == "before"
+
+    @promise
+    async def test_erasing_may_end_a_running_operation_that_saw_it(self, scene: Scene) -> None:
+        await scene.hear("secret")
+        claim = await scene.claim()
+        op = await scene.begin(1, claim=claim)
+        ended = Draft(body=Ended(outcome="erased"), author="person:ada", op=op)
+        await scene.erase(1)
+        await scene.commit(ended, step=Step.ERASE)
+        (operation,) = await scene.store.operations("s")
+        assert (operation.state, operation.last) == ("erased", 4)
+        with pytest.raises(LeaseLost):
+            await scene.commit(Draft(body=Thought(text="t"), author="agent:main", op=op), op=op, claim=claim)
+
+    @promise
+    async def test_a_branch_sees_its_ancestors_erasures_in_its_generation(self, scene: Scene) -> None:
+        await scene.hear("secret")
+        await scene.open("child", parent="s", parent_at=1)
+        await scene.open("grandchild", parent="child", parent_at=0)
+        op = await scene.turn()
+        await scene.alter(Undone(ops=(op,)))
+        assert [await scene.generation(one) for one in ("s", "child", "grandchild")] == [1, 0, 0]
+        await scene.erase(1)
+        assert [await scene.generation(one) for one in ("s", "child", "grandchild")] == [2, 1, 1]
+        with pytest.raises(Conflict):
+            await scene.commit(Noted(text="late"), session="grandchild", generation=0)
+        done = await scene.commit(Noted(text="fine"), session="grandchild", generation=1)
+        assert done.generation == 1
+
+    @promise
+    async def test_own_stands_for_the_operation_begun_in_the_same_change(self, scene: Scene) -> None:
+        await scene.hear()
+        said = own(Said(text="x", to=Place(platform="test")))
+        await scene.commit(said, own(Began(what="command", takes=(1,), reader="desk")), own(Ended()))
+        assert [entry.op for entry in await scene.store.entries("s", after=1)] == [3, 3, 3]
+        with pytest.raises(Misuse):
+            await scene.commit(own(Noted(text="whose?")))

@@ -1,0 +1,19 @@
+"""The SQLite store keeps the store's promise: with its writer thread, and inline as simulated worlds use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from everhold.ports.store import Store
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.contracts.store import Dice, StoreContract
+
+
+class TestSqlite(StoreContract):
+    def open(self, home: Path) -> Store:
+        return SqliteStore.open(home / "log.db", chance=Dice(), synchronous="OFF")
+
+
+class TestInlineSqlite(StoreContract):
+    def open(self, home: Path) -> Store:
+        return SqliteStore.open(home / "log.db", chance=Dice(), inline=True, synchronous="OFF")
