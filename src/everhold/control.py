@@ -24,20 +24,19 @@ from everhold.core.entries import (
     Entry,
     Heard,
     Noted,
-    Place,
     Stamp,
     Thought,
     Took,
 )
 from everhold.errors import Conflict, Misuse, NotFound
-from everhold.flow import amend, remember
+from everhold.flow import amend
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import view_at
 from everhold.ports.model import Request, ToolSpec
 from everhold.ports.platform import Incoming, Verdict
-from everhold.ports.store import Change, Parked, Session, Step, Wake
+from everhold.ports.store import Change, Parked, Session, Step
 
 PAGE = 1_000
 
@@ -237,7 +236,7 @@ class Control:
                 session=session.id,
                 at=self.gates.clock.now(),
                 entries=(Draft(body=Noted(text=text, stamp=identity), author=by),),
-                wakes=tuple(Wake(reader=remember.reader_of(memory)) for memory in runtime.memories),
+                wakes=runtime.remembers(),
             )
         )
         self.bells.ring(session.id)
@@ -330,7 +329,7 @@ class Control:
                     at=self.gates.clock.now(),
                     entries=tuple(Draft(body=body, author=by, op=OWN) for body in bodies),
                     seen=session.last_seq,
-                    wakes=tuple(Wake(reader=remember.reader_of(memory)) for memory in runtime.memories),
+                    wakes=runtime.remembers(),
                 )
             )
         except Conflict:
@@ -339,7 +338,7 @@ class Control:
         return True
 
 
-# -- what users see --------------------------------------------------------------------------------------------------
+# -- what users see ---------------------------------------------------------------------------------------------
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from everhold.core.entries import (
 from everhold.core.ids import session_id
 from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
-from everhold.flow import amend, remember, voice
+from everhold.flow import amend
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Session, Step, Wake
@@ -77,7 +77,7 @@ class Desk:
                 changes, reply = amendment.bodies, amendment.say
                 if command.name == "retry" and changes:
                     wakes.append(Wake(reader="mind"))
-                wakes += [Wake(reader=remember.reader_of(name)) for name in runtime.memories if changes]
+                wakes += runtime.remembers() if changes else ()
             case "stop":
                 amendment = await amend.stop(self.store, session)
                 changes, reply = amendment.bodies, amendment.say
@@ -110,7 +110,7 @@ class Desk:
             parts=split(reply, runtime.text_limit(entry.body.origin)),
         )
         bodies = amend.command((*changes, told), trigger=command.name, takes=tuple(sorted(takes)), reader=READER)
-        wakes.append(Wake(reader=voice.reader_of(entry.body.origin)))
+        wakes += runtime.voices(bodies)
         await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakes=tuple(wakes))
         self.log.info("command.done", command=command.name)
 

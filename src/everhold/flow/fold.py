@@ -12,11 +12,11 @@ from everhold.core.entries import Began, Body, Draft, Ended, Folded, Place, Thou
 from everhold.core.retry import wait_seconds
 from everhold.core.turn import Answered
 from everhold.errors import Conflict
-from everhold.flow import perform, voice
+from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at
-from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait, Wake
+from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait
 
 READER: Final = "fold"
 DEADLINE_SECONDS: Final = 180.0
@@ -114,7 +114,6 @@ class Fold:
         self, step: Step, bodies: tuple[Body, ...], *, op: int | None, generation: int | None = None
     ) -> int:
         own = -1 if op is None else op
-        places = [place for body in bodies if (place := voice.spoken_to(body)[0]) is not None]
         done = await self.store.commit(
             Change(
                 step=step,
@@ -124,7 +123,7 @@ class Fold:
                 claim=self.claim,
                 op=op,
                 generation=generation,
-                wakes=tuple(Wake(reader=voice.reader_of(place)) for place in places),
+                wakes=self.runtime.voices(bodies),
             )
         )
         self.bells.ring(self.claim.session)

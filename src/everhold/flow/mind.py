@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,7 @@ from everhold.core.entries import (
     Entry,
     Heard,
     Kind,
+    Noted,
     Place,
     Said,
     Stamp,
@@ -50,7 +51,7 @@ from everhold.core.turn import (
     step,
 )
 from everhold.errors import Conflict
-from everhold.flow import perform, remember, voice
+from everhold.flow import perform
 from everhold.flow.draft import Sketch
 from everhold.flow.fold import Fold
 from everhold.flow.gates import Bells, Gates
@@ -465,7 +466,7 @@ class _TurnWork:
         # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
         # store keeps it due should something arrive before that
         lane = LaneUpdate(attempts=0, error="", idle_at=self.tail, release=self.tail is not None)
-        wakes = (*self._wakes(bodies), *(Wake(reader=remember.reader_of(name)) for name in self.runtime.memories))
+        wakes = self.runtime.voices(bodies) + self.runtime.remembers()
         done = await self.mind.commit(
             Step.END,
             tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies),
@@ -515,15 +516,10 @@ class _TurnWork:
     def _said(self, text: str, to: Place, *, hops: int) -> Said:
         return Said(text=text, to=to, parts=split(text, self.runtime.text_limit(to)), hops=hops, stamp=self.stamp)
 
-    def _wakes(self, bodies: tuple[Body, ...] | list[Body]) -> tuple[Wake, ...]:
-        readers: dict[str, None] = {}
-        for body in bodies:
-            place, _ = voice.spoken_to(body)
-            if place is not None:
-                readers[voice.reader_of(place)] = None
-            if kind_of(body) is Kind.NOTED:
-                readers.update(dict.fromkeys(remember.reader_of(name) for name in self.runtime.memories))
-        return tuple(Wake(reader=reader) for reader in readers)
+    def _wakes(self, bodies: Iterable[Body]) -> tuple[Wake, ...]:
+        bodies = tuple(bodies)
+        noted = any(isinstance(body, Noted) for body in bodies)
+        return self.runtime.voices(bodies) + (self.runtime.remembers() if noted else ())
 
     def _fold_wake(self, used: int) -> tuple[Wake, ...]:
         """Above the soft mark a fold is made ahead of need, beside the conversation."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from everhold.core.entries import Place
+from everhold.core.entries import Body, Place
 from everhold.core.mailbox import Busy
+from everhold.flow import remember, voice
 from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import Model
 from everhold.ports.platform import Drafting, Platform
+from everhold.ports.store import Wake
 from everhold.ports.tool import Effect, Tool
 
 
@@ -32,6 +34,8 @@ class Runtime:
     ahead: bool = True
     model_deadline: float = 600.0
     text_limit: Callable[[Place], int] = lambda _: 4_000
+    pulls: Callable[[Place], bool] = lambda _: False
+    """Whether whoever is there reads the log itself, so that a committed reply is a delivered one."""
 
     @property
     def effects(self) -> dict[str, Effect]:
@@ -40,6 +44,16 @@ class Runtime:
     @property
     def author(self) -> str:
         return f"agent:{self.agent}"
+
+    def voices(self, bodies: Iterable[Body]) -> tuple[Wake, ...]:
+        """The voice lanes that have something to deliver once these bodies are committed."""
+        places = [place for body in bodies if (place := voice.spoken_to(body)[0]) is not None]
+        readers = dict.fromkeys(voice.reader_of(place) for place in places if not self.pulls(place))
+        return tuple(Wake(reader=reader) for reader in readers)
+
+    def remembers(self) -> tuple[Wake, ...]:
+        """The lanes of this agent's memories."""
+        return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories)
 
 
 class Runtimes(Protocol):
