@@ -30,12 +30,11 @@ from everhold.core.entries import (
 )
 from everhold.errors import Conflict, Misuse, NotFound
 from everhold.flow import amend
-from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import view_at
 from everhold.ports.model import Request, ToolSpec
-from everhold.ports.platform import Incoming, Verdict
+from everhold.ports.platform import Accept as Door, Incoming, Verdict
 from everhold.ports.store import Change, Parked, Session, Step
 
 PAGE = 1_000
@@ -79,7 +78,7 @@ class Control:
     """One per home. `erasures` is the file beside the database that outlives any backup of it."""
 
     def __init__(
-        self, gates: Gates, *, bells: Bells, accept: Accept, runtimes: Runtimes, erasures: Path | None = None
+        self, gates: Gates, *, bells: Bells, accept: Door, runtimes: Runtimes, erasures: Path | None = None
     ) -> None:
         self.gates = gates
         self.store = gates.store

@@ -370,6 +370,9 @@ class Store(Protocol):
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Entries of all sessions in commit order."""
 
+    async def waiting(self) -> int:
+        """How many messages of all sessions wait for an answer."""
+
     async def pending(self, session: str) -> list[Entry]:
         """Heard entries no operation has consumed, in order."""
 

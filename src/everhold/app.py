@@ -1,0 +1,189 @@
+"""Builds the object graph once, and runs it. The only file that imports every room."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from everhold.agents import Agents
+from everhold.config import AgentSettings, Settings, Watcher, load, plugin_validator
+from everhold.control import Control
+from everhold.errors import StoreError, StoreFull
+from everhold.flow.accept import Accept
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.supervise import Supervisor
+from everhold.home import Home
+from everhold.logs import Logger
+from everhold.platforms.reading import Reading
+from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
+from everhold.ports.platform import Incoming, Platform, Verdict
+from everhold.ports.tool import Tool
+from everhold.stores.sqlite import SqliteStore
+from everhold.stores.sqlite.ballast import Ballast
+from everhold.stores.sqlite.lock import HomeLock
+
+DRAIN_SECONDS: Final = 30.0
+_CATALOGUES: Final[dict[str, Any]] = {
+    "models": MODELS, "memories": MEMORIES, "platforms": PLATFORMS, "tools": TOOLS,
+}  # fmt: skip
+
+
+class SystemClock:
+    """The machine's own time."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class SystemChance:
+    """The machine's own randomness."""
+
+    def bytes(self, n: int, /) -> bytes:
+        return os.urandom(n)
+
+    def random(self) -> float:
+        return random.random()
+
+
+def settings_of(home: Home, *, environ: Mapping[str, str], last_good: bool = False) -> Settings:
+    """What is configured in `home`, checked with every plug-in it names."""
+    validate = plugin_validator(lambda group, name: _CATALOGUES[group].load(name).Settings)
+    return load(home, environ=environ, validate_plugin=validate, last_good=last_good)
+
+
+class App:
+    """Everything that works for one home, from taking its lock to letting go of it."""
+
+    def __init__(self, home: Home, settings: Settings, *, log: Logger, environ: Mapping[str, str]) -> None:
+        self.home = home
+        self.environ = environ
+        self.log = log
+        log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
+        self.lock = HomeLock(home.lock).take()
+        self.clock = SystemClock()
+        chance = SystemChance()
+        try:
+            self.store = SqliteStore.open(home.store, chance=chance, backups=home.backups)
+        except BaseException:
+            self.lock.release()
+            raise
+        self.ballast = Ballast(home.ballast)
+        self.bells = Bells()
+        owner = f"{os.getpid()}-{chance.bytes(6).hex()}"
+        self.gates = Gates(store=self.store, clock=self.clock, chance=chance, log=log, owner=owner)
+        self.platforms: dict[tuple[str, str], Platform] = {
+            ("terminal", ""): Reading("terminal"),
+            ("http", ""): Reading("http"),
+        }
+        self.agents = Agents(
+            settings,
+            store=self.store,
+            log=log,
+            clock=self.clock,
+            directory=home.path,
+            platforms=self.platforms,
+            tools=self._tools,
+        )
+        self.door = Accept(self.gates, reception=self.agents.admit, bells=self.bells)
+        self.watchers: list[Any] = []
+        """Whoever wants to see replies grow: (session, op, piece)."""
+        self.supervisor = Supervisor(
+            self.gates,
+            runtimes=self.agents,
+            bells=self.bells,
+            day=self.agents.day,
+            on_text=self._on_text,
+        )
+        self.control = Control(
+            self.gates,
+            bells=self.bells,
+            accept=self.accept,
+            runtimes=self.agents,
+            erasures=home.erasures,
+        )
+        self.watcher = Watcher(
+            home,
+            settings,
+            load=lambda: settings_of(home, environ=environ),
+            swap=self._adopt,
+            log=log,
+            monotonic=self.clock.monotonic,
+            sleep=asyncio.sleep,
+        )
+        self.full = False
+        """The disk has no room: nothing is accepted until it has."""
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def accept(self, incoming: Incoming) -> Verdict:
+        """The door, with the configuration as it is now. A full disk is said, not swallowed."""
+        await self.watcher.fresh()
+        try:
+            verdict = await self.door(incoming)
+        except StoreFull:
+            if not self.full:
+                self.full = True
+                self.ballast.release()
+                self.log.error("store.full", remedy=f"free space on the disk of {self.home.path}")
+            raise
+        if self.full:
+            self.full = False
+            self.log.info("store.room")
+            self.ballast.take_aboard()
+        return verdict
+
+    async def start(self) -> int:
+        """Take up what was left and begin to work; how many messages wait for an answer."""
+        await self.store.seize(owner=self.gates.owner, at=self.clock.now())
+        await self.control.reapply_erasures()
+        self.ballast.take_aboard()
+        waiting = await self.store.waiting()
+        for name, work in (
+            ("dispatch", self.supervisor.dispatch),
+            ("renew", self.supervisor.renew),
+            ("config", self.watcher.run),
+        ):
+            self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
+        for (name, account), platform in self.platforms.items():
+            listen = self._listener(platform)
+            task = self.supervisor.keep(f"{name}/{account}", listen)
+            self.tasks.append(asyncio.create_task(task, name=f"listen {name}/{account}"))
+        return waiting
+
+    async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
+        """Give what runs some time, then let go. Everything that is not finished resumes at the next start."""
+        await self.supervisor.drain(seconds)
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks.clear()
+        await self.store.close()
+        self.lock.release()
+
+    @property
+    def broken(self) -> StoreError | None:
+        """Why this process must end and start anew, if it must."""
+        return self.store.broken
+
+    def _adopt(self, settings: Settings) -> None:
+        self.log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
+        self.agents.adopt(settings)
+
+    def _listener(self, platform: Platform) -> Any:
+        async def listen() -> None:
+            await platform.listen(self.accept)
+
+        return listen
+
+    def _tools(self, settings: AgentSettings) -> dict[str, Tool]:
+        return {}
+
+    def _on_text(self, session: str, op: int, piece: str) -> None:
+        for watcher in self.watchers:
+            watcher(session, op, piece)
