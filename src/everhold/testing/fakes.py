@@ -1,0 +1,261 @@
+"""Far sides in one process: a model, platforms, memory providers and tools, each with a switch for what goes wrong.
+
+A fake keeps what reached it and forgets nothing when its caller falls, so a test can compare what was promised with
+what arrived. It is never kinder than the world: an unkeyed one takes the same thing twice, and an answer may be lost
+after everything was done. Time is the running loop's, so virtual time works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from everhold.core.entries import Usage
+from everhold.errors import InDoubt
+from everhold.ports.memory import Batch, Exchange, Found, Memory, Note, Query
+from everhold.ports.model import Answer, Message, Request, ToolSpec
+from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing, Verdict
+from everhold.ports.tool import Effect, Result, ToolContext
+
+
+class Faults:
+    """What goes wrong next, one fault for each call, in order. With none left everything works."""
+
+    def __init__(self) -> None:
+        self._next: deque[tuple[Exception | None, bool]] = deque()
+
+    def fail(self, error: Exception, *, times: int = 1) -> None:
+        """Raise `error` before anything is done."""
+        self._next.extend([(error, False)] * times)
+
+    def lose(self, error: Exception | None = None, *, times: int = 1) -> None:
+        """Do everything, then raise `error` (InDoubt) instead of answering."""
+        self._next.extend([(error or InDoubt("the answer was lost"), True)] * times)
+
+    def work(self, *, times: int = 1) -> None:
+        """Work, `times` times, before what follows."""
+        self._next.extend([(None, False)] * times)
+
+    def before(self) -> Exception | None:
+        """The start of a call: raises if it fails; what to raise at its end."""
+        error, done = self._next.popleft() if self._next else (None, False)
+        if error is not None and not done:
+            raise error
+        return error
+
+
+def _finish(error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def echo(request: Request) -> Answer:
+    """Answers what was said last."""
+    last = next((message for message in reversed(request.messages) if message.role == "user"), Message(role="user"))
+    return Answer(text=f"You said: {last.text}", model="echo", usage=Usage(input=10, output=5))
+
+
+class ScriptedModel:
+    """Answers from a list, in order, or by a function of the request."""
+
+    def __init__(
+        self,
+        script: Callable[[Request], Answer] | Sequence[Answer] = echo,
+        *,
+        name: str = "scripted",
+        context_tokens: int = 100_000,
+    ) -> None:
+        self.name = name
+        self.context_tokens = context_tokens
+        self.faults = Faults()
+        self.asked: list[Request] = []
+        self._by_request = script if callable(script) else None
+        self._answers = deque(() if callable(script) else script)
+
+    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        self.asked.append(request)
+        lost = self.faults.before()
+        answer = self._by_request(request) if self._by_request else self._answers.popleft()
+        if on_text is not None and answer.text:
+            on_text(answer.text)
+        _finish(lost)
+        return answer
+
+
+# -- platforms ---------------------------------------------------------------------------------------------------------
+
+
+class FakePlatform:
+    """One account. Hands over what people wrote until it is acknowledged, and shows them what was sent."""
+
+    def __init__(
+        self,
+        delivery: Delivery = Delivery.KEYED,
+        *,
+        name: str = "fake",
+        account: str = "main",
+        text_limit: int = 4_000,
+        visible_after: float = 0.0,
+    ) -> None:
+        self.delivery = delivery
+        self.name = name
+        self.account = account
+        self.text_limit = text_limit
+        self.visible_after = visible_after
+        self.faults = Faults()
+        self.shown: list[Outgoing] = []
+        """What people see, in the order it arrived."""
+        self.arrived: dict[str, tuple[str, float]] = {}
+        """key -> (remote id, when it first arrived)."""
+        self.verdicts: list[Verdict] = []
+        self._updates: list[Incoming] = []
+        self._acknowledged = 0
+        self._news = asyncio.Event()
+
+    def write(self, incoming: Incoming) -> None:
+        """Somebody writes here."""
+        self._updates.append(incoming)
+        self._news.set()
+
+    async def listen(self, accept: Accept) -> None:
+        while True:
+            while self._acknowledged < len(self._updates):
+                self.verdicts.append(await accept(self._updates[self._acknowledged]))
+                self._acknowledged += 1
+            self._news.clear()
+            await self._news.wait()
+
+    async def send(self, out: Outgoing) -> str:
+        lost = self.faults.before()
+        remote = self.receive(out)
+        _finish(lost)
+        return remote
+
+    async def probe(self, out: Outgoing) -> str | None:
+        lost = self.faults.before()
+        remote, at = self.arrived.get(out.key, (None, 0.0))
+        _finish(lost)
+        return remote if at + self.visible_after <= asyncio.get_running_loop().time() else None
+
+    def receive(self, out: Outgoing) -> str:
+        """The far side's part of a send."""
+        if self.delivery is Delivery.KEYED and out.key in self.arrived:
+            return self.arrived[out.key][0]
+        self.shown.append(out)
+        remote = f"{self.name}-{len(self.shown)}"
+        self.arrived.setdefault(out.key, (remote, asyncio.get_running_loop().time()))
+        return remote
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class FakeProvider:
+    """Keeps memories per session name, in the order they came."""
+
+    def __init__(
+        self, delivery: Delivery = Delivery.KEYED, *, deadline: float = 30.0, visible_after: float = 0.0
+    ) -> None:
+        self.delivery = delivery
+        self.deadline = deadline
+        self.visible_after = visible_after
+        self.faults = Faults()
+        self.kept: dict[str, list[Memory]] = {}
+        self.arrived: dict[str, float] = {}
+        """key -> when it first arrived."""
+        self.writes: list[tuple[str, str]] = []
+        """(session name, key) of every write there was, repeats too."""
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        lost = self.faults.before()
+        for item in batch.items:
+            self.receive(batch.name, item)
+        _finish(lost)
+        return {item.key: f"doc-{item.key}" for item in batch.items}
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        lost = self.faults.before()
+        words = set(query.text.lower().split())
+        found = [
+            Found(text=text, session=item.session, key=item.key, at=item.at, score=float(hits))
+            for item in self.kept.get(query.name, [])
+            if (hits := len(words & set((text := wording(item)).lower().split())))
+        ]
+        _finish(lost)
+        return sorted(found, key=lambda one: -one.score)[: query.limit]
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        lost = self.faults.before()
+        latest = asyncio.get_running_loop().time() - self.visible_after
+        there = [item.key for item in batch.items if self.arrived.get(item.key, latest + 1) <= latest]
+        _finish(lost)
+        return there
+
+    def receive(self, name: str, item: Memory) -> None:
+        """The far side's part of storing one item."""
+        kept = self.kept.setdefault(name, [])
+        self.writes.append((name, item.key))
+        known = item.key in self.arrived
+        self.arrived.setdefault(item.key, asyncio.get_running_loop().time())
+        if known and self.delivery is Delivery.KEYED:
+            return
+        if known and self.delivery is Delivery.UPSERT:
+            kept[:] = [item if one.key == item.key else one for one in kept]
+            return
+        kept.append(item)
+
+
+def wording(item: Memory) -> str:
+    """The words of a memory, whatever kind it is."""
+    match item:
+        case Exchange(heard=heard, said=said):
+            return " ".join(each.text for each in (*heard, *said))
+        case Note(text=text):
+            return text
+        case _:
+            return ""
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+class FakeTool:
+    """A tool of any effect that counts what it did, by key."""
+
+    def __init__(
+        self,
+        name: str,
+        effect: Effect,
+        *,
+        deadline: float = 30.0,
+        act: Callable[[dict[str, Any], ToolContext], Result] | None = None,
+    ) -> None:
+        self.spec = ToolSpec(name=name, description=f"a {effect} tool", parameters={"type": "object"})
+        self.effect = effect
+        self.deadline = deadline
+        self.faults = Faults()
+        self.started: Counter[str] = Counter()
+        """key -> how often it was run."""
+        self.done: Counter[str] = Counter()
+        """key -> how often that changed something."""
+        self.results: dict[str, Result] = {}
+        self._act = act or (lambda _arguments, context: Result(text=f"{name} did {context.key}"))
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+        lost = self.faults.before()
+        self.started[context.key] += 1
+        if not (self.effect is Effect.KEYED and context.key in self.results):
+            self.done[context.key] += 1
+            self.results[context.key] = self._act(arguments, context)
+        _finish(lost)
+        return self.results[context.key]
+
+    async def probe(self, context: ToolContext) -> Result | None:
+        lost = self.faults.before()
+        _finish(lost)
+        return self.results.get(context.key)

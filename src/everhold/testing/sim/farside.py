@@ -1,0 +1,307 @@
+"""The far sides of the simulated world: a model that depends only on what it is asked, platforms, providers, tools.
+
+They are the shipped fakes with a will of their own: overloaded now and then, naming a time to come back, keeping only
+half of a batch. Whatever reaches them is shown to the witness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from everhold.core import compression
+from everhold.core.entries import Call, Noted, Place, Usage
+from everhold.errors import InDoubt, TooLong, Transient
+from everhold.ports.memory import Batch
+from everhold.ports.model import Answer, Message, Request
+from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
+from everhold.ports.tool import Effect, Result, Saying, ToolContext
+from everhold.testing.fakes import FakePlatform, FakeProvider, FakeTool, wording
+from everhold.testing.sim.process import Process, SimGates
+from everhold.testing.sim.witness import SECRET, TOKEN, Busy, BusyModel, Told, Witness
+from everhold.testing.sim.world import World
+
+LONG_WAITS: Final = (2.0, 20.0, 90.0, 900.0)
+POLL_SECONDS: Final = 50.0
+HOOK_SECONDS: Final = 10.0
+MODEL: Final = "mind"
+
+
+class FarSide:
+    """What the far sides have in common."""
+
+    def __init__(self, world: World, witness: Witness) -> None:
+        self.world = world
+        self.witness = witness
+
+    def trouble(self, lane: str, session: str, busy: Callable[[Told], Exception] = Busy) -> None:
+        """Refuse, once in a while, before anything is done."""
+        world = self.world
+        if not world.chance(world.profile.trouble):
+            return
+        world.stats["refusals"] += 1
+        if world.chance(0.5):
+            seconds = LONG_WAITS[int(world.pick(0, len(LONG_WAITS)))]
+            world.tell("far side", f"asks {lane} of {session} to wait {seconds:.0f} s")
+            raise busy(Told(lane, session, seconds))
+        raise Transient("not now")
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+class SimModel(FarSide):
+    """Answers by the request alone: the same question gets the same answer, whoever asks and however often."""
+
+    name = "sim"
+
+    def __init__(self, world: World, witness: Witness, *, places: Sequence[Place]) -> None:
+        super().__init__(world, witness)
+        self.context_tokens = world.profile.context_tokens
+        self.places = places
+
+    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        text = "\n".join(message.text for message in request.messages)
+        if request.system.startswith(compression.ASK):
+            return self._summary(text)
+        tokens, rounds = _current(request.messages)
+        session = self.witness.session_of.get(tokens[-1], "") if tokens else ""
+        self.witness.arrives(MODEL, session, text)
+        self.trouble(MODEL, session, BusyModel)
+        used = compression.tokens(request.messages)
+        if used > self.context_tokens:
+            raise TooLong(f"{used} tokens are more than {self.context_tokens}")
+        if self.world.chance(self.world.profile.slow):
+            await asyncio.sleep(self.world.pick(5, 40))
+        answer = self._answer(request.messages, tokens, rounds)
+        if on_text is not None and answer.text:
+            on_text(answer.text)
+        return answer
+
+    def _summary(self, text: str) -> Answer:
+        self.witness.arrives("fold", "", text)
+        self.trouble("fold", "", lambda told: Transient("too busy to summarise"))
+        kept = dict.fromkeys([*TOKEN.findall(text), *SECRET.findall(text)])
+        return Answer(text="so far: " + " ".join(kept), model=self.name, usage=Usage(input=5, output=5))
+
+    def _answer(self, messages: tuple[Message, ...], tokens: list[str], rounds: int) -> Answer:
+        number = int.from_bytes(hashlib.blake2b(msgspec.json.encode(messages), digest_size=6).digest())
+        usage = Usage(input=10 + rounds, output=3)
+        pick, number = number % 10, number // 10
+        if rounds < 3 and pick < (5 if rounds == 0 else 3):
+            names = list(TOOLS)
+            chosen = [names[number % len(names)]]
+            if number % 3 == 0:
+                chosen.append(names[number // 3 % len(names)])
+            calls = tuple(
+                # some models give ids that are not unique from round to round
+                Call(id=f"call-{index}", tool=tool, arguments={"n": number % 1_000})
+                for index, tool in enumerate(chosen)
+            )
+            return Answer(calls=calls, text="let me see" if number % 2 else "", model=self.name, usage=usage)
+        words = "so it is, " * (number % 12 if number % 4 == 0 else 0)
+        return Answer(text=f"re {' '.join(tokens)} {words}#{number % 997}", model=self.name, usage=usage)
+
+
+def _current(messages: tuple[Message, ...]) -> tuple[list[str], int]:
+    """The names of the messages the model is to answer, and how often it was asked for them already."""
+    tokens: list[str] = []
+    rounds = 0
+    for message in reversed(messages):
+        if (message.role == "assistant" and not message.calls) or (message.role == "user" and message.name == NOTICE):
+            break
+        if message.role == "assistant":
+            rounds += 1
+        elif message.role == "user":
+            tokens[:0] = TOKEN.findall(message.text)
+    return tokens, rounds
+
+
+NOTICE: Final = "everhold"
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+TOOLS: Final = {
+    "look": Effect.PURE,
+    "note": Effect.PURE,
+    "file": Effect.KEYED,
+    "book": Effect.PROBE,
+    "pay": Effect.ONCE,
+    "tell": Effect.ONCE,
+}
+
+
+class SimTool(FakeTool):
+    """A tool of the world: what it did is remembered there, whoever ran it."""
+
+    def __init__(self, world: World, name: str, effect: Effect, places: Sequence[Place]) -> None:
+        super().__init__(name, effect, deadline=20.0, act=self._act_out)
+        self.world = world
+        self.places = places
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+        result = await super().run(arguments, context)
+        self.world.tell("tool", f"{self.spec.name} runs for {context.key} ({self.done[context.key]})")
+        return result
+
+    def _act_out(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+        number = int(arguments.get("n", 0))
+        match self.spec.name:
+            case "look":
+                return Result(text="what is there " * (200 if number % 7 == 0 else 3))
+            case "note":
+                return Result(text="noted", notes=(Noted(text=f"note {context.key}", fact=f"f{number % 2}"),))
+            case "tell":
+                place = self.places[number % len(self.places)]
+                return Result(text="told", sayings=(Saying(text=f"word of {context.key}", to=place),))
+            case name:
+                if number % 11 == 0:
+                    raise ValueError(f"{name} cannot do {number}")
+                return Result(text=f"{name} {number} done")
+
+
+# -- platforms ---------------------------------------------------------------------------------------------------------
+
+
+class SimPlatform(FakePlatform, FarSide):
+    """A platform of the world. `poll` must be asked for news, the others bring theirs."""
+
+    def __init__(self, world: World, witness: Witness, name: str, delivery: Delivery) -> None:
+        FakePlatform.__init__(
+            self, delivery, name=name, text_limit=60, visible_after=5.0 if delivery is Delivery.PROBE else 0.0
+        )
+        FarSide.__init__(self, world, witness)
+        self.updates: list[Incoming] = []
+        self.acknowledged: set[int] = set()
+        self.seen_upto = 0
+        """Of a polled platform: updates before this one were confirmed by asking for later ones."""
+        self.handlers: dict[str, tuple[Process, Accept]] = {}
+        self.news = asyncio.Event()
+        self.polled = delivery is Delivery.BLIND
+
+    # -- what people write
+
+    def write(self, incoming: Incoming) -> None:
+        number = len(self.updates)
+        self.updates.append(incoming)
+        self.world.tell(self.name, f"{incoming.origin.chat}: {incoming.text}")
+        if self.polled:
+            self.news.set()
+        else:
+            self.world.loop.create_task(self._bring(number))
+
+    def unacknowledged(self) -> int:
+        return len(self.updates) - (self.seen_upto if self.polled else len(self.acknowledged))
+
+    async def _bring(self, number: int) -> None:
+        """Call the hook until somebody says that it was kept; sometimes once more, for good measure."""
+        world = self.world
+        if world.chance(0.2):
+            await asyncio.sleep(world.pick(0, 5))  # later than what was written after it
+        again = 1 if world.chance(world.profile.duplicate) else 0
+        while again >= 0:
+            if await self._hook(self.updates[number]):
+                self.acknowledged.add(number)
+                again -= 1
+            await asyncio.sleep(world.pick(0.5, 5))
+
+    async def _hook(self, incoming: Incoming) -> bool:
+        open_ = [(process, accept) for process, accept in self.handlers.values() if process.alive]
+        if not open_:
+            return False
+        process, accept = open_[int(self.world.pick(0, len(open_)))]
+        task = self.world.loop.create_task(self._handle(process, accept, incoming))
+        await asyncio.wait([task], timeout=HOOK_SECONDS)
+        return task.done() and task.result() and not self.world.chance(self.world.profile.lost)
+
+    async def _handle(self, process: Process, accept: Accept, incoming: Incoming) -> bool:
+        await process.gate("hook", "before")
+        verdict = await accept(incoming)
+        await process.gate("hook", "after")
+        return verdict.outcome in ("accepted", "duplicate")
+
+    async def ask_for(self, offset: int) -> list[tuple[int, Incoming]]:
+        """The far side of a poll: news from `offset` on; asking for later ones confirms what was before."""
+        self.seen_upto = max(self.seen_upto, offset)
+        if self.seen_upto >= len(self.updates):
+            self.news.clear()
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self.news.wait()
+            except TimeoutError:
+                return []
+        first = self.seen_upto
+        return list(enumerate(self.updates[first : first + 3], first))
+
+    # -- what is said to them
+
+    async def send(self, out: Outgoing) -> str:
+        session = out.key.partition(":")[0]
+        lane = f"voice:{self.name}:{self.account}"
+        self.witness.arrives(lane, session, out.text)
+        self.trouble(lane, session)
+        remote = await super().send(out)
+        self.world.tell(self.name, f"shows {out.key} {out.text!r}")
+        return remote
+
+
+class Ear:
+    """How one process hears of news on a platform."""
+
+    def __init__(self, far: SimPlatform, process: Process, gates: SimGates) -> None:
+        self.far = far
+        self.process = process
+        self.gates = gates
+
+    async def listen(self, accept: Accept) -> None:
+        if self.far.polled:
+            await self._poll(accept)
+        else:
+            self.far.handlers[self.process.name] = (self.process, accept)
+            await self.process.world.never()
+
+    async def _poll(self, accept: Accept) -> None:
+        offset = 0
+        while True:
+            try:
+                news = await self.gates.call("poll", lambda: self.far.ask_for(offset), deadline=POLL_SECONDS + 10)
+            except InDoubt:
+                await self.gates.sleep(1.0)
+                continue
+            for number, incoming in news:
+                offset = await self._take(accept, number, incoming)
+
+    async def _take(self, accept: Accept, number: int, incoming: Incoming) -> int:
+        """Hand one message in; the offset to ask from after that."""
+        await accept(incoming)
+        return number + 1
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class SimProvider(FakeProvider, FarSide):
+    """A memory provider of the world. One that can be asked is asked for a reason: it may keep half of a batch."""
+
+    def __init__(self, world: World, witness: Witness, name: str, delivery: Delivery) -> None:
+        FakeProvider.__init__(self, delivery, visible_after=5.0 if delivery is Delivery.PROBE else 0.0)
+        FarSide.__init__(self, world, witness)
+        self.name = name
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        lane, session = f"memory:{self.name}", batch.items[0].session
+        self.witness.arrives(lane, session, "\n".join(wording(item) for item in batch.items))
+        self.trouble(lane, session)
+        half = len(batch.items) > 1 and self.world.chance(0.2)
+        for index, item in enumerate(batch.items):
+            if half and index == len(batch.items) // 2:
+                self.world.tell(self.name, f"falls over after {index} of {len(batch.items)} items")
+                raise InDoubt("the provider fell over in the middle")
+            self.receive(batch.name, item)
+            self.world.tell(self.name, f"keeps {item.key}")
+        return {item.key: f"doc-{item.key}" for item in batch.items}

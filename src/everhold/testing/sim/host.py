@@ -1,0 +1,188 @@
+"""Starts processes, and starts others when they fall, stand still, or seem to: the machine the system runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from everhold.core.entries import Place
+from everhold.flow.accept import Accept
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.supervise import Supervisor
+from everhold.ports.memory import MemoryProvider
+from everhold.ports.platform import Drafting, Platform
+from everhold.ports.store import Store
+from everhold.testing.sim import people
+from everhold.testing.sim.farside import TOOLS, Ear, SimModel, SimPlatform, SimProvider, SimTool
+from everhold.testing.sim.process import Process, SimGates
+from everhold.testing.sim.profile import Profile
+from everhold.testing.sim.witness import Witness
+from everhold.testing.sim.world import World
+
+LOOK_SECONDS: Final = 2.0
+MOST_CALM_SECONDS: Final = 3 * 3_600.0
+"""After the storm everything must come to rest within this, the longest waits included."""
+MOST_PROCESSES: Final = 24
+
+Supervise = Callable[..., Supervisor]
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """What a process is built of. Planted bugs put something else into one of these places."""
+
+    store: Callable[[Process], Store] = lambda process: process.store
+    accept: type[Accept] = Accept
+    supervisor: type[Supervisor] = Supervisor
+    runtimes: Callable[[Runtimes], Runtimes] = lambda runtimes: runtimes
+    ear: type[Ear] = Ear
+
+
+class Surroundings:
+    """The far sides, and what an agent is configured to be. Implements `flow.runtime.Runtimes`."""
+
+    def __init__(self, world: World, witness: Witness, platforms: list[SimPlatform], chats: list[people.Chat]) -> None:
+        profile = world.profile
+        self.profile = profile
+        self.platforms = {(one.name, one.account): one for one in platforms}
+        self.providers = {
+            f"mem{number}": SimProvider(world, witness, f"mem{number}", delivery)
+            for number, delivery in enumerate(profile.memories)
+        }
+        places = [chat.place for chat in chats]
+        self.model = SimModel(world, witness, places=places)
+        self.tools = {name: SimTool(world, name, effect, places) for name, effect in TOOLS.items()}
+        self._runtime = Runtime(
+            agent="main",
+            system="You are simulated.",
+            models=(self.model,),
+            summariser=self.model,
+            tools=self.tools,
+            memories=tuple(self.providers),
+            busy=profile.busy,
+            soft=0.5,
+            keep=1,
+            model_deadline=60.0,
+            text_limit=self._limit,
+        )
+
+    def _limit(self, place: Place) -> int:
+        return self.platforms[place.platform, place.account].text_limit
+
+    def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
+        return self._runtime
+
+    def platform(self, name: str, account: str) -> Platform | None:
+        return self.platforms.get((name, account))
+
+    def drafting(self, name: str, account: str) -> Drafting | None:
+        return None
+
+    def in_doubt(self, reader: str) -> str:
+        return self.profile.policy
+
+    def memory(self, instance: str, agent: str) -> MemoryProvider | None:
+        return self.providers.get(instance)
+
+
+class Host:
+    """Keeps one process (or two peers) running until everything has come to rest."""
+
+    def __init__(self, world: World, witness: Witness, surroundings: Surroundings, chats: list[people.Chat], parts: Parts):
+        self.world = world
+        self.witness = witness
+        self.surroundings = surroundings
+        self.chats = chats
+        self.parts = parts
+        self.processes: list[Process] = []
+        self.gates: dict[str, SimGates] = {}
+        self.serving: list[Process] = []
+        """Those that are meant to serve. Whoever is not among them any more and still runs is a zombie."""
+
+    async def run(self) -> str:
+        """Let the schedule happen; what was left undone, or nothing."""
+        world, profile = self.world, self.world.profile
+        for chat in self.chats:
+            world.loop.create_task(chat.live())
+        for _ in range(2 if profile.mode == "peers" else 1):
+            self._start()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._look_after(profile)
+            if not world.calm and world.loop.time() > profile.stormy and all(chat.finished for chat in self.chats):
+                world.calm = True
+                world.tell("world", "the storm is over")
+                calm_since = world.loop.time()
+            if not world.calm:
+                continue
+            left = self._left()
+            if not left:
+                return ""
+            if world.loop.time() > calm_since + MOST_CALM_SECONDS:
+                return left
+
+    def _left(self) -> str:
+        if waiting := sum(platform.unacknowledged() for platform in self.surroundings.platforms.values()):
+            return f"{waiting} messages were never acknowledged"
+        return self.witness.unfinished()
+
+    def _look_after(self, profile: Profile) -> None:
+        world = self.world
+        if world.chance(profile.jump):
+            world.jump()
+        for process in list(self.serving):
+            if process.dead:
+                self._replace(process, "fell")
+            elif process.stalled is not None and world.chance(0.4):
+                self._replace(process, "stands still")
+            elif world.chance(profile.replace):
+                self._replace(process, "is replaced and runs on")
+        for process in self.processes:
+            if process not in self.serving and not process.dead and world.chance(0.05):
+                process.die()
+
+    def _replace(self, process: Process, why: str) -> None:
+        if len(self.processes) >= MOST_PROCESSES and not process.dead:
+            return
+        self.world.tell("host", f"{process.name} {why}")
+        self.serving.remove(process)
+        if not process.dead:
+            self.world.stats["zombies"] += 1
+        self._start()
+
+    def _start(self) -> None:
+        process = Process(self.world, self.witness, len(self.processes) + 1)
+        self.processes.append(process)
+        self.serving.append(process)
+        self.world.loop.create_task(self._live(process), name=process.name)
+
+    async def _live(self, process: Process) -> None:
+        """What a process does from its start."""
+        parts = self.parts
+        log = process.log(self.witness.complaints)
+        gates = SimGates(process, store=parts.store(process), log=log)
+        self.gates[process.name] = gates
+        if self.world.profile.mode == "seize":
+            await gates.store.seize(owner=process.name, at=gates.clock.now())
+        bells = Bells()
+        runtimes = parts.runtimes(self.surroundings)
+        supervisor = parts.supervisor(gates, runtimes=runtimes, bells=bells, poll=self.world.profile.poll)
+        accept = parts.accept(gates, reception=people.reception, bells=bells)
+        start = self.world.loop.create_task
+        start(supervisor.keep("dispatch", supervisor.dispatch))
+        start(supervisor.keep("renew", supervisor.renew))
+        for platform in self.surroundings.platforms.values():
+            ear = parts.ear(platform, process, gates)
+            start(supervisor.keep(f"listen {platform.name}", lambda ear=ear: ear.listen(accept)))  # type: ignore[misc]
+
+    async def close(self) -> None:
+        for process in self.processes:
+            await process.disk.close()
+
+
+def gates_of(host: Host) -> Gates | None:
+    """The gates of a process that serves, if one does."""
+    return next((host.gates[process.name] for process in host.serving if process.alive), None)

@@ -1,0 +1,320 @@
+"""One life of a process: its own connection to the disk, and gates at which it can fall, stall, or be cut off.
+
+A crash marks the process dead and lets every further gate wait for ever: no `finally` runs, as after a kill -9. A
+stalled process stands still at its gates and goes on later, whoever has taken over meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from everhold.core.entries import Entry, Kind
+from everhold.errors import InDoubt, Transient
+from everhold.flow.gates import Bells, Gates
+from everhold.ports.store import (
+    Change,
+    Claim,
+    Committed,
+    Glance,
+    Lane,
+    Operation,
+    Parked,
+    Receipt,
+    Session,
+    Spend,
+    Step,
+    Store,
+)
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.sim.world import Dice, Quiet, Sent, World
+
+if TYPE_CHECKING:
+    from everhold.testing.sim.witness import Witness
+
+T = TypeVar("T")
+
+READ_YIELDS = 0.1
+"""How often a read lets others run first: a store may be far away."""
+
+
+class Process:
+    """A process that may die or stand still at any gate."""
+
+    def __init__(self, world: World, witness: Witness, number: int) -> None:
+        self.world = world
+        self.witness = witness
+        self.name = f"p{number}"
+        self.dead = False
+        self.stalled: asyncio.Event | None = None
+        self.slept = 0.0
+        """When it last woke from a stall."""
+        self.disk = SqliteStore.open(
+            world.disk, chance=Dice(world.seed, f"{self.name}/salt"), inline=True, synchronous="OFF"
+        )
+        self.chance = Dice(world.seed, self.name)
+        self.bells = Bells()
+        self.store: Store = GatedStore(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it would answer if somebody knocked."""
+        return not self.dead and self.stalled is None
+
+    def die(self) -> None:
+        self.dead = True
+        self.world.tell(self.name, "DIES")
+
+    async def breathe(self) -> None:
+        """Go on only if this process still can."""
+        while True:
+            if self.dead:
+                await self.world.never()
+            if self.stalled is None:
+                return
+            await self.stalled.wait()
+
+    async def gate(self, name: str, moment: str) -> None:
+        """A point at which anything may happen to the process."""
+        await self.breathe()
+        match self.world.fate(name, moment):
+            case "crash":
+                self.world.stats["crashes"] += 1
+                self.world.crashed[name, moment] += 1
+                self.world.tell(self.name, f"crashes {moment} {name}")
+                self.die()
+            case "stall":
+                self.stall(f"{moment} {name}")
+        await self.breathe()
+
+    def stall(self, where: str) -> None:
+        seconds = self.world.stall_seconds()
+        self.world.stats["stalls"] += 1
+        self.world.tell(self.name, f"stands still for {seconds:.1f} s, {where}")
+        self.stalled = asyncio.Event()
+        self.world.loop.call_later(seconds, self._wake, self.stalled)
+
+    def _wake(self, event: asyncio.Event) -> None:
+        self.stalled = None
+        self.slept = self.world.loop.time()
+        if not self.dead:
+            self.world.tell(self.name, "goes on")
+        event.set()
+
+    def log(self, complaints: list[str]) -> Quiet:
+        return Quiet(self.world, self.name, complaints)
+
+
+class SimGates(Gates):
+    """Gates that lead into the simulated world."""
+
+    def __init__(self, process: Process, *, store: Store, log: Quiet) -> None:
+        super().__init__(store=store, clock=process.world, chance=process.chance, log=log, owner=process.name)
+        self.process = process
+
+    async def call(self, what: str, work: Callable[[], Awaitable[T]], *, deadline: float) -> T:
+        process, world, loop = self.process, self.process.world, self.process.world.loop
+        kind = what.partition(" ")[0].partition(":")[0]
+        started = loop.time()
+        expires = started + deadline
+        await process.gate(f"call {kind}", "before")
+        if loop.time() >= expires:
+            raise InDoubt(f"{what} was not even begun within {deadline:g} s")
+        trip = world.trip(kind, deadline)
+        answer = world.carry(work, trip, sent=Sent(process.name, started), expires=expires)
+        ends = expires if trip.breaks is None else min(expires, loop.time() + trip.breaks)
+        try:
+            async with asyncio.timeout_at(ends):
+                result = await answer
+        except TimeoutError as error:
+            await process.gate(f"call {kind}", "after")
+            raise InDoubt(f"{what} gave no answer within {ends - started:g} s") from error
+        except Transient as error:
+            await process.gate(f"call {kind}", "after")
+            process.witness.told(process, error)
+            raise
+        finally:
+            answer.cancel()
+        await process.gate(f"call {kind}", "after")
+        return result
+
+    async def sleep(self, seconds: float, *, bell: asyncio.Event | None = None) -> None:
+        await self.process.breathe()
+        await super().sleep(seconds, bell=bell)
+        await self.process.breathe()
+
+
+class GatedStore:
+    """The store as a process sees it: every writing method is a gate, every read a chance to be late."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.world = process.world
+        self.witness = process.witness
+        self.disk = process.disk
+
+    # -- writing
+
+    async def commit(self, change: Change) -> Committed:
+        await self._before(change.step)
+        done = await self.disk.commit(change)
+        self.witness.committed(self.process, change, done)
+        await self._after(change.step)
+        return done
+
+    async def claim(
+        self, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+    ) -> list[Claim]:
+        await self._before(Step.CLAIM)
+        claims = await self.disk.claim(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
+        self.witness.claimed(self.process, claims)
+        await self._after(Step.CLAIM)
+        return claims
+
+    async def renew(self, *, owner: str, at: float, lease: float) -> int:
+        await self._before(Step.RENEW)
+        count = await self.disk.renew(owner=owner, at=at, lease=lease)
+        await self._after(Step.RENEW)
+        return count
+
+    async def seize(self, *, owner: str, at: float) -> int:
+        await self._before(Step.SEIZE)
+        count = await self.disk.seize(owner=owner, at=at)
+        self.world.tell(self.process.name, f"seizes {count} leases")
+        await self._after(Step.SEIZE)
+        return count
+
+    async def replay(self, ids: Sequence[int], *, at: float) -> int:
+        await self._before(Step.REPLAY)
+        count = await self.disk.replay(ids, at=at)
+        await self._after(Step.REPLAY)
+        return count
+
+    async def link(self, identity: str, person: str, *, at: float) -> None:
+        await self._before(Step.PEOPLE)
+        await self.disk.link(identity, person, at=at)
+        await self._after(Step.PEOPLE)
+
+    async def _before(self, step: Step) -> None:
+        await asyncio.sleep(self.process.chance.random() * 0.01)
+        await self.process.gate(step, "before")
+
+    async def _after(self, step: Step) -> None:
+        await self.process.gate(step, "after")
+        await asyncio.sleep(self.process.chance.random() * 0.01)
+        await self.process.breathe()
+
+    async def _late(self) -> None:
+        if self.process.chance.random() < READ_YIELDS:
+            await asyncio.sleep(self.process.chance.random() * 0.02)
+        await self.process.breathe()
+
+    # -- reading
+
+    async def session(self, id: str) -> Session:
+        await self._late()
+        return await self.disk.session(id)
+
+    async def glance(self, id: str) -> Glance:
+        await self._late()
+        return await self.disk.glance(id)
+
+    async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]:
+        await self._late()
+        return await self.disk.sessions(limit=limit, after=after)
+
+    async def resolve(self, address: str) -> str | None:
+        await self._late()
+        return await self.disk.resolve(address)
+
+    async def whereto(self, address: str) -> tuple[str, str] | None:
+        await self._late()
+        return await self.disk.whereto(address)
+
+    async def find_session(self, name: str) -> list[str]:
+        await self._late()
+        return await self.disk.find_session(name)
+
+    async def entries(
+        self,
+        session: str,
+        *,
+        after: int = 0,
+        upto: int | None = None,
+        kinds: Sequence[Kind] = (),
+        limit: int | None = None,
+    ) -> list[Entry]:
+        await self._late()
+        return await self.disk.entries(session, after=after, upto=upto, kinds=kinds, limit=limit)
+
+    async def entry(self, session: str, seq: int) -> Entry:
+        await self._late()
+        return await self.disk.entry(session, seq)
+
+    async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+        await self._late()
+        return await self.disk.feed(after=after, limit=limit)
+
+    async def pending(self, session: str) -> list[Entry]:
+        await self._late()
+        return await self.disk.pending(session)
+
+    async def operations(
+        self,
+        session: str,
+        *,
+        what: Sequence[str] = (),
+        after: int = 0,
+        before: int | None = None,
+        states: Sequence[str] = (),
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> list[Operation]:
+        await self._late()
+        return await self.disk.operations(
+            session, what=what, after=after, before=before, states=states, newest_first=newest_first, limit=limit
+        )
+
+    async def lane(self, reader: str, session: str) -> Lane | None:
+        await self._late()
+        return await self.disk.lane(reader, session)
+
+    async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]:
+        await self._late()
+        return await self.disk.lanes(reader=reader, session=session, waiting=waiting)
+
+    async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
+        await self._late()
+        return await self.disk.next_due(at=at, skip=skip, only=only)
+
+    async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
+        await self._late()
+        return await self.disk.parked(session=session, reader=reader, state=state)
+
+    async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]:
+        await self._late()
+        return await self.disk.receipts(session, seq=seq, reader=reader)
+
+    async def position(self, *, platform: str, account: str, name: str) -> str | None:
+        await self._late()
+        return await self.disk.position(platform=platform, account=account, name=name)
+
+    async def spent(self, purse: str, day: str) -> Spend:
+        await self._late()
+        return await self.disk.spent(purse, day)
+
+    async def blob(self, digest: str) -> bytes | None:
+        await self._late()
+        return await self.disk.blob(digest)
+
+    async def person_of(self, identity: str) -> str | None:
+        await self._late()
+        return await self.disk.person_of(identity)
+
+    async def verify(self, session: str | None = None) -> list[str]:
+        await self._late()
+        return await self.disk.verify(session)
+
+    async def close(self) -> None:
+        await self.disk.close()

@@ -1,0 +1,86 @@
+"""What one seed is about: how many chats, which far sides, which faults and how often. Drawn once, then fixed."""
+
+from __future__ import annotations
+
+import random
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from everhold.core.mailbox import Busy
+from everhold.ports.platform import Delivery
+from everhold.ports.store import Step
+
+UNREACHED: Final[dict[Step, str]] = {
+    Step.NOTE: "notes are committed with the tool result that made them; nothing notes by itself yet",
+    Step.NOTICE: "notices are committed with what they are about; nothing gives one by itself yet",
+    Step.DRAFT: "nothing shows drafts yet",
+    Step.POSITION: "positions are committed with what was accepted; no platform moves one by itself yet",
+    Step.PEOPLE: "people are admitted by the simulated reception; nothing links identities yet",
+    Step.REPLAY: "lanes do not take up replayed dead letters yet",
+    Step.ERASE: "there is no control function that erases yet",
+}
+"""Commits that no flow makes yet, and why. Every other step is crashed at, before and after."""
+
+AIMS: Final = tuple((step, moment) for step in Step if step not in UNREACHED for moment in ("before", "after"))
+"""Each seed's first crash is aimed at one of these, in turn: no commit can be forgotten."""
+
+JUMPS: Final = (30.0, -30.0, 3_600.0, -3_600.0, 315_360_000.0, -315_360_000.0)
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """The knobs of one schedule."""
+
+    aim: tuple[str, str]
+    aim_at: int
+    """Which passing of the aimed gate is the fatal one."""
+    mode: Literal["seize", "peers"]
+    chats: int
+    messages: int
+    stormy: float
+    """Seconds of virtual time after which nothing goes wrong any more."""
+    crash: float
+    stall: float
+    replace: float
+    """How likely a running process gets a successor while it runs on, at each look."""
+    lost: float
+    slow: float
+    trouble: float
+    jump: float
+    most_faults: int
+    duplicate: float
+    policy: Literal["resend", "hold"]
+    busy: Busy
+    memories: tuple[Delivery, ...]
+    context_tokens: int
+    poll: float
+    commands: float
+
+
+def draw(seed: int) -> Profile:
+    """The profile of `seed`; the same for ever, as long as this function stays as it is."""
+    chance = random.Random(f"{seed}/profile")
+    calm = chance.random() < 0.1
+    return Profile(
+        aim=AIMS[seed % len(AIMS)],
+        aim_at=1 + int(chance.random() ** 2 * 8),
+        mode="peers" if chance.random() < 0.3 else "seize",
+        chats=chance.choice((1, 2, 3)),
+        messages=chance.choice((3, 4, 5, 6)),
+        stormy=chance.choice((60.0, 150.0, 400.0)),
+        crash=0.0 if calm else chance.choice((0.0, 0.004, 0.012)),
+        stall=0.0 if calm else chance.choice((0.0, 0.003, 0.01)),
+        replace=chance.choice((0.0, 0.02, 0.06)),
+        lost=0.0 if calm else chance.choice((0.0, 0.05, 0.15)),
+        slow=chance.choice((0.0, 0.05, 0.15)),
+        trouble=0.0 if calm else chance.choice((0.0, 0.05, 0.15)),
+        jump=chance.choice((0.0, 0.0, 0.05)),
+        most_faults=chance.choice((2, 5, 9)),
+        duplicate=chance.choice((0.0, 0.1, 0.3)),
+        policy=chance.choice(("resend", "hold")),
+        busy=chance.choice(("queue", "queue", "steer", "interrupt")),
+        memories=tuple(chance.sample([Delivery.KEYED, Delivery.UPSERT, Delivery.PROBE, Delivery.BLIND], k=2)),
+        context_tokens=chance.choice((400, 800, 1_600, 100_000)),
+        poll=chance.choice((5.0, 20.0, 60.0)),
+        commands=chance.choice((0.0, 0.15, 0.4)),
+    )

@@ -1,0 +1,191 @@
+"""Watches every commit, claim and arrival as it happens, and notes what must never happen. Changes nothing.
+
+It keeps its own books on who holds which lane and who was told to wait, from what it has seen: never from the tables
+that the store under test keeps about it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import apsw
+
+from everhold.core.entries import Erased, Heard
+from everhold.errors import Overloaded, Transient
+from everhold.ports.store import Change, Claim, Committed, Step
+from everhold.testing.sim.world import SENT, World
+
+if TYPE_CHECKING:
+    from everhold.testing.sim.process import Process
+
+TOKEN: Final = re.compile(r"\bc\d+\.m\d+(?:e\d+)?\b")
+"""What a simulated message is called, wherever it turns up."""
+SECRET: Final = re.compile(r"\bhush-[0-9a-f]{8}\b")
+"""What a simulated message says that may have to be erased."""
+
+PATIENCE: Final = 0.05
+"""Seconds that clocks and commits may differ by."""
+SECRETS_IN_HAND: Final = 45.0
+"""How long after an erasure a request may arrive that was already being made when it happened."""
+
+
+class Told(NamedTuple):
+    """Somebody was asked to wait."""
+
+    lane: str
+    session: str
+    seconds: float
+
+
+class Wait(NamedTuple):
+    since: float
+    until: float
+
+
+class Busy(Transient):
+    """A far side that names a time."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__(f"come back in {told.seconds:.0f} s", retry_after=told.seconds)
+        self.told = told
+
+
+class BusyModel(Overloaded):
+    def __init__(self, told: Told) -> None:
+        super().__init__(f"come back in {told.seconds:.0f} s", retry_after=told.seconds)
+        self.told = told
+
+
+class Witness:
+    """Books on one schedule."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.problems: list[str] = []
+        self.complaints: list[str] = []
+        """Errors the system itself reported: a part of it fell."""
+        self.holders: dict[tuple[str, str], tuple[str, int]] = {}
+        self.session_of: dict[str, str] = {}
+        """token -> the session it was heard in."""
+        self.erased: dict[str, float] = {}
+        """secret -> when its erasure was committed."""
+        self.secrets: dict[tuple[str, int], str] = {}
+        self.asked: dict[tuple[str, str], float] = {}
+        self._told: dict[str, list[Told]] = {}
+        self._firm: dict[tuple[str, str], Wait] = {}
+        self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READONLY)
+        self._pos = 0
+
+    def problem(self, text: str) -> None:
+        self.problems.append(text)
+        self.world.tell("WITNESS", text)
+
+    def close(self) -> None:
+        self._look.close()
+
+    # -- commits
+
+    def committed(self, process: Process, change: Change, done: Committed) -> None:
+        kinds = ",".join(draft.kind for draft in change.entries)
+        mark = " (known)" if done.duplicate else ""
+        reader = f" for {change.claim.reader}" if change.claim else ""
+        where = f"{change.session} {','.join(map(str, done.seqs))}" if change.entries else change.session
+        self.world.tell(process.name, f"commits {change.step}{reader} {where} {kinds}{mark}")
+        self.world.stats["commits"] += 1
+        self._one_session(change)
+        self._held(process, change)
+        self._waits(process, change)
+        if done.duplicate:
+            return
+        for seq, draft in zip(done.seqs, change.entries, strict=True):
+            if isinstance(draft.body, Heard):
+                for token in TOKEN.findall(draft.body.text):
+                    self.session_of.setdefault(token, change.session)
+                for secret in SECRET.findall(draft.body.text):
+                    self.secrets[change.session, seq] = secret
+            elif isinstance(draft.body, Erased):
+                for each in draft.body.seqs:
+                    if (change.session, each) in self.secrets:
+                        self.erased.setdefault(self.secrets[change.session, each], self.world.loop.time())
+
+    def _one_session(self, change: Change) -> None:
+        found = self._look.execute("select pos, session from entries where pos > ?", (self._pos,)).fetchall()
+        if found:
+            self._pos = found[-1][0]
+        if others := {session for _, session in found} - {change.session}:
+            self.problem(f"the commit {change.step} of {change.session} also wrote to {', '.join(sorted(others))}")
+
+    def _held(self, process: Process, change: Change) -> None:
+        claim = change.claim
+        if claim is None:
+            return
+        holder = self.holders.get((claim.reader, claim.session))
+        if holder != (process.name, claim.fence):
+            self.problem(
+                f"{process.name} committed {change.step} for {claim.reader} of {claim.session} under fence "
+                f"{claim.fence}, but the lane is held by {holder}"
+            )
+        if change.lane is not None and change.lane.release:
+            self.holders.pop((claim.reader, claim.session), None)
+
+    def claimed(self, process: Process, claims: list[Claim]) -> None:
+        for claim in claims:
+            lane = (claim.reader, claim.session)
+            before = self.holders.get(lane)
+            over = f" over from {before[0]}" if before else ""
+            self.world.tell(process.name, f"takes {claim.reader} of {claim.session}{over} (fence {claim.fence})")
+            if before is not None:
+                self.world.stats["take-overs"] += 1
+            self.holders[lane] = (process.name, claim.fence)
+
+    # -- waits that others ask for
+
+    def told(self, process: Process, error: BaseException) -> None:
+        """The process has the far side's word."""
+        if isinstance(error, Busy | BusyModel):
+            self._told.setdefault(process.name, []).append(error.told)
+
+    def _waits(self, process: Process, change: Change) -> None:
+        claim = change.claim
+        if claim is None or change.step not in (Step.LATER, Step.PAUSE, Step.END, Step.FOLD_END):
+            return
+        waiting = self._told.get(process.name, [])
+        for told in [one for one in waiting if (one.lane, one.session) == (claim.reader, claim.session)]:
+            waiting.remove(told)
+            now = self.world.loop.time()
+            self._firm[told.lane, told.session] = Wait(since=now, until=now + told.seconds)
+
+    def arrives(self, lane: str, session: str, text: str) -> None:
+        """A request reached a far side. Whoever holds the lane must have waited as long as they were told."""
+        sent = SENT.get()
+        wait = self._firm.get((lane, session))
+        holder = self.holders.get((lane, session))
+        if (
+            wait is not None
+            and holder is not None
+            and holder[0] == sent.process
+            and wait.since + PATIENCE < sent.at < wait.until - PATIENCE
+            and not self.world.jumped_forward_since(wait.since)
+        ):
+            early = wait.until - sent.at
+            self.problem(f"{lane} of {session} asked again {early:.1f} s before the far side wanted to hear of it")
+        for secret in SECRET.findall(text):
+            gone = self.erased.get(secret)
+            if gone is not None and sent.at > gone + SECRETS_IN_HAND:
+                self.problem(f"{secret}, erased at {gone:.3f} s, was sent to {lane} at {sent.at:.3f} s")
+
+    # -- quiet
+
+    def unfinished(self) -> str:
+        """What is still to be done, in a few words; empty when all is quiet."""
+        for what, sql in (
+            ("lanes are due", "select count(*) from lanes where due is not null"),
+            ("messages are pending", "select count(*) from pending where asks = 1"),
+            ("operations run", "select count(*) from operations where state = 'running'"),
+        ):
+            if count := self._look.execute(sql).get:
+                return f"{count} {what}"
+        return ""
+
+
