@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from pytest import FixtureRequest
 
 from everhold.models.anthropic import AnthropicModel
 from everhold.models.openai import OpenAIModel
@@ -64,7 +63,7 @@ async def anthropic(server: ModelServer) -> AsyncIterator[Callable[..., Anthropi
 
 
 @pytest.fixture(params=["openai", "anthropic"])
-def connect(request: FixtureRequest) -> Connect:
+def connect(request: pytest.FixtureRequest) -> Connect:
     """Both vendors, one after the other."""
     made: Connect = request.getfixturevalue(request.param)
     return made

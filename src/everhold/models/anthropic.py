@@ -116,7 +116,9 @@ class AnthropicModel:
     def _unsigned(self, items: list[Message | Round]) -> bool:
         """Whether the conversation stands in a tool round that does not begin with this model's thinking."""
         last = next((item for item in reversed(items) if isinstance(item, Round)), None)
-        return last is not None and bool(last.calls) and not opened(last.message.reasoning, by=self._maker)
+        if last is None or not last.calls:
+            return False
+        return self._said(last, thinking=True)[0]["type"] not in ("thinking", "redacted_thinking")
 
     def _messages(
         self, items: list[Message | Round], images: dict[str, Picture | str], *, thinking: bool

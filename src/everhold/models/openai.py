@@ -14,7 +14,7 @@ from everhold.core.entries import Call, Usage
 from everhold.core.tokens import expected, weigh, weigh_request
 from everhold.errors import Overloaded, Refused, TooLong
 from everhold.models.faults import Whom, dropped, fault_within, garbled
-from everhold.models.reasoning import opened, seal, shown
+from everhold.models.reasoning import Tagged, opened, seal, shown
 from everhold.models.transcript import (
     LoadBlob,
     Picture,
@@ -46,7 +46,6 @@ _BROKEN: Final = frozenset({"error", "network_error", "insufficient_system_resou
 _FILTERED: Final = frozenset({"content_filter", "sensitive", "safety"})
 _CUT: Final = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
 
-_THINK, _UNTHINK = "<think>", "</think>"
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -229,8 +228,7 @@ class _Reading:
         self.model = ""
         self.finish = ""
         self.closed = False
-        self._opening: str | None = ""
-        self._thinking = False
+        self._tagged = Tagged()
 
     @property
     def finished(self) -> bool:
@@ -300,8 +298,7 @@ class _Reading:
             if isinstance(choice.get("error"), dict):
                 raise fault_within(self._whom, choice, now=self._now())
             raise dropped(self._whom, f"the answer broke off ({finish})")
-        if self._opening:
-            self._word("", last=True)
+        self._word(self._tagged.close())
         self.finish = finish
 
     def _delta(self, delta: dict[str, Any]) -> None:
@@ -322,13 +319,13 @@ class _Reading:
 
     def _content(self, content: Any) -> None:
         if isinstance(content, str):
-            self._word(content)
+            self._word(self._tagged.feed(content))
         elif isinstance(content, list):
             for part in content:
                 if not isinstance(part, dict):
                     continue
                 if isinstance(text := part.get("text"), str):
-                    self._word(text)
+                    self._word(self._tagged.feed(text))
                 elif "thinking" in part:
                     self._thought(part["thinking"])
 
@@ -340,31 +337,12 @@ class _Reading:
                 if isinstance(part, dict) and isinstance(text := part.get("text"), str):
                     self.reasoning.add(text)
 
-    def _word(self, piece: str, *, last: bool = False) -> None:
-        """Text; what stands in think tags at its very beginning is reasoning, on servers that do not tell it apart."""
-        if self._opening is None:
-            self.text.add(piece)
-            return
-        self._opening += piece
-        if not self._thinking:
-            start = self._opening.lstrip()
-            if start.startswith(_THINK):
-                self._thinking, self._opening = True, start[len(_THINK) :]
-            elif not last and _THINK.startswith(start):
-                return
-            else:
-                whole, self._opening = self._opening, None
-                self.text.add(whole)
-                return
-        thought, mark, rest = self._opening.partition(_UNTHINK)
-        if mark:
-            self._opening = None
-            self.reasoning.add(thought.strip())
-            if rest.lstrip():
-                self.text.add(rest.lstrip())
-        elif last:
-            self._opening = None
-            self.reasoning.add(thought.strip())
+    def _word(self, split: tuple[str, str]) -> None:
+        thought, text = split
+        if thought:
+            self.reasoning.add(thought)
+        if text:
+            self.text.add(text)
 
     def _call(self, fragment: dict[str, Any]) -> None:
         id_ = fragment.get("id")

@@ -10,6 +10,8 @@ import json
 from typing import Any, Final
 
 SEAL: Final = "\x1e"
+OPEN: Final = "<think>"
+CLOSE: Final = "</think>"
 
 
 def seal(text: str, *, by: str, parts: Any) -> str:
@@ -33,3 +35,49 @@ def opened(reasoning: str, *, by: str) -> Any:
     except ValueError:
         return None
     return found.get("parts") if isinstance(found, dict) and found.get("by") == by else None
+
+
+class Tagged:
+    """Tells reasoning from text on servers that do not: it stands in think tags at the very beginning, or nowhere."""
+
+    def __init__(self) -> None:
+        self._state = "before"
+        self._held = ""
+
+    def feed(self, piece: str) -> tuple[str, str]:
+        """What of the piece is reasoning, and what is text. What may become a tag is held back."""
+        if self._state == "text":
+            return "", piece
+        self._held += piece
+        thought = ""
+        if self._state == "before":
+            start = self._held.lstrip()
+            if OPEN.startswith(start[: len(OPEN)]):
+                if len(start) < len(OPEN):
+                    return "", ""
+                self._state, self._held = "thinking", start[len(OPEN) :]
+            else:
+                return "", self._release()
+        if self._state == "thinking":
+            thought, mark, rest = self._held.partition(CLOSE)
+            if not mark:
+                keep = max(0, len(thought) - len(CLOSE) + 1)
+                thought, self._held = thought[:keep], thought[keep:]
+                return thought, ""
+            self._state, self._held = "after", rest
+        if not self._held.strip():
+            return thought, ""
+        self._held = self._held.lstrip()
+        return thought, self._release()
+
+    def close(self) -> tuple[str, str]:
+        """What was held back, once nothing more comes."""
+        thinking, after = self._state == "thinking", self._state == "after"
+        rest = self._release()
+        if after:
+            return "", ""
+        return (rest, "") if thinking else ("", rest)
+
+    def _release(self) -> str:
+        held, self._held, self._state = self._held, "", "text"
+        return held

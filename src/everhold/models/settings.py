@@ -50,9 +50,10 @@ class Waits(_Section):
     first_byte: float = Field(default=120.0, gt=0, description="until the first byte of the answer")
     idle: float = Field(default=60.0, gt=0, description="between two pieces of the answer")
     total: float = Field(default=600.0, gt=0, description="for the whole answer")
+    tail: float = Field(default=5.0, gt=0, description="for what may follow a complete answer; no failure")
 
     def deadlines(self) -> Deadlines:
-        return Deadlines(connect=self.connect, first_byte=self.first_byte, idle=self.idle, total=self.total)
+        return Deadlines(**self.model_dump())
 
 
 class OfflineSettings(_Section):

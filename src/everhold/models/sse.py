@@ -6,6 +6,7 @@ from typing import Final
 
 MOST: Final = 16 * 1024 * 1024
 """Bytes of one event. Beyond it the other side is not speaking to us."""
+MARK: Final = b"\xef\xbb\xbf"
 
 
 class Oversized(ValueError):
@@ -18,41 +19,45 @@ class Events:
     def __init__(self) -> None:
         self._rest = bytearray()
         self._fresh = True
+        self._after_cr = False
         self._size = 0
         self._name = b""
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
-        self._rest += chunk
         if self._fresh:
-            if b"\xef\xbb\xbf".startswith(self._rest[:3]) and len(self._rest) < 3:
+            chunk = bytes(self._rest) + chunk
+            self._rest.clear()
+            if len(chunk) < 3 and MARK.startswith(chunk):
+                self._rest += chunk
                 return []
             self._fresh = False
-            if self._rest.startswith(b"\xef\xbb\xbf"):
-                del self._rest[:3]
-        if b"\n" not in chunk and b"\r" not in chunk and not self._rest.startswith(b"\r"):
-            self._limit(len(self._rest))
+            chunk = chunk.removeprefix(MARK)
+        if not chunk:
             return []
-        # a CR at the very end may be half of a CRLF
-        held = self._rest.endswith(b"\r")
-        whole = bytes(self._rest[:-1] if held else self._rest)
-        if b"\r" in whole:
-            whole = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = whole.split(b"\n")
-        self._rest = bytearray(lines.pop())
-        if held:
-            self._rest += b"\r"
+        # a CR ends its line at once; an LF that turns out to belong to it ends nothing
+        if self._after_cr:
+            chunk = chunk.removeprefix(b"\n")
+        self._after_cr = chunk.endswith(b"\r")
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         out: list[tuple[str, bytes]] = []
-        for line in lines:
-            self._line(line, out)
-        self._limit(len(self._rest))
+        if b"\n" in chunk:
+            *lines, rest = (bytes(self._rest) + chunk).split(b"\n")
+            self._rest = bytearray(rest)
+            for line in lines:
+                self._line(line, out)
+        else:
+            self._rest += chunk
+        if self._size + len(self._rest) > MOST:
+            raise Oversized(f"an event of more than {MOST} bytes")
         return out
 
     def close(self) -> list[tuple[str, bytes]]:
         """The event an ending without a blank line leaves behind: servers forget the last one."""
         out: list[tuple[str, bytes]] = []
         if self._rest:
-            self._line(bytes(self._rest).rstrip(b"\r"), out)
+            self._line(bytes(self._rest), out)
             self._rest.clear()
         self._line(b"", out)
         return out
@@ -72,7 +77,3 @@ class Events:
             self._size += len(value)
         elif field == b"event":
             self._name = value
-
-    def _limit(self, rest: int) -> None:
-        if self._size + rest > MOST:
-            raise Oversized(f"an event of more than {MOST} bytes")

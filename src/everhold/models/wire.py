@@ -26,17 +26,21 @@ if TYPE_CHECKING:
 MOST: Final = 64 * 1024 * 1024
 """Bytes of one answer."""
 MOST_COMPLAINT: Final = 64 * 1024
-TAIL: Final = 5.0
-"""Seconds to wait for what follows a finished answer, such as its usage."""
+DRAIN: Final = 0.1
+"""Seconds for a body to end after its last event: a connection read to its end can be used again."""
 
 
 class Deadlines(Struct, frozen=True, kw_only=True):
-    """Seconds. `first_byte` runs from sending to the first byte of the answer, `idle` between any two pieces of it."""
+    """Seconds. `first_byte` runs from sending to the first byte of the answer, `idle` between any two pieces of it.
+
+    `tail` is for what may follow a complete answer, such as its usage; that it does not come is no failure.
+    """
 
     connect: float = 10.0
     first_byte: float = 120.0
     idle: float = 60.0
     total: float = 600.0
+    tail: float = 5.0
 
 
 class Reading(Protocol):
@@ -76,7 +80,11 @@ class Wire:
         self._loopback = _is_loopback(parts.hostname)
         host = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
         self._headers = {**plain, **{name: _header(name, value, model) for name, value in headers.items()}}
-        hidden = [word for name in headers for word in self._headers[name].split()] + [parts.username, parts.password, parts.query]
+        hidden = [word for name in headers for word in self._headers[name].split()] + [
+            parts.username,
+            parts.password,
+            parts.query,
+        ]
         # shorter ones are schemes and flags; masking them would eat the words around them
         secrets = {word for word in hidden if word and len(word) >= 8}
         self.whom = Whom(model=model, host=host, secrets=tuple(map(Secret, sorted(secrets, key=len, reverse=True))))
@@ -124,8 +132,11 @@ class Wire:
                     async for chunk in response.aiter_bytes():
                         sink.feed(chunk)
                         if reading.closed:
-                            return None
-                        phase, seconds = ("ending", TAIL) if reading.finished else ("next piece", limits.idle)
+                            phase, seconds = "ending", DRAIN
+                        elif reading.finished:
+                            phase, seconds = "ending", limits.tail
+                        else:
+                            phase, seconds = "next piece", limits.idle
                         limit.reschedule(min(end, loop.time() + seconds))
                     sink.close()
         except TimeoutError:

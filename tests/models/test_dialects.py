@@ -1,0 +1,189 @@
+"""Servers that speak chat completions with an accent, as captured or documented; each must be understood."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from everhold.core.entries import Call
+from everhold.models.openai import OpenAIModel
+from everhold.ports.model import Answer, Message, Request, ToolSpec
+from everhold.testing.modelserver import ModelServer, Status
+from tests.models.conftest import Connect
+
+NOTE = ToolSpec(name="note", description="", parameters={"type": "object"})
+LOOK = ToolSpec(name="look_up", description="", parameters={"type": "object"})
+HELLO = Request(system="", messages=(Message(role="user", text="hello"),), tools=(NOTE, LOOK))
+DONE = b"data: [DONE]\n\n"
+
+
+def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> bytes:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    return b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\n\n"
+
+
+def tool(id_: str | None = None, name: str | None = None, arguments: Any = None, **more: Any) -> dict[str, Any]:
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    return {"tool_calls": [{**({"id": id_} if id_ is not None else {}), "function": function, **more}]}
+
+
+async def read(server: ModelServer, openai: Connect, *chunks: bytes, kind: str = "text/event-stream") -> Answer:
+    server.script(Status(status=200, body=b"".join(chunks), headers={"content-type": kind}))
+    model = openai()
+    assert isinstance(model, OpenAIModel)
+    return await model.answer(HELLO)
+
+
+END = chunk({}, "tool_calls") + DONE
+
+
+async def test_a_name_repeated_with_every_fragment(server: ModelServer, openai: Connect) -> None:
+    parts = [chunk(tool("c1", "note", part, index=0)) for part in ('{"a"', ": 1", "}")]
+    assert (await read(server, openai, *parts, END)).calls == (Call(id="c1", tool="note", arguments={"a": 1}),)
+
+
+async def test_a_name_in_pieces(server: ModelServer, openai: Connect) -> None:
+    parts = [chunk(tool("c1", "look", "", index=0)), chunk(tool(None, "_up", "{}", index=0))]
+    assert (await read(server, openai, *parts, END)).calls == (Call(id="c1", tool="look_up"),)
+
+
+async def test_calls_that_are_not_counted(server: ModelServer, openai: Connect) -> None:
+    """No index at all, or the same one for all: a new id with a name begins a new call."""
+    expected = (Call(id="c1", tool="note", arguments={"a": 1}), Call(id="c2", tool="look_up", arguments={"b": 2}))
+    for index in ({}, {"index": 0}):
+        parts = [
+            chunk(tool("c1", "note", '{"a":', **index)),
+            chunk(tool(None, None, "1}", **index)),
+            chunk(tool("c2", "look_up", '{"b":2}', **index)),
+        ]
+        assert (await read(server, openai, *parts, END)).calls == expected
+
+
+async def test_calls_whose_fragments_alternate(server: ModelServer, openai: Connect) -> None:
+    parts = [
+        chunk(tool("c1", "note", "", index=0)),
+        chunk(tool("c2", "look_up", "", index=1)),
+        chunk(tool(None, None, '{"b"', index=1)),
+        chunk(tool(None, None, '{"a":1}', index=0)),
+        chunk(tool(None, None, ":2}", index=1)),
+    ]
+    answer = await read(server, openai, *parts, END)
+    assert [made.arguments for made in answer.calls] == [{"a": 1}, {"b": 2}]
+
+
+async def test_arguments_as_an_object_and_no_id(server: ModelServer, openai: Connect) -> None:
+    answer = await read(server, openai, chunk(tool(None, "note", {"a": 1})), END)
+    assert answer.calls[0].arguments == {"a": 1}
+    assert answer.calls[0].id.startswith("call_")
+
+
+async def test_calls_under_finish_reason_stop(server: ModelServer, openai: Connect) -> None:
+    answer = await read(server, openai, chunk(tool("c1", "note", "{}", index=0)), chunk({}, "stop"), DONE)
+    assert answer.calls == (Call(id="c1", tool="note"),)
+
+
+async def test_fragments_of_no_call_are_passed_over(server: ModelServer, openai: Connect) -> None:
+    odd: list[Any] = [{"tool_calls": [None]}, {"tool_calls": 3}, {"tool_calls": [{"function": None}]}, {"content": 3}]
+    answer = await read(server, openai, *(chunk(delta) for delta in odd), chunk({"content": "ok"}, "stop"), DONE)
+    assert answer.text == "ok"
+    assert answer.calls == ()
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        chunk({}, None, usage={"prompt_tokens": 9, "completion_tokens": 4, "prompt_cache_hit_tokens": 5}),
+        chunk({}, None, usage={"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 5}),
+        chunk({}, None, usage={"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 13, "cached_tokens": 5}),
+        chunk({}, None, x_groq={"usage": {"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 5}}),
+        b'data: {"choices":[{"delta":{},"usage":{"prompt_tokens":9,"completion_tokens":4,"cached_tokens":5}}]}\n\n',
+    ],
+)
+async def test_usage_wherever_it_stands(server: ModelServer, openai: Connect, usage: bytes) -> None:
+    early = chunk({"content": "ok"}, None, usage={"prompt_tokens": 9, "completion_tokens": 1})
+    answer = await read(server, openai, early, usage, chunk({}, "stop", usage=None), DONE)
+    assert (answer.usage.input, answer.usage.cached, answer.usage.output) == (9, 5, 4)
+
+
+async def test_usage_that_is_nonsense(server: ModelServer, openai: Connect) -> None:
+    nonsense = {"prompt_tokens": "many", "completion_tokens": -3, "total_tokens": True, "cost": "free"}
+    answer = await read(server, openai, chunk({"content": "ok"}, "stop", usage=nonsense), DONE)
+    assert (answer.usage.input, answer.usage.output, answer.usage.usd) == (0, 0, 0.0)
+
+
+async def test_a_server_that_names_its_cost(server: ModelServer, openai: Connect) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "cost": 0.0125}
+    answer = await read(server, openai, chunk({"content": "ok"}, "stop", usage=usage), DONE)
+    assert answer.usage.usd == 0.0125
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_reasoning_under_both_names(server: ModelServer, openai: Connect, field: str) -> None:
+    answer = await read(server, openai, chunk({field: "be"}), chunk({field: "cause"}), chunk({"content": "so"}, "stop"))
+    assert (answer.reasoning, answer.text) == ("because", "so")
+
+
+@pytest.mark.parametrize(
+    "pieces, text, reasoning",
+    [
+        (["<think>hm", "m</think>", "\n\nYes"], "Yes", "hmm"),
+        (["<th", "ink>", "\nhmm\n", "</th", "ink>\nYes", " no"], "Yes no", "\nhmm\n"),
+        (["<think>on", "ly"], "", "only"),
+        (["<think>a</think>", "\n", " "], "", "a"),
+        (["<b>bold</b>"], "<b>bold</b>", ""),
+        (["<th"], "<th", ""),
+        ([" <", "p>"], " <p>", ""),
+        (["Use <think> tags</think>"], "Use <think> tags</think>", ""),
+    ],
+)
+async def test_reasoning_in_tags(
+    server: ModelServer, openai: Connect, pieces: list[str], text: str, reasoning: str
+) -> None:
+    answer = await read(server, openai, *(chunk({"content": p}) for p in pieces), chunk({}, "stop"), DONE)
+    assert (answer.text, answer.reasoning) == (text, reasoning)
+
+
+async def test_content_in_parts(server: ModelServer, openai: Connect) -> None:
+    parts: list[dict[str, Any]] = [
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
+        {"content": [{"type": "text", "text": "Yes"}, None, {"type": "reference"}]},
+    ]
+    answer = await read(server, openai, *(chunk(part) for part in parts), chunk({}, "stop"), DONE)
+    assert (answer.text, answer.reasoning) == ("Yes", "hm")
+
+
+async def test_a_character_in_two_halves(server: ModelServer, openai: Connect) -> None:
+    halves = [
+        b'data: {"choices":[{"delta":{"content":"a\\ud83d"}}]}\n\n',
+        b'data: {"choices":[{"delta":{"content":"\\ude00b"}}]}\n\n',
+    ]
+    heard: list[str] = []
+    body = b"".join(halves) + chunk({}, "stop") + DONE
+    server.script(Status(status=200, body=body, headers={"content-type": "text/event-stream"}))
+    answer = await openai().answer(HELLO, on_text=heard.append)
+    assert answer.text == "a😀b" == "".join(heard)
+    lone = b'data: {"choices":[{"delta":{"content":"a\\ud83d"},"finish_reason":"stop"}]}\n\n'
+    assert (await read(server, openai, lone, DONE)).text == "a\ufffd"
+
+
+async def test_refusals_are_words(server: ModelServer, openai: Connect) -> None:
+    answer = await read(server, openai, chunk({"refusal": "I would "}), chunk({"refusal": "rather not."}, "stop"), DONE)
+    assert answer.text == "I would rather not."
+
+
+async def test_other_choices_are_somebody_else_s(server: ModelServer, openai: Connect) -> None:
+    other = b'data: {"choices":[{"index":1,"delta":{"content":"B"},"finish_reason":"stop"}]}\n\n'
+    assert (await read(server, openai, chunk({"content": "A"}), other, chunk({}, "stop"), DONE)).text == "A"
+
+
+async def test_a_stream_under_another_name(server: ModelServer, openai: Connect) -> None:
+    for kind in ("text/plain", "application/octet-stream", "application/json"):
+        answer = await read(server, openai, b": hi\n\n", chunk({"content": "ok"}, "stop"), DONE, kind=kind)
+        assert answer.text == "ok"
+
+
+async def test_a_whole_answer_though_a_stream_was_asked_for(server: ModelServer, openai: Connect) -> None:
+    body = {"choices": [{"message": {"role": "assistant", "content": "ok"}, "finish_reason": None}]}
+    assert (await read(server, openai, json.dumps(body).encode(), kind="application/json")).text == "ok"

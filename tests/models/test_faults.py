@@ -1,0 +1,356 @@
+"""Every way a model server can fail, on a real socket: each becomes the error that says what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import traceback
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+from everhold.core.entries import Call
+from everhold.errors import EverholdError, Misuse, Overloaded, Refused, TooLong
+from everhold.models.openai import OpenAIModel
+from everhold.models.settings import OpenAISettings
+from everhold.ports.model import Message, Request, ToolSpec
+from everhold.testing.modelserver import Cut, Drop, Failure, Hang, ModelServer, Reply, Status, Step, rate_limited
+from tests.models.conftest import KEY, Connect, Machine
+
+HELLO = Request(system="Be brief.", messages=(Message(role="user", text="hello"),))
+TOOL = ToolSpec(name="note", description="", parameters={"type": "object", "properties": {}})
+LONG = Reply(text="one two three four five six seven eight")
+SOON = {"connect": 2.0, "first_byte": 0.25, "idle": 0.2, "total": 5.0}
+
+
+async def fails(model: Any, kind: type[EverholdError], request: Request = HELLO) -> Any:
+    """The error, after a look at what it shows to whoever logs it."""
+    with pytest.raises(EverholdError) as raised:
+        await model.answer(request)
+    error = raised.value
+    assert type(error) is kind, error
+    whole = "".join(traceback.format_exception(error)) + repr(error) + str(error.remedy) + repr(model)
+    assert KEY not in whole
+    assert error.__context__ is None, "a transport error would bring the request and its headers along"
+    assert error.__cause__ is None
+    assert "fake" in str(error)
+    assert "127.0.0.1" in str(error)
+    return error
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["rate_limit", "server_error", "overloaded", "billing"])
+async def test_what_passes_is_overloaded(server: ModelServer, connect: Connect, kind: Any) -> None:
+    server.script(Failure(kind=kind))
+    error = await fails(connect(), Overloaded)
+    assert error.retry_after is None
+    assert (kind == "billing") == ("credit" in error.remedy)
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 520, 529])
+async def test_these_statuses_pass(server: ModelServer, connect: Connect, status: int) -> None:
+    server.script(Status(status=status, body=b"<html><body><h1>Bad Gateway</h1></body></html>"))
+    error = await fails(connect(), Overloaded)
+    assert "Bad Gateway" in str(error)
+    assert "<h1>" not in str(error)
+
+
+async def test_too_long_is_told_apart(server: ModelServer, connect: Connect) -> None:
+    server.script(Failure(kind="too_long"))
+    await fails(connect(), TooLong)
+    server.context_tokens = 50
+    long = Request(system="", messages=(Message(role="user", text="many words " * 100),))
+    await fails(connect(), TooLong, long)
+    server.script(Status(status=413, body=b""))
+    server.context_tokens = None
+    await fails(connect(), TooLong)
+
+
+@pytest.mark.parametrize(
+    "kind, remedy",
+    [("unauthorized", "api_key_env"), ("forbidden", "key"), ("not_found", "base_url"), ("invalid", "params")],
+)
+async def test_what_will_not_pass_is_refused_with_a_remedy(
+    server: ModelServer, connect: Connect, kind: Any, remedy: str
+) -> None:
+    server.script(Failure(kind=kind))
+    error = await fails(connect(), Refused)
+    assert remedy in error.remedy
+
+
+async def test_a_wrong_key_is_refused_and_never_shown(server: ModelServer, connect: Connect) -> None:
+    server.key = "another"
+    error = await fails(connect(), Refused)
+    assert "401" in str(error)
+    assert "sk-fake" not in str(error), "even a masked key tells something"
+
+
+async def test_a_server_that_repeats_the_key_is_masked(server: ModelServer, connect: Connect) -> None:
+    said = f"bad header Authorization: Bearer {KEY}, x-api-key={KEY}"
+    server.script(Status(status=400, body={"error": {"message": said, "type": "invalid_request_error"}}))
+    await fails(connect(), Refused)
+    server.script(Status(status=500, body=said.encode()))
+    await fails(connect(), Overloaded)
+
+
+async def test_a_redirect_is_not_followed(server: ModelServer, connect: Connect) -> None:
+    server.script(Status(status=301, headers={"location": f"{server.url}/elsewhere"}))
+    error = await fails(connect(), Refused)
+    assert "base_url" in error.remedy
+    assert len(server.requests) == 1
+
+
+# -- waits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "step, seconds",
+    [
+        (rate_limited("7"), 7.0),
+        (rate_limited("1.5"), 1.5),
+        (rate_limited("9", retry_after_ms="1250"), 1.25),
+        (rate_limited(formatdate(1_800_000_030, usegmt=True), date=formatdate(1_800_000_000, usegmt=True)), 30.0),
+        (rate_limited(None, x_ratelimit_reset_requests="6m0s", x_ratelimit_remaining_requests="0"), 360.0),
+        (
+            rate_limited(
+                None,
+                date=formatdate(1_800_000_000, usegmt=True),
+                anthropic_ratelimit_tokens_reset="2027-01-15T08:00:42Z",
+                anthropic_ratelimit_tokens_remaining="0",
+                anthropic_ratelimit_requests_reset="2027-01-15T08:10:00Z",
+                anthropic_ratelimit_requests_remaining="5",
+            ),
+            42.0,
+        ),
+    ],
+)
+async def test_the_wait_the_server_asks_for_arrives(
+    server: ModelServer, connect: Connect, step: Step, seconds: float
+) -> None:
+    server.script(step)
+    error = await fails(connect(), Overloaded)
+    assert error.retry_after == seconds
+
+
+async def test_nothing_is_asked_twice(server: ModelServer, connect: Connect) -> None:
+    server.default = rate_limited("0")
+    await fails(connect(), Overloaded)
+    server.default = Drop()
+    await fails(connect(), Overloaded)
+    assert len(server.requests) == 2
+
+
+# -- the wire ----------------------------------------------------------------------------------------------------------
+
+
+async def test_nobody_there(connect: Connect) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    error = await fails(connect(base_url=f"http://127.0.0.1:{port}/v1"), Overloaded)
+    assert f"127.0.0.1:{port}" in str(error)
+    assert "runs" in error.remedy
+
+
+async def test_a_connection_that_never_stands(connect: Connect) -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
+        fill = [socket.socket() for _ in range(8)]
+        try:
+            for one in fill:
+                one.setblocking(False)
+                one.connect_ex(("127.0.0.1", port))
+            waits = {"connect": 0.2, "first_byte": 5.0}
+            error = await fails(connect(base_url=f"http://127.0.0.1:{port}", deadlines=waits), Overloaded)
+        finally:
+            for one in fill:
+                one.close()
+    assert "no connection within 0.2 s" in str(error)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_closed_without_a_word(server: ModelServer, connect: Connect, reset: bool) -> None:
+    server.script(Drop(reset=reset))
+    await fails(connect(), Overloaded)
+
+
+async def test_silence_before_the_first_byte(server: ModelServer, connect: Connect) -> None:
+    server.script(Hang())
+    error = await fails(connect(deadlines=SOON), Overloaded)
+    assert "no first byte within 0.25 s" in str(error)
+    assert "deadlines" in error.remedy
+
+
+@pytest.mark.parametrize("after", [1, 3])
+async def test_silence_in_mid_stream(server: ModelServer, connect: Connect, after: int) -> None:
+    server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=after)))
+    error = await fails(connect(deadlines=SOON), Overloaded)
+    assert "no next piece within 0.2 s" in str(error)
+
+
+async def test_headers_and_then_nothing(server: ModelServer, connect: Connect) -> None:
+    server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=0)))
+    error = await fails(connect(deadlines=SOON), Overloaded)
+    assert "no first byte" in str(error)
+
+
+async def test_keep_alives_do_not_live_for_ever(server: ModelServer, connect: Connect) -> None:
+    server.script(Reply(text=LONG.text, cut=Cut(how="alive", after=2)))
+    error = await fails(connect(deadlines={**SOON, "total": 0.5}), Overloaded)
+    assert "no whole answer within 0.5 s" in str(error)
+
+
+async def test_a_slow_but_living_stream_is_waited_for(server: ModelServer, connect: Connect) -> None:
+    server.script(Reply(text=LONG.text, pause=0.05))
+    assert (await connect(deadlines=SOON).answer(HELLO)).text == LONG.text
+
+
+@pytest.mark.parametrize("how", ["end", "drop", "reset", "garbage", "error"])
+@pytest.mark.parametrize("after", [1, 2, 4, 9])
+async def test_a_broken_stream_is_never_an_answer(server: ModelServer, connect: Connect, how: Any, after: int) -> None:
+    server.script(Reply(text=LONG.text, cut=Cut(how=how, after=after)))
+    heard: list[str] = []
+    model = connect()
+    with pytest.raises(Overloaded):
+        await model.answer(HELLO, on_text=heard.append)
+    assert LONG.text.startswith("".join(heard))
+    assert (await model.answer(HELLO)).text.startswith("You said"), "the next request finds the wire in order"
+
+
+@pytest.mark.parametrize("how", ["drop", "reset", "garbage"])
+async def test_a_broken_whole_answer_is_none(server: ModelServer, connect: Connect, how: Any) -> None:
+    server.script(Reply(text=LONG.text, cut=Cut(how=how)))
+    await fails(connect(stream=False), Overloaded)
+
+
+async def test_every_cut_point_of_a_call_is_noticed(server: ModelServer, connect: Connect) -> None:
+    """Cut after every event in turn, a call whose arguments happen to parse never slips through."""
+    call = Call(id="call_1", tool="note", arguments={"text": "x" * 30})
+    request = Request(system="", messages=HELLO.messages, tools=(TOOL,))
+    model = connect()
+    whole = 0
+    for after in range(20):
+        server.script(Reply(text="so", calls=(call,), reasoning="hm", cut=Cut(how="end", after=after)))
+        try:
+            answer = await model.answer(request)
+        except Overloaded:
+            assert not whole, "once the answer is complete, later cuts do not matter"
+        else:
+            assert answer.calls[0].arguments == call.arguments
+            whole += 1
+    assert whole
+
+
+async def test_equal_pieces_in_a_row_are_text_like_any_other(server: ModelServer, connect: Connect) -> None:
+    server.script(Reply(text="ha " * 300, pieces=("ha ",) * 300))
+    assert (await connect().answer(HELLO)).text == "ha " * 300
+    model = connect()
+    second = 2 if isinstance(model, OpenAIModel) else 4
+    server.script(Reply(text="one two three", cut=Cut(how="repeat", after=second, times=50)))
+    assert (await model.answer(HELLO)).text == "one" + " two" * 50 + " three"
+
+
+@pytest.mark.parametrize("end", [{"linger": True}, {"done": False}, {"done": False, "linger": True}])
+async def test_a_complete_answer_does_not_need_its_epilogue(
+    server: ModelServer, connect: Connect, end: dict[str, bool]
+) -> None:
+    server.script(Reply(text="done", done=end.get("done", True), linger=end.get("linger", False)))
+    assert (await connect(deadlines={"tail": 0.1}).answer(HELLO)).text == "done"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+async def test_pieces_may_be_cut_anywhere(server: ModelServer, connect: Connect, size: int, newline: str) -> None:
+    text = "Grüße 🌍 — naïve"
+    server.script(Reply(text=text, bytewise=size, newline=newline))
+    heard: list[str] = []
+    assert (await connect().answer(HELLO, on_text=heard.append)).text == text == "".join(heard)
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"<html>login</html>", b'{"choices": []}', b"\xff" * 99])
+async def test_a_200_that_is_no_answer(server: ModelServer, connect: Connect, body: bytes) -> None:
+    for kind in ("application/json", "text/html", "text/event-stream"):
+        server.script(Status(status=200, body=body, headers={"content-type": kind}))
+        await fails(connect(), Overloaded)
+
+
+async def test_an_error_inside_a_200(server: ModelServer, openai: Connect) -> None:
+    model = openai()
+    for code, kind in [(502, Overloaded), (429, Overloaded), (400, Refused), ("context_length_exceeded", TooLong)]:
+        body = {"error": {"message": "upstream", "code": code}}
+        server.script(Status(status=200, body=body))
+        await fails(model, kind)
+        frame = b"data: " + json.dumps(body).encode() + b"\n\n"
+        server.script(Status(status=200, body=frame, headers={"content-type": "text/event-stream"}))
+        await fails(model, kind)
+
+
+@pytest.mark.parametrize("reason", ["error", "network_error", "insufficient_system_resource"])
+async def test_a_finish_reason_that_means_broken(server: ModelServer, openai: Connect, reason: str) -> None:
+    server.script(Reply(text="half", finish=reason))
+    await fails(openai(), Overloaded)
+
+
+@pytest.mark.parametrize(
+    "vendor, finish, kind",
+    [
+        ("openai", "content_filter", Refused),
+        ("openai", "length", Refused),
+        ("openai", "tool_calls", Overloaded),
+        ("anthropic", "refusal", Refused),
+        ("anthropic", "max_tokens", Refused),
+        ("anthropic", "model_context_window_exceeded", TooLong),
+    ],
+)
+async def test_silence_is_explained(
+    server: ModelServer, openai: Connect, anthropic: Connect, vendor: str, finish: str, kind: type[EverholdError]
+) -> None:
+    model = openai() if vendor == "openai" else anthropic()
+    server.script(Reply(finish=finish), Reply(text="something", finish=finish), Reply())
+    await fails(model, kind)
+    assert (await model.answer(HELLO)).text == "something"
+    silent = await model.answer(HELLO)
+    assert (silent.text, silent.calls) == ("", ()), "a model may choose to say nothing"
+
+
+async def test_a_window_that_was_full_is_too_long(server: ModelServer, openai: Connect) -> None:
+    server.script(Reply(finish="length"))
+    await fails(openai(context_tokens=256), TooLong, Request(system="x" * 2000, messages=HELLO.messages))
+
+
+async def test_leaving_lets_go_of_the_connection(server: ModelServer, connect: Connect) -> None:
+    server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=4)))
+    heard = asyncio.Event()
+    model = connect()
+    task = asyncio.ensure_future(model.answer(HELLO, on_text=lambda _: heard.set()))
+    await heard.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await model.answer(HELLO)).text.startswith("You said")
+
+
+async def test_one_connection_serves_many_answers(server: ModelServer, connect: Connect) -> None:
+    model = connect()
+    for _ in range(5):
+        await model.answer(HELLO)
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("key", ["line\nbreak", "curly\u201cquote", "tab\tkey"])
+def test_a_key_no_header_can_carry_is_said_before_the_first_call(key: str) -> None:
+    with pytest.raises(Misuse, match="authorization header of model fake") as raised:
+        OpenAIModel(OpenAISettings(name="fake", api_key=key), clock=Machine())  # type: ignore[arg-type]
+    assert key not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["", "api.openai.com/v1", "ftp://x/v1", "http://"])
+def test_a_base_url_that_is_none_is_said_at_once(url: str) -> None:
+    with pytest.raises(Misuse, match="base_url"):
+        OpenAIModel(OpenAISettings(name="fake", base_url=url), clock=Machine())
