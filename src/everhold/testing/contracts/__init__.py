@@ -2,4 +2,5 @@
 
 import pytest
 
-pytest.register_assert_rewrite("everhold.testing.contracts")
+for suite in ("scene", "store", "store_lanes", "store_log", "store_operations"):
+    pytest.register_assert_rewrite(f"{__name__}.{suite}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-
 from everhold.ports.store import Spend, Store
 from everhold.testing.contracts.scene import Dice, Scene, promise
 from everhold.testing.contracts.store_lanes import LanesContract

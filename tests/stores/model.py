@@ -1,0 +1,217 @@
+"""A store in plain Python: lists, dictionaries and the rules once more, as the design says them. Easy to believe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from everhold.errors import Conflict, LeaseLost, NotFound
+
+
+@dataclass
+class Op:
+    what: str
+    takes: list[int]
+    first: int
+    reader: str = ""
+    fence: int = 0
+    attempts: int = 1
+    paused: bool = False
+    blocking: bool = False
+    state: str = "running"
+    last: int = 0
+    covers: int = 0
+    undone_at: int = 0
+
+
+@dataclass
+class Lane:
+    position: int
+    since: float | None = None
+    wait: float = 0.0
+    firm: bool = False
+    attempts: int = 0
+    owner: str = ""
+    lease_since: float = 0.0
+    lease: float = 0.0
+    fence: int = 0
+
+    def held(self, now: float) -> bool:
+        return self.owner != "" and self.lease_since <= now < self.lease_since + self.lease
+
+    def due(self, now: float) -> bool:
+        if self.since is None:
+            return False
+        return now >= self.since + self.wait or (now < self.since and not self.firm)
+
+
+@dataclass
+class Log:
+    entries: list[tuple[str, bool]] = field(default_factory=list)
+    """(kind, asks) by seq - 1."""
+    pending: set[int] = field(default_factory=set)
+    erased: set[int] = field(default_factory=set)
+    ops: dict[int, Op] = field(default_factory=dict)
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    generation: int = 0
+    title: str = ""
+
+
+class Model:
+    def __init__(self, sessions: list[str]) -> None:
+        self.logs = {session: Log() for session in sessions}
+        self.keys: dict[str, tuple[str, int, str]] = {}
+        self.bindings = {f"test:{session}": session for session in sessions}
+
+    # -- writing
+
+    def append(self, session: str, kind: str, *, asks: bool = False) -> int:
+        log = self.logs[session]
+        log.entries.append((kind, asks))
+        return len(log.entries)
+
+    def hear(
+        self, session: str, text: str, key: str | None, *, at: float, wake: tuple[str, float, bool] | None
+    ) -> tuple[str, int, bool, bool]:
+        """(session, seq, duplicate, differs)"""
+        if key is not None and key in self.keys:
+            where, seq, before = self.keys[key]
+            return where, seq, True, before != text and seq not in self.logs[where].erased
+        before_this = len(self.logs[session].entries)
+        seq = self.append(session, "heard", asks=True)
+        self.logs[session].pending.add(seq)
+        if key is not None:
+            self.keys[key] = (session, seq, text)
+        if wake is not None:
+            self.wake(session, *wake, at=at, before=before_this)
+        return session, seq, False, False
+
+    def begin(self, session: str, what: str, takes: list[int], *, reader: str, fence: int, blocking: bool) -> int:
+        log = self.logs[session]
+        if len(set(takes)) != len(takes) or not set(takes) <= log.pending:
+            raise Conflict("not pending")
+        for op in log.ops.values():
+            if op.state != "running":
+                continue
+            if (what == "turn" or blocking) and (op.what == "turn" or op.blocking):
+                raise Conflict("a turn runs")
+            if what == op.what == "fold":
+                raise Conflict("a fold runs")
+        log.pending -= set(takes)
+        seq = self.append(session, "began")
+        log.ops[seq] = Op(what, list(takes), min([*takes, seq]), reader, fence, blocking=blocking)
+        return seq
+
+    def guard(self, session: str, number: int, fence: int | None) -> Op:
+        op = self.logs[session].ops.get(number)
+        if op is None or op.state != "running" or (fence is not None and op.fence != fence):
+            raise LeaseLost("not running, or not yours")
+        return op
+
+    def take(self, session: str, number: int, takes: list[int], fence: int | None) -> None:
+        op = self.guard(session, number, fence)
+        log = self.logs[session]
+        if len(set(takes)) != len(takes) or not set(takes) <= log.pending:
+            raise Conflict("not pending")
+        log.pending -= set(takes)
+        op.takes += takes
+        self.append(session, "took")
+
+    def end(self, session: str, number: int, outcome: str, fence: int | None) -> None:
+        op = self.guard(session, number, fence)
+        op.state = outcome
+        op.last = self.append(session, "ended")
+        if outcome == "released":
+            self.give_back(session, op)
+
+    def fold(self, session: str, number: int, covers: int, generation: int, fence: int | None) -> None:
+        if generation != self.logs[session].generation:
+            raise Conflict("the view changed")
+        op = self.guard(session, number, fence)
+        self.append(session, "folded")
+        op.covers = covers
+        self.logs[session].generation += 1
+        op.state, op.last = "done", self.append(session, "ended")
+
+    def undo(self, session: str, numbers: list[int], *, again: bool) -> None:
+        log = self.logs[session]
+        if not set(numbers) <= set(log.ops):
+            raise NotFound("no such operation")
+        seq = self.append(session, "changed")
+        log.generation += 1
+        turns = [n for n in numbers if log.ops[n].what == "turn" and not log.ops[n].undone_at]
+        for n in numbers:
+            log.ops[n].undone_at = log.ops[n].undone_at or seq
+            if again:
+                self.give_back(session, log.ops[n])
+        for op in log.ops.values():
+            if op.what == "fold" and turns and op.covers >= min(turns) and not op.undone_at:
+                op.undone_at = seq
+
+    def fresh(self, session: str) -> None:
+        seq = self.append(session, "changed")
+        self.logs[session].ops[seq] = Op("fresh", [], seq, attempts=0, state="done", last=seq)
+        self.logs[session].generation += 1
+
+    def erase(self, session: str, seq: int) -> None:
+        log = self.logs[session]
+        self.append(session, "erased")
+        log.erased.add(seq)
+        log.pending.discard(seq)
+        log.generation += 1
+
+    def bind(self, session: str, address: str, previous: str) -> None:
+        if self.bindings.get(address, "") != previous:
+            raise Conflict("led elsewhere")
+        self.append(session, "changed")
+        self.bindings[address] = session
+
+    def give_back(self, session: str, op: Op) -> None:
+        log = self.logs[session]
+        log.pending |= {seq for seq in op.takes if seq not in log.erased}
+
+    # -- lanes
+
+    def wake(self, session: str, reader: str, wait: float, firm: bool, *, at: float, before: int) -> None:
+        lane = self.logs[session].lanes.setdefault(reader, Lane(before))
+        if lane.since is not None:
+            if lane.firm or lane.attempts or at + wait >= lane.since + lane.wait:
+                return
+        lane.since, lane.wait, lane.firm = at, wait, firm
+
+    def claim(self, owner: str, at: float, lease: float, limit: int) -> list[tuple[str, str, int, bool]]:
+        """(session, reader, fence, taken over)"""
+        lanes = [(session, reader, lane) for session, log in self.logs.items() for reader, lane in log.lanes.items()]
+        for _, _, lane in lanes:
+            if lane.since is not None and lane.firm and lane.since > at:
+                lane.since = at
+        ready = [one for one in lanes if one[2].due(at) and not one[2].held(at)]
+        ready.sort(key=lambda one: ((one[2].since or 0.0) + one[2].wait, one[0], one[1]))
+        claims = []
+        for session, reader, lane in ready[:limit]:
+            lane.fence += 1
+            claims.append((session, reader, lane.fence, lane.owner != ""))
+            lane.owner, lane.lease_since, lane.lease = owner, at, lease
+            for op in self.logs[session].ops.values():
+                if op.state == "running" and op.reader == reader:
+                    op.fence = lane.fence
+                    op.attempts += 0 if op.paused else 1
+                    op.paused = False
+        return claims
+
+    def holds(self, session: str, reader: str, owner: str, fence: int) -> Lane:
+        lane = self.logs[session].lanes.get(reader)
+        if lane is None or lane.owner != owner or lane.fence != fence:
+            raise LeaseLost("not yours")
+        return lane
+
+    def next_due(self, at: float) -> float | None:
+        waits = []
+        for log in self.logs.values():
+            for lane in log.lanes.values():
+                if lane.since is None or lane.held(at):
+                    continue
+                if lane.since > at:
+                    waits.append(lane.wait if lane.firm else 0.0)
+                else:
+                    waits.append(max(0.0, lane.since + lane.wait - at))
+        return min(waits, default=None)
