@@ -175,8 +175,9 @@ class ModelServer:
     def _refuse(self, received: Received) -> Status | None:
         anthropic = received.dialect == "anthropic"
         if self.key is not None:
-            given = received.headers.get("x-api-key") if anthropic else received.headers.get("authorization")
-            if given != (self.key if anthropic else f"Bearer {self.key}"):
+            bearer = received.headers.get("authorization") == f"Bearer {self.key}"
+            # Anthropic documents x-api-key; its own SDK sends a bearer token
+            if not bearer and not (anthropic and received.headers.get("x-api-key") == self.key):
                 return refusal(Failure(kind="unauthorized"), received.dialect)
         try:
             body = received.json
