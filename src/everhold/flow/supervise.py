@@ -67,7 +67,7 @@ class Supervisor:
             due = await gates.store.next_due(at=gates.clock.now(), skip=full)
             if due is not None and due <= 0 and room > 0:
                 claims = await gates.store.claim(
-                    owner=gates.owner, at=gates.clock.now(), lease=self.lease, limit=room, skip=full
+                    owner=gates.owner, at=gates.clock.now, lease=self.lease, limit=room, skip=full
                 )
                 for claim in claims:
                     self._start(claim)

@@ -7,9 +7,9 @@ the log. Nothing in here names a database.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -312,6 +312,10 @@ class Glance(Struct, frozen=True, kw_only=True):
     """The newest turn's operation, 0 if there is none."""
 
 
+Now: TypeAlias = float | Callable[[], float]
+"""A time, or the clock: then it is read when the store's turn to write has come."""
+
+
 class Store(Protocol):
     """One append-only log per session, and what follows from it."""
 
@@ -320,13 +324,14 @@ class Store(Protocol):
         """Apply `change` whole or not at all; returns only once it is durable."""
 
     async def claim(
-        self, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
         """Take up to `limit` due lanes that nobody holds, the longest due first, each under a new fence.
 
         `skip` names readers that are busy, `only` the ones to look at; a name that ends with `*` stands for all that
         begin so. Operations the lane left running come under the same fence; an attempt is
-        counted unless they were paused.
+        counted unless they were paused. Give the clock itself as `at` where others claim, too: whoever stood still
+        between looking at it and claiming would take what they hold for a thing of the future.
         """
 
     async def renew(self, *, owner: str, at: float, lease: float) -> int:

@@ -20,6 +20,7 @@ from everhold.ports.store import (
     Committed,
     Glance,
     Lane,
+    Now,
     Operation,
     Parked,
     Receipt,
@@ -119,11 +120,13 @@ class SqliteStore:
         return await self.writer.write(job)
 
     async def claim(
-        self, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
-        return await self.writer.write(
-            lambda cur: lanes.claim(cur, owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
-        )
+        def job(cur: apsw.Cursor) -> list[Claim]:
+            now = at() if callable(at) else at
+            return lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only)
+
+        return await self.writer.write(job)
 
     async def renew(self, *, owner: str, at: float, lease: float) -> int:
         return await self.writer.write(lambda cur: lanes.renew(cur, owner=owner, at=at, lease=lease))

@@ -19,6 +19,7 @@ from everhold.ports.store import (
     Committed,
     Glance,
     Lane,
+    Now,
     Operation,
     Parked,
     Receipt,
@@ -164,7 +165,7 @@ class GatedStore:
         return done
 
     async def claim(
-        self, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
+        self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
         await self._before(Step.CLAIM)
         claims = await self.disk.claim(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
