@@ -170,13 +170,18 @@ def read_file(path: Path, *, private: bool = False, limit: int = READ_LIMIT) -> 
                 ]
             ) from None
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", f"ls -l {path}", file=str(path))]) from error
-    with os.fdopen(handle, "rb") as file:
+    try:
         state = os.fstat(handle)
         if not stat.S_ISREG(state.st_mode):
             raise ConfigError([Problem("is not a file", f"ls -ld {path}", file=str(path))])
         if private and _POSIX and state.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise ConfigError([Problem("others may read these secrets", f"chmod 600 {path}", file=str(path))])
-        data = file.read(limit + 1)
+        with open(handle, "rb", closefd=False) as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise ConfigError([Problem(f"cannot be read: {error.strerror}", f"ls -l {path}", file=str(path))]) from error
+    finally:
+        os.close(handle)
     if len(data) > limit:
         raise ConfigError([Problem(f"is larger than {limit >> 10} KiB", "make it smaller", file=str(path))])
     return data

@@ -176,13 +176,13 @@ def _spliced(text: str, root: Node | None, path: KeyPath, value: Any) -> str | N
         return before + _block(path, value, 0, newline) + newline
     key_node, node, depth = _find(root, path)
     if depth == len(path):
-        return _replaced(text, key_node, node, _flow(value))
+        return _replaced(text, key_node, node, in_line(value))
     rest = path[depth:]
     if isinstance(node, MappingNode) and node.value:
         last_key, last = node.value[-1]
         end = _end(text, last)
         if node.flow_style:
-            return f"{text[:end]}, {_flow(rest[0])}: {_flow(_nested(rest[1:], value))}{text[end:]}"
+            return f"{text[:end]}, {in_line(rest[0])}: {in_line(_nested(rest[1:], value))}{text[end:]}"
         column = int(node.value[0][0].start_mark.column)
         line_end = text.find("\n", max(end, int(last_key.end_mark.index)))
         if line_end < 0:
@@ -191,10 +191,11 @@ def _spliced(text: str, root: Node | None, path: KeyPath, value: Any) -> str | N
         return text[:stop] + newline + _block(rest, value, column, newline) + text[stop:]
     if isinstance(node, SequenceNode) and node.flow_style and node.value:
         end = _end(text, node.value[-1])
-        return f"{text[:end]}, {_flow(_nested(rest[1:], value))}{text[end:]}"
+        return f"{text[:end]}, {in_line(_nested(rest[1:], value))}{text[end:]}"
     if isinstance(node, SequenceNode):
-        return None
-    return _replaced(text, key_node, node, _flow(_nested(rest, value)))
+        new = in_line([_nested(rest[1:], value)])
+        return _replaced(text, key_node, node, new) if node.flow_style else None
+    return _replaced(text, key_node, node, in_line(_nested(rest, value)))
 
 
 def _find(root: Node, path: KeyPath) -> tuple[Node | None, Node, int]:
@@ -216,13 +217,14 @@ def _find(root: Node, path: KeyPath) -> tuple[Node | None, Node, int]:
 
 def _replaced(text: str, key_node: Node | None, node: Node, new: str) -> str:
     start, end = int(node.start_mark.index), _end(text, node)
-    if key_node is not None:
-        between = text[int(key_node.end_mark.index) : start]
-        if re.fullmatch(r"\s*:\s*", between):
-            start -= len(between) - between.index(":") - 1
-            new = f" {new}"
-        elif start == end and not text[start - 1 : start].isspace():
-            new = f" {new}"
+    if key_node is None:
+        return text[:start] + new + text[end:]
+    between = text[int(key_node.end_mark.index) : start]
+    colon = int(key_node.end_mark.index) + between.find(":") + 1
+    if start == end:  # nothing stood there: the mark may lie behind comments and empty lines
+        return f"{text[:colon]} {new}{text[colon:]}"
+    if not between.replace(":", "", 1).strip():
+        return f"{text[:colon]} {new}{text[end:]}"
     return text[:start] + new + text[end:]
 
 
@@ -245,16 +247,16 @@ def _nested(path: KeyPath, value: Any) -> Any:
 
 def _block(path: KeyPath, value: Any, column: int, newline: str) -> str:
     """Indented lines that put `value` at `path`."""
-    lines = [f"{' ' * (column + 2 * depth)}{_flow(str(part))}:" for depth, part in enumerate(path)]
-    return newline.join(lines) + f" {_flow(value)}"
+    lines = [f"{' ' * (column + 2 * depth)}{in_line(str(part))}:" for depth, part in enumerate(path)]
+    return newline.join(lines) + f" {in_line(value)}"
 
 
-def _flow(value: Any) -> str:
+def in_line(value: Any) -> str:
     """A value on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_flow(str(key))}: {_flow(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{in_line(str(key))}: {in_line(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
+        return "[" + ", ".join(map(in_line, value)) + "]"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _NOT_TEXT:
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -302,9 +302,21 @@ def _account(it: Effective, platform: str, account: str, raw: Any, agents: Raw) 
         return raw
     path = ("platforms", platform, account)
     raw = {"agent": account if account in agents else it.data["=default_agent"], **without_nulls(raw)}
+    if isinstance(raw.get("chats"), dict):
+        raw["chats"] = {id: _chat(it, chat, raw) for id, chat in raw["chats"].items()}
     filled = fill(it, raw, AccountSettings, path, needs=path if raw.get("enabled", True) else None)
     add_section(it, "platforms", platform, path, filled)
     return {**filled, "=platform": platform, "=account": account}
+
+
+def _chat(it: Effective, chat: Any, account: Raw) -> Any:
+    """An exception for one chat, laid over what holds elsewhere."""
+    if not isinstance(chat, dict):
+        return chat
+    agents, name = it.data.get("agents"), chat.get("agent", account["agent"])
+    agent = agents.get(name) if isinstance(agents, dict) and isinstance(name, str) else None
+    below = {"sessions": agent.get("sessions") if isinstance(agent, dict) else None, "groups": account.get("groups")}
+    return {**chat, **{key: merge(value, chat[key]) for key, value in below.items() if key in chat}}
 
 
 def _store(it: Effective, raw: Any) -> None:

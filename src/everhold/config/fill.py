@@ -89,7 +89,9 @@ def without_literals(it: Effective, value: Any, path: KeyPath) -> Any:
         kept: Raw = {}
         for key, item in value.items():
             place = (*path, key)
-            if _is_literal(key, item, path):
+            if looks_secret(key):
+                it.problem(place, "looks like a secret, which must not stand in this file", f"write it to {it.env_file}")
+            elif _is_literal(key, item, path):
                 _refuse_literal(it, place, str(item))
                 kept[f"{key}_env"] = env_name_for(place)
             else:

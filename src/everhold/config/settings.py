@@ -128,8 +128,8 @@ class PriceSettings(Part):
 class PluginPart(Part):
     """A section that a plug-in reads: what it alone understands stands in `extra`, secrets resolved."""
 
-    extra: Mapping[str, Any] = Field(default_factory=nothing, validation_alias="=extra")
-    env: Mapping[str, str] = Field(default_factory=nothing, validation_alias="=env")
+    extra: Free = Field(default_factory=nothing, validation_alias="=extra")
+    env: Table[str] = Field(default_factory=nothing, validation_alias="=env")
     """Where each secret of `extra` comes from: key path -> variable."""
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
     """Variables this needs that are not set: it is disabled until they are."""
@@ -213,7 +213,7 @@ class BudgetSettings(LimitSettings):
 
 class MemorySettings(PluginPart):
     provider: Name
-    """`builtin`, or an installed plug-in; the name of the instance if not given."""
+    """`builtin`, or an installed plug-in."""
     write: Write = "turn"
     """When exchanges go to the provider: after every `turn`, `async`, at the end of a `session`, or every N turns."""
     in_doubt: InDoubt = "resend"
@@ -239,7 +239,7 @@ class AgentSettings(Part):
     fallback: tuple[ModelName, ...] = ()
     """Models to try, in this order, when the model is down."""
     memories: tuple[MemorySettings, ...] = ()
-    """Names from `memories`, or mappings `{name: …}` whose other keys override it. `[builtin]` if not given."""
+    """Names from `memories`, or mappings `{name: …}` whose other keys override what stands there."""
     recall: RecallSettings = RecallSettings()
     """How much is remembered in each turn."""
     busy: Literal["queue", "steer", "interrupt"] = "queue"
@@ -289,9 +289,9 @@ class ChatSettings(Part):
     agent: Name | None = None
     """Another agent for this chat."""
     sessions: SessionSettings | None = None
-    """Other sessions for this chat."""
+    """Other sessions for this chat; laid over the agent's."""
     groups: AccountGroups | None = None
-    """Another way to behave in this group."""
+    """Another way to behave in this group; laid over the account's."""
 
 
 class AccountSettings(PluginPart):
@@ -339,10 +339,10 @@ class McpSettings(Part):
     """Variables the program gets besides the usual ones; their values come from `.env` or the environment."""
     effects: Table[Effect] = Field(default_factory=nothing)
     """What running a tool twice would do: `pure` nothing, `keyed`, `probe`, or `once` for harm. `once` if not given."""
-    deadline_seconds: float = Field(default=60, gt=0)
+    deadline_seconds: float = Field(default=60.0, gt=0)
     """When a call is given up."""
     token: Secret | None = Field(default=None, validation_alias="=token")
-    variables: Mapping[str, Secret] = Field(default_factory=nothing, validation_alias="=variables")
+    variables: Table[Secret] = Field(default_factory=nothing, validation_alias="=variables")
     missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
     name: str = Field(default="", validation_alias="=name")
 
@@ -365,7 +365,7 @@ class LoopSettings(Part):
 
 
 class BackupSettings(Part):
-    every_hours: float = Field(default=24, ge=0)
+    every_hours: float = Field(default=24.0, ge=0)
     """How often the store is copied to `backups/`; 0 for never."""
     keep: int = Field(default=7, ge=1)
     """How many copies are kept."""

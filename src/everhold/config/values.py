@@ -28,7 +28,6 @@ class Part(BaseModel):
         extra="forbid",
         allow_inf_nan=False,
         hide_input_in_errors=True,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
     )
 
