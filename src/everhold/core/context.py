@@ -68,20 +68,27 @@ def live(operation: Operation, at: int) -> bool:
     return not operation.undone_at or operation.undone_at >= at
 
 
-def choose(operations: Iterable[Operation], *, at: int, fold: int | None = None) -> Selection:
-    """The view as it was just before seq `at`. `fold` pins one (0: none) instead of taking the newest valid one."""
+def choose(operations: Iterable[Operation], *, at: int, fold: int | None = None, over: bool = False) -> Selection:
+    """The view as it was just before seq `at`. `fold` pins one (0: none) instead of taking the newest valid one.
+
+    A turn may pin a fold that was made after it began. `over`: only turns that had ended by then.
+    """
     fresh = 0
     newest: Operation | None = None
     turns: list[Operation] = []
     for operation in operations:
+        if operation.what == "fold" and operation.op == fold:
+            newest = operation if operation.state == "done" else None
+            continue
         if operation.op >= at or not live(operation, at):
             continue
         if operation.what == "fresh":
             fresh = max(fresh, operation.op)
         elif operation.what == "turn" and operation.state in IN_VIEW:
-            turns.append(operation)
-        elif operation.what == "fold" and operation.state == "done" and operation.last < at:
-            if (operation.op == fold) if fold is not None else (newest is None or operation.last > newest.last):
+            if not over or 0 < operation.last < at:
+                turns.append(operation)
+        elif operation.what == "fold" and operation.state == "done" and operation.last < at and fold is None:
+            if newest is None or operation.last > newest.last:
                 newest = operation
     # an earlier context's summary ended with that context
     if newest is not None and newest.op < fresh:

@@ -75,24 +75,27 @@ class Views:
             self._seen.popitem(last=False)
 
 
-async def view_at(store: Store, session: Session, *, at: int, fold: int | None = None) -> View:
-    """The view just before seq `at`; `fold` pins one (0: none). A branch starts with its parent's view."""
-    selection = await select(store, session.id, at=at, fold=fold)
+async def view_at(store: Store, session: Session, *, at: int, fold: int | None = None, over: bool = False) -> View:
+    """The view just before seq `at`; `fold` pins one (0: none). A branch starts with its parent's view.
+
+    What the parent had not finished when the branch was made (`over`) is not part of it: it goes on over there.
+    """
+    selection = await select(store, session.id, at=at, fold=fold, over=over)
     view = await _load(store, session.id, selection)
     if selection.whole and session.parent:
         parent = await store.session(session.parent)
-        return await view_at(store, parent, at=session.parent_at + 1) + view
+        return await view_at(store, parent, at=session.parent_at + 1, over=True) + view
     return view
 
 
-async def select(store: Store, session: str, *, at: int, fold: int | None = None) -> Selection:
+async def select(store: Store, session: str, *, at: int, fold: int | None = None, over: bool = False) -> Selection:
     """Which operations are in the view, found through the newest fold and fresh context."""
     fresh = await _newest(store, session, "fresh", at=at)
     newest = await _newest(store, session, "fold", at=at) if fold is None else await _pinned(store, session, fold)
     after = max(fresh.op if fresh else 0, newest.covers if newest else 0)
     turns = await store.operations(session, what=("turn",), after=after, before=at)
     marks = [operation for operation in (fresh, newest) if operation is not None]
-    return choose([*marks, *turns], at=at, fold=fold)
+    return choose([*marks, *turns], at=at, fold=fold, over=over)
 
 
 async def _pinned(store: Store, session: str, fold: int) -> Operation | None:

@@ -1,0 +1,114 @@
+"""What memory providers must have in the end: every exchange and note, once, in order, as whoever it was then."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from everhold.core.entries import Began, Changed, Ended, Entry, Heard, Kind, Noted, Said, Took, Undone
+from everhold.ports.memory import Exchange, Memory, Note
+from everhold.ports.platform import Delivery
+from everhold.ports.store import Parked, Receipt
+from everhold.testing.sim.farside import SimProvider
+
+REMEMBERED = {"done", "stopped", "interrupted"}
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Something memory must be handed, where it stands in the log."""
+
+    key: str
+    seq: int
+    heard: tuple[Entry, ...] = ()
+    said: tuple[Entry, ...] = ()
+    erased: bool = False
+
+
+def places(session: str, log: Sequence[Entry]) -> list[Place]:
+    """What one session's log holds for memory, in order."""
+    found: list[Place] = []
+    began: dict[int, str] = {}
+    takes: dict[int, list[int]] = defaultdict(list)
+    for entry in log:
+        match entry.body:
+            case Began(what=what):
+                began[entry.seq] = what
+                takes[entry.seq] += entry.body.takes
+            case Took():
+                assert entry.op is not None
+                takes[entry.op] += entry.body.takes
+            case Ended(outcome=outcome) if entry.op is not None and began[entry.op] == "turn" and outcome in REMEMBERED:
+                heard = tuple(log[seq - 1] for seq in takes[entry.op])
+                said = tuple(e for e in log if e.op == entry.op and e.kind is Kind.SAID and e.seq < entry.seq)
+                erased = any(e.body is None for e in (*heard, *said))
+                found.append(Place(key=f"{session}:{entry.op}", seq=entry.seq, heard=heard, said=said, erased=erased))
+            case Noted():
+                found.append(Place(key=f"{session}:{entry.seq}:note", seq=entry.seq))
+            case Changed(change=Undone(ops=ops)) if any(began[op] == "turn" for op in ops):
+                found.append(Place(key=f"{session}:{entry.seq}:retract", seq=entry.seq))
+    return found
+
+
+def remembered(
+    logs: Mapping[str, Sequence[Entry]],
+    providers: Mapping[str, SimProvider],
+    parked: Sequence[Parked],
+    receipts: Mapping[str, Sequence[Receipt]],
+    *,
+    policy: str,
+    at_rest: bool,
+) -> Iterator[str]:
+    """Every exchange and note reached every provider as often as it should, in order, under its own identity."""
+    for name, provider in providers.items():
+        reader = f"memory:{name}"
+        doubtful = {r.key for found in receipts.values() for r in found if r.reader == reader and r.doubtful}
+        doubtful |= {one.key for one in parked if one.reader == reader and one.doubtful}
+        given_up = {one.key for one in parked if one.reader == reader and one.state in ("parked", "dropped")}
+        for session, log in logs.items():
+            expected = places(session, log)
+            order = {place.key: number for number, place in enumerate(expected)}
+            by_key = {place.key: place for place in expected}
+            kept = provider.kept.get(session, [])
+            times = Counter(item.key for item in kept)
+            for item in kept:
+                if item.key not in by_key:
+                    yield f"{name} keeps {item.key}, which the log does not hold for memory"
+                else:
+                    yield from (f"{name}: {why}" for why in _identity(item, by_key[item.key], log))
+            found = [order[item.key] for item in kept if item.key in order]
+            if found != sorted(found):
+                yield f"{name} has the memories of {session} out of order: {found}"
+            if provider.delivery is Delivery.UPSERT:
+                written = [order[key] for where, key in provider.writes if where == session and key in order]
+                if written != sorted(written):
+                    yield f"{name} had an older memory of {session} written over a newer one: {written}"
+            for key, count in times.items():
+                if count > 1 and (provider.delivery is not Delivery.BLIND or policy == "hold"):
+                    yield f"{name} keeps {key} {count} times"
+                elif count > 1 and key not in doubtful:
+                    yield f"{name} keeps {key} {count} times, and no doubt about it is on record"
+            if at_rest:
+                for place in expected:
+                    if place.key not in times and place.key not in given_up and not place.erased:
+                        yield f"{name} never got {place.key}"
+
+
+def _identity(item: Memory, place: Place, log: Sequence[Entry]) -> Iterator[str]:
+    """Who said it, what and where: as stamped when it was said."""
+    match item:
+        case Note(stamp=stamp, text=text):
+            body = log[place.seq - 1].body
+            if isinstance(body, Noted) and (body.stamp, body.text) != (stamp, text):
+                yield f"the note {item.key} is not filed as it was made"
+        case Exchange(heard=heard, said=said) if not place.erased:
+            then = [
+                (entry.author, entry.body.text, entry.body.stamp)
+                for entry in (*place.heard, *place.said)
+                if isinstance(entry.body, Heard | Said)
+            ]
+            if [(one.author, one.text, one.stamp) for one in (*heard, *said)] != then:
+                yield f"the exchange {item.key} is not filed as it was said"
+        case _:
+            pass

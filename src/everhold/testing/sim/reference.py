@@ -1,0 +1,199 @@
+"""The log read naively, from its first entry, as slowly as one likes: what the quick ways must agree with.
+
+Written a second time on purpose. It shares the nouns with core and nothing else: not the choosing, not the rendering.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from everhold.core.entries import (
+    Began,
+    Branched,
+    Call,
+    Changed,
+    Ended,
+    Entry,
+    Erased,
+    Folded,
+    Fresh,
+    Heard,
+    Returned,
+    Thought,
+    Took,
+    Undone,
+)
+from everhold.ports.model import Message, Request, ToolSpec
+
+CONVERSATION: Final = {"done", "failed", "stopped", "interrupted"}
+NOTES: Final = {
+    "failed": "[This was not answered: {}]",
+    "stopped": "[The person stopped this turn before it was finished.]",
+    "interrupted": "[This turn was cut short by the message that follows.]",
+}
+NOT_RUN: Final = "Not run: the turn ended before this call was started."
+SUMMARY: Final = (
+    "[Summary of the conversation so far, made by everhold so that it fits. "
+    "The originals are kept and can be searched.]\n"
+)
+
+Logs = Mapping[str, Sequence[Entry]]
+
+
+class Inexact(Exception):
+    """Something the request was made of has been erased since: it cannot be told any more what it was."""
+
+
+class Reading:
+    """One session's log as it stood just before an entry."""
+
+    def __init__(self, logs: Logs, session: str, before: int, pos: int, *, stubs: Sequence[int] = ()) -> None:
+        self.logs = logs
+        self.session = session
+        self.stubs = stubs
+        """Entries of this session whose long text was shortened."""
+        self.pos = pos
+        """The moment, in the order of all commits: what was erased after it was still there."""
+        self.log = [entry for entry in logs[session] if entry.seq < before]
+        self.whole = {entry.seq: entry for entry in logs[session]}
+        self.undone: set[int] = set()
+        self.fresh = 0
+        self.began: dict[int, Began] = {}
+        self.ended: dict[int, Ended] = {}
+        self.folds: dict[int, Entry] = {}
+        self.gone_folds: set[int] = set()
+        self.branch: Branched | None = None
+        for entry in self.log:
+            self._read(entry)
+
+    def _read(self, entry: Entry) -> None:
+        match entry.body:
+            case Began() as began:
+                self.began[entry.seq] = began
+            case Ended() as ended:
+                assert entry.op is not None
+                self.ended[entry.op] = ended
+            case Folded():
+                assert entry.op is not None
+                self.folds[entry.op] = entry
+            case None if entry.kind == "folded":
+                assert entry.op is not None
+                self.folds[entry.op] = entry
+            case Changed(change=Fresh()):
+                self.fresh = entry.seq
+            case Changed(change=Undone(ops=ops)):
+                self.undone.update(ops)
+                # a summary that speaks of something undone is no longer true
+                turns = [op for op in ops if self.began[op].what == "turn"]
+                self.gone_folds.update(
+                    op for op, fold in self.folds.items() if any(turn <= self._covers(fold) for turn in turns)
+                )
+            case Changed(change=Branched() as branch):
+                self.branch = branch
+            case Erased(folds=folds):
+                self.gone_folds.update(folds)
+            case _:
+                pass
+
+    def _covers(self, fold: Entry) -> int:
+        if isinstance(fold.body, Folded):
+            return fold.body.covers
+        return 0  # erased, and therefore out of the view anyway
+
+    def newest_fold(self) -> int:
+        """The fold in force, 0 for none."""
+        valid = [
+            op
+            for op in self.folds
+            if op in self.ended
+            and self.ended[op].outcome == "done"
+            and op not in self.undone
+            and op not in self.gone_folds
+            and op > self.fresh
+        ]
+        return max(valid, key=lambda op: self.folds[op].seq, default=0)
+
+    def history(self, fold: int | None = None) -> list[Message]:
+        """Everything a model would be shown. `fold`: the one that was pinned, wherever its entry stands."""
+        pinned = self.newest_fold() if fold is None else fold
+        shown: list[Message] = []
+        after = self.fresh
+        if pinned:
+            entry = next(entry for entry in self.whole.values() if entry.op == pinned and entry.kind == "folded")
+            if not isinstance(entry.body, Folded):
+                raise Inexact
+            shown.append(Message(role="user", name="everhold", text=SUMMARY + entry.body.summary))
+            after = max(after, entry.body.covers)
+        elif not self.fresh and self.branch is not None:
+            parent = Reading(self.logs, self.branch.parent, self.branch.at + 1, self.pos)
+            shown.extend(parent.history())
+        for op, began in self.began.items():
+            if began.what != "turn" or op <= after or op in self.undone:
+                continue
+            if op in self.ended and self.ended[op].outcome in CONVERSATION:
+                shown.extend(self.turn(op))
+        return shown
+
+    def turn(self, op: int, *, before: int | None = None) -> list[Message]:
+        """What one operation adds."""
+        shown: list[Message] = []
+        steps = [e for e in self.whole.values() if e.op == op and (before is None or e.seq < before)]
+        for index, step in enumerate(steps):
+            match step.body:
+                case Began(takes=takes) | Took(takes=takes):
+                    shown.extend(message for seq in takes if (message := self._heard(seq)) is not None)
+                case Thought(text=text, calls=calls, reasoning=reasoning):
+                    if text or calls:
+                        shown.append(Message(role="assistant", text=text, calls=calls, reasoning=reasoning))
+                    shown.extend(self._result(call, steps[index + 1 :]) for call in calls)
+                case Ended(outcome=outcome, reason=reason) if outcome in NOTES:
+                    shown.append(Message(role="user", name="everhold", text=NOTES[outcome].format(reason)))
+                case None:
+                    raise Inexact
+                case _:
+                    pass
+        return shown
+
+    def _heard(self, seq: int) -> Message | None:
+        entry = self.whole[seq]
+        if isinstance(entry.body, Heard):
+            body = entry.body
+            return Message(role="user", text=body.text, name=body.sender, attachments=body.attachments)
+        erased = [e for e in self.whole.values() if isinstance(e.body, Erased) and seq in e.body.seqs]
+        if all(e.pos > self.pos for e in erased):
+            raise Inexact
+        return None
+
+    def _result(self, call: Call, later: list[Entry]) -> Message:
+        for entry in later:
+            if isinstance(entry.body, Thought):
+                break
+            if isinstance(entry.body, Returned) and entry.body.call == call.id:
+                text = entry.body.text
+                if entry.seq in self.stubs and len(text) > 1_600:
+                    text = (
+                        f"{text[:1200]}\n[… {len(text) - 1600} of {len(text)} characters left out; "
+                        f"the whole is entry {entry.seq} of this session …]\n{text[-400:]}"
+                    )
+                return Message(role="tool", call=call.id, text=text, error=entry.body.error)
+        return Message(role="tool", call=call.id, text=NOT_RUN, error=True)
+
+
+def request_of(logs: Logs, thought: Entry, *, system: str, tools: Sequence[ToolSpec]) -> Request:
+    """The request that a recorded thought must have been the answer to."""
+    assert isinstance(thought.body, Thought)
+    assert thought.op is not None
+    log = {entry.seq: entry for entry in logs[thought.session]}
+    own = [entry for entry in log.values() if entry.op == thought.op and entry.seq < thought.seq]
+    pins = [e.body.fold for e in own if isinstance(e.body, Began | Took) and e.body.fold is not None]
+    reading = Reading(logs, thought.session, thought.op, log[thought.op].pos, stubs=thought.body.stubs)
+    current = reading.turn(thought.op, before=thought.seq)
+    return Request(system=system, messages=(*reading.history(pins[-1]), *current), tools=tuple(tools))
+
+
+def fingerprint(request: Request) -> str:
+    return hashlib.sha256(msgspec.json.encode(request)).hexdigest()
