@@ -15,7 +15,7 @@ from everhold.flow.lane import Lane
 from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import Views
-from everhold.flow.voice import Voice
+from everhold.flow.voice import DEADLINE_SECONDS, Voice
 from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait
 
 LEASE_SECONDS: Final = 120.0
@@ -40,6 +40,7 @@ class Supervisor:
         most_per_reader: int = 64,
         poll: float = POLL_SECONDS,
         lease: float = LEASE_SECONDS,
+        send_deadline: float = DEADLINE_SECONDS,
     ) -> None:
         self.gates = gates
         self.runtimes = runtimes
@@ -50,6 +51,7 @@ class Supervisor:
         self.most_per_reader = most_per_reader
         self.poll = poll
         self.lease = lease
+        self.send_deadline = send_deadline
         self.views = Views()
         self.tasks: dict[asyncio.Task[None], Claim] = {}
         self.busy: Counter[str] = Counter()
@@ -173,7 +175,8 @@ class Supervisor:
                     return
                 drafts = runtimes.drafting(name, account) is not None
                 policy = runtimes.in_doubt(claim.reader)
-                await Lane(gates, claim, Voice(gates.store, platform, policy=policy, drafts=drafts)).run()
+                voice = Voice(gates.store, platform, policy=policy, deadline=self.send_deadline, drafts=drafts)
+                await Lane(gates, claim, voice).run()
             case "memory":
                 provider = runtimes.memory(rest, claim.agent)
                 if provider is None:
