@@ -22,7 +22,7 @@ def changes(before: str, after: str) -> list[str]:
     return [line for line in lines if line.startswith(("+ ", "- "))]
 
 
-# -- keys ----------------------------------------------------------------------------------------------------------------
+# -- keys --------------------------------------------------------------------------------------------------------------
 
 
 def test_keys_are_split_as_they_are_shown() -> None:
@@ -53,22 +53,24 @@ def test_getting_shows_what_is_in_force(sample: str) -> None:
         get_key(settings, "agents.codr.model")
 
 
-# -- the text ------------------------------------------------------------------------------------------------------------
+CHOICES = (("-", "resend"), ("+", "hold"))
+
+# -- the text ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "key, value, change",
     [
         ("timezone", "UTC", ["- timezone: Europe/Berlin", "+ timezone: UTC"]),
-        ("loops.max_hops", 3, ['- loops: {max_hops: 8, halt_word: "!halt"}', '+ loops: {max_hops: 3, halt_word: "!halt"}']),
+        ("loops.max_hops", 3, ['- loops: {max_hops: 8, halt_word: "!halt"}',
+                               '+ loops: {max_hops: 3, halt_word: "!halt"}']),
         ("defaults.busy", "steer", ["-   busy: queue                            # queue | steer | interrupt",
                                     "+   busy: steer                            # queue | steer | interrupt"]),
         ("defaults.memory_notices", False, ["+   memory_notices: false"]),
         ("agents.coder.busy", "steer", ["+     busy: steer"]),
         ("agents.writer.persona", "I write.", ["+   writer:", '+     persona: "I write."']),
-        ("platforms.telegram.coder.in_doubt", "hold", [
-            "-     coder: {token_env: TELEGRAM_CODER_TOKEN, agent: coder, enabled: true, in_doubt: resend,   # resend | hold",
-            "+     coder: {token_env: TELEGRAM_CODER_TOKEN, agent: coder, enabled: true, in_doubt: hold,   # resend | hold"]),
+        ("platforms.telegram.coder.in_doubt", "hold", [f"{sign}     coder: {{token_env: TELEGRAM_CODER_TOKEN, "
+            f"agent: coder, enabled: true, in_doubt: {what},   # resend | hold" for sign, what in CHOICES]),
         ("agents.main.busy", "steer", ["-   main: {persona: SOUL.md}               # a file, or text",
                                        "+   main: {persona: SOUL.md, busy: steer}               # a file, or text"]),
         ("agents.coder.send_to[1]", "agent:coder", ['-     send_to: ["agent:main"]',
@@ -98,7 +100,7 @@ def test_one_key_changes_and_every_comment_stays(sample: str, key: str, value: A
         ("a: {}\n", "a.b", 1, "a: {b: 1}\n"),
         ("a: []\n", "a[0]", "x", "a: [x]\n"),
         ("a:\n- x # first\n", "a[0]", "z", "a:\n- z # first\n"),
-        ("a: {b: \"x, y\"} # c\n", "a.b", "z", "a: {b: z} # c\n"),
+        ('a: {b: "x, y"} # c\n', "a.b", "z", "a: {b: z} # c\n"),
         ("a: 'x'\n", "a", "yes", 'a: "yes"\n'),
         ("a: x\n...\n", "b", 1, "a: x\nb: 1\n...\n"),
         ("1: {a: x}\n", "1.a", "z", "1: {a: z}\n"),
@@ -129,16 +131,17 @@ def test_a_key_inside_a_text_cannot_be_set() -> None:
         edited("a: [1]\n", ("a", 5), 1)
 
 
+words = st.text("abc.-: 1#", min_size=1, max_size=4)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text("ab:#-{}[]'\" \né\\|>&*!%@`,?x0.", max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc.-: 1#", min_size=1, max_size=4), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
-keys = st.lists(st.text("abc.-: 1#", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
+)
+keys = st.lists(words, min_size=1, max_size=3).map(tuple)
 
 
 @how(deadline=None, max_examples=150)
-@given(st.dictionaries(st.text("abc.-: 1#", min_size=1, max_size=4), plain, max_size=4), keys, plain)
+@given(st.dictionaries(words, plain, max_size=4), keys, plain)
 def test_whatever_is_set_can_be_read_back_and_nothing_else_changes(before: Any, key: Any, value: Any) -> None:
     text = to_yaml(before) if before else ""
     was = read(text)
@@ -157,7 +160,7 @@ def test_whatever_is_set_can_be_read_back_and_nothing_else_changes(before: Any, 
     }
 
 
-# -- the file ------------------------------------------------------------------------------------------------------------
+# -- the file ----------------------------------------------------------------------------------------------------------
 
 
 def test_setting_writes_whole_files_and_keeps_their_mode(home: Home) -> None:
@@ -213,7 +216,7 @@ def test_a_byte_order_mark_survives(home: Home) -> None:
     assert home.config.read_bytes() == b"\xef\xbb\xbftimezone: Europe/Paris\n"
 
 
-# -- what is shown -------------------------------------------------------------------------------------------------------
+# -- what is shown -----------------------------------------------------------------------------------------------------
 
 
 def test_what_is_shown_is_a_configuration_of_the_same_effect(sample: str) -> None:

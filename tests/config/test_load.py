@@ -27,7 +27,7 @@ def refused(text: str, **environ: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-# -- what it says --------------------------------------------------------------------------------------------------------
+# -- what it says ------------------------------------------------------------------------------------------------------
 
 
 def test_no_configuration_is_needed(home: Home) -> None:
@@ -160,7 +160,7 @@ def test_a_persona_file_is_read_once_and_lies_in_the_home(home: Home) -> None:
     home.config.write_text("agents: {a: {persona: SOUL.md}, b: {persona: SOUL.md}}")
     settings = load(home, environ={})
     assert settings.agents["a"].persona == settings.agents["b"].persona == "I am."
-    assert set(settings.seen) == {home.config, home.env, home.path / "SOUL.md"}
+    assert set(settings.seen) == {home.path, home.config, home.env, home.path / "SOUL.md"}
 
 
 def test_nothing_in_it_can_be_changed(sample: str) -> None:
@@ -180,7 +180,7 @@ def test_an_agent_nobody_configured_is_named() -> None:
         read("agents: {coder: {}}").agent("codr")
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 def test_everything_wrong_is_said_at_once_with_its_line_and_remedy() -> None:
@@ -224,7 +224,7 @@ nonsense: 1
 @pytest.mark.parametrize(
     "text, said",
     [
-        ("agents: {a: {model: bg}}\nmodels: {big: {provider: offline}}", "there is no model of this name → did you mean `big`"),
+        ("agents: {a: {model: bg}}\nmodels: {big: {provider: offline}}", "no model of this name → did you mean `big`"),
         ("agents: {a: {fallback: [x]}}", "agents.a.fallback[0]: there is no model"),
         ("agents: {a: {compression: {model: x}}}", "agents.a.compression.model: there is no model"),
         ("agents: {a: {memories: [honcho]}}", "add `honcho: {…}` under memories"),
@@ -246,7 +246,7 @@ nonsense: 1
         ("models: {a.b: {provider: offline}}", 'models."a.b": is not a name'),
         ("models: {a: {provider: openai, base_url: 'ftp://x'}}", "must be a URL"),
         ("platforms: {telegram: {a: {agent: b}}}", "platforms.telegram.a.agent: there is no agent"),
-        ("platforms: {telegram: {a: {chats: {x: {agent: b}}}}}", "platforms.telegram.a.chats.x.agent: there is no agent"),
+        ("platforms: {telegram: {a: {chats: {x: {agent: b}}}}}", "telegram.a.chats.x.agent: there is no agent"),
         ("platforms: {telegram: [a]}", "platforms.telegram: must be a mapping"),
         ("people: [{name: a, identities: ['x:1']}, {name: b, identities: ['x:1']}]", "belongs to `a` already"),
         ("people: [{name: a, identities: ['x']}]", "must be platform:id"),
@@ -323,7 +323,7 @@ def test_it_is_a_misuse_for_whoever_catches_the_family() -> None:
     assert issubclass(ConfigError, Misuse)
 
 
-# -- revisions -----------------------------------------------------------------------------------------------------------
+# -- revisions ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_revision_changes_with_what_is_in_force_and_only_then(sample: str) -> None:
@@ -382,7 +382,7 @@ def test_an_agents_signature_changes_with_what_it_depends_on() -> None:
     assert loops == before
 
 
-# -- plug-ins ------------------------------------------------------------------------------------------------------------
+# -- plug-ins ----------------------------------------------------------------------------------------------------------
 
 
 class TelegramLike(BaseModel, extra="forbid"):
@@ -489,7 +489,11 @@ def test_the_callback_sees_every_plugin_section() -> None:
         seen.append((group, name, raw))
         return []
 
-    text = "platforms: {x: {main: {a: {b_env: B}, c: 1}}}\nagents: {main: {tools: [memory, 'mcp:m']}}\nmcp: {m: {command: [x]}}"
+    text = """
+        platforms: {x: {main: {a: {b_env: B}, c: 1}}}
+        agents: {main: {tools: [memory, 'mcp:m']}}
+        mcp: {m: {command: [x]}}
+    """
     parse(text, validate_plugin=validate, environment=Environment({"B": "b"}))
     assert [(group, name) for group, name, _ in seen] == [
         ("models", "offline"), ("memories", "builtin"), ("memories", "builtin"), ("memories", "builtin"),

@@ -35,7 +35,7 @@ def problems(text: str, **environ: str) -> str:
     return str(caught.value)
 
 
-# -- literals ------------------------------------------------------------------------------------------------------------
+# -- literals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", TOKENS)
@@ -108,7 +108,7 @@ def test_keys_and_shapes() -> None:
     assert not any(map(looks_secret, ["sk-short", "a:b", "12:30", "https://host:80/x", "1001"]))
 
 
-# -- where they come from ------------------------------------------------------------------------------------------------
+# -- where they come from ----------------------------------------------------------------------------------------------
 
 
 ACCOUNT = "platforms: {telegram: {main: {token_env: T}}}\n"
@@ -187,7 +187,7 @@ def test_no_secret_is_shown_by_anything(sample: str, home: Home) -> None:
     assert "token_env: TELEGRAM_CODER_TOKEN" in shown
 
 
-# -- the file ------------------------------------------------------------------------------------------------------------
+# -- the file ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_dotenv_file_is_read_as_people_write_it() -> None:
@@ -211,7 +211,8 @@ def test_a_dotenv_file_is_read_as_people_write_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["hunter2", "=hunter2", "A B=hunter2", "1A=hunter2", 'A="hunter2', "A='hunter2' x", "A=hunter2\0", "sk-hunter2\n"]
+    "text",
+    ["hunter2", "=hunter2", "A B=hunter2", "1A=hunter2", 'A="hunter2', "A='hunter2' x", "A=hunter2\0", "sk-hunter2\n"],
 )
 def test_a_broken_line_is_named_by_its_number_only(text: str, home: Home) -> None:
     put(home, "", f"OK=1\n{text}\n")

@@ -90,7 +90,9 @@ def without_literals(it: Effective, value: Any, path: KeyPath) -> Any:
         for key, item in value.items():
             place = (*path, key)
             if looks_secret(key):
-                it.problem(place, "looks like a secret, which must not stand in this file", f"write it to {it.env_file}")
+                it.problem(
+                    place, "looks like a secret, which must not stand in this file", f"write it to {it.env_file}"
+                )
             elif _is_literal(key, item, path):
                 _refuse_literal(it, place, str(item))
                 kept[f"{key}_env"] = env_name_for(place)

@@ -19,7 +19,7 @@ from everhold.config.problems import ConfigError, Problem
 from everhold.config.revision import revision_of, signature_of
 from everhold.config.secrets import Environment, EnvLine, parse_env
 from everhold.config.settings import Settings, ValidatePlugin
-from everhold.config.sight import Seen, digest_of, mark_of
+from everhold.config.sight import Mark, Seen, digest_of, mark_of
 from everhold.config.source import read
 from everhold.config.values import freeze
 from everhold.home import READ_LIMIT, Home, read_file, write_file
@@ -36,6 +36,7 @@ def load(
     last_good: bool = False,
     text: bytes | None = None,
     random_bytes: Callable[[int], bytes] = os.urandom,
+    mark: Callable[[Path], Mark | None] = mark_of,
 ) -> Settings:
     """What the files in `home` say. Raises ConfigError with everything that is wrong.
 
@@ -43,14 +44,17 @@ def load(
     before writing). The environment wins over `.env`.
     """
     file = home.last_good if last_good else home.config
-    reader = _Reader()
+    reader = _Reader(mark)
     problems: list[Problem] = []
     lines: list[EnvLine] = []
-    data = text
+    data: bytes | None = None
+    reader.glance(home.path)
     try:
         home.check()
-        if data is None:
-            data = reader.read(file)
+    except ConfigError as error:
+        problems += error.problems
+    try:
+        data = reader.read(file) if text is None else text
     except ConfigError as error:
         problems += error.problems
     try:
@@ -168,11 +172,16 @@ def _no_files(name: str) -> str:
 class _Reader:
     """Reads files and remembers how they looked before."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[Path], Mark | None]) -> None:
         self.seen: dict[Path, Seen] = {}
+        self._mark = mark
+
+    def glance(self, path: Path) -> None:
+        """Remember how something looks that is not read."""
+        self.seen[path] = Seen(self._mark(path), b"")
 
     def read(self, path: Path, *, private: bool = False, limit: int = READ_LIMIT) -> bytes | None:
-        mark = mark_of(path)
+        mark = self._mark(path)
         self.seen[path] = Seen(mark, b"")
         data = read_file(path, private=private, limit=limit)
         self.seen[path] = Seen(mark if data is not None else None, digest_of(data))

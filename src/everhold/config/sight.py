@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,8 @@ def mark_of(path: Path) -> Mark | None:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
+    if stat.S_ISDIR(found.st_mode):  # its times change with every file in it
+        return Mark(inode=found.st_ino, device=found.st_dev, mode=found.st_mode, owner=found.st_uid)
     return Mark(
         size=found.st_size,
         modified_ns=found.st_mtime_ns,

@@ -112,15 +112,10 @@ class Watcher:
             self._adopt(settings)
 
     def _note(self, read: Settings | ConfigError) -> None:
-        """Remember what was read, as it was when it was read; what is in force rests on stays in sight."""
-        paths = {self._home.config, self._home.env, *self.settings.seen, *read.seen}
-        # What was not read this time (the file was refused before) counts as it is now: only its change matters.
-        first = not self._seen
-        self._seen = {
-            path: read.seen[path].mark if path in read.seen else (_UNSEEN if first else self._mark(path))
-            for path in sorted(paths)
-        }
-        self._digests = {path: read.seen[path].digest for path in read.seen}
+        """Remember what was read, as it was when it was read; a change from that is what is waited for."""
+        unread = {self._home.config, self._home.env} - set(read.seen)
+        self._seen = {path: seen.mark for path, seen in read.seen.items()} | dict.fromkeys(unread, _UNSEEN)
+        self._digests = {path: seen.digest for path, seen in read.seen.items()}
         self._closer_at = self._monotonic() + COARSE_SECONDS
 
     def _refuse_gone(self, settings: Settings) -> None:
