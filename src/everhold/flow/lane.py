@@ -48,6 +48,8 @@ class Leg(Struct, frozen=True, kw_only=True):
 
     load: Load
     flight: Flight
+    since: float
+    """Monotonic time before it was stored: its deadline counts from here, however long it takes to leave."""
     doubtful: bool = False
     """It may have arrived before: this is the policy's second try."""
 
@@ -102,17 +104,23 @@ class Lane:
             return await self._land(flight.upto)
         if flight.state == "void":
             # something in it was erased: the rest goes again, as what it now is, under its own keys
-            flight = structs.replace(flight, items=load.items, digest=load.digest, state="unsent")
-            await self._commit(Step.FLIGHT, LaneUpdate(flight=flight))
-            return Leg(load=load, flight=flight)
+            flight = structs.replace(flight, items=load.items, digest=load.digest)
+            return await self._fly(load, flight)
         if load.digest != flight.digest:
             raise Poisoned(
                 f"{self.claim.reader} would not repeat what it sent for {self.claim.session}",
                 remedy="entries behind a batch in flight were altered; run `everhold audit`",
             )
         if flight.state == "unsent":
-            return Leg(load=load, flight=flight)
+            return await self._fly(load, flight)
         return await self._resolve(load, flight)
+
+    async def _fly(self, load: Load, flight: Flight, *, doubtful: bool = False) -> Leg:
+        """Store that the load is about to leave: from here on nobody knows any more that it has not."""
+        since = self.gates.clock.monotonic()
+        flight = structs.replace(flight, state="flying")
+        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight))
+        return Leg(load=load, flight=flight, since=since, doubtful=doubtful)
 
     async def _resolve(self, load: Load, flight: Flight) -> Leg | None:
         """The answer was lost: ask, send again, or follow the policy; always counted where people see it."""
@@ -136,18 +144,17 @@ class Lane:
                 return await self._later(load, structs.replace(flight, state="doubt"), error)
             if set(there) >= {item.key for item in load.items}:
                 return await self._land(load.upto, load.items, receipts=self._receipts(load, {}))
-        flight = structs.replace(flight, state="flying", sends=flight.sends + 1)
-        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight))
-        return Leg(load=load, flight=flight, doubtful=how == "gamble")
+        return await self._fly(load, structs.replace(flight, sends=flight.sends + 1), doubtful=how == "gamble")
 
     async def _send(self, leg: Leg) -> Leg | None:
         """Hand a load over and settle it; the next one, already in flight, or None when the lane is done for now."""
         courier, load = self.courier, leg.load
-        started = self.gates.clock.monotonic()
+        left = leg.since + courier.deadline - self.gates.clock.monotonic()
+        if left < courier.deadline / 2:
+            # we stood still on the way: a successor waits only so long, so ask the store whether it is still ours
+            return await self._fly(load, leg.flight, doubtful=leg.doubtful)
         try:
-            remotes = await hand_over(
-                self.claim.reader, lambda: courier.deliver(load), self.gates, deadline=courier.deadline
-            )
+            remotes = await hand_over(self.claim.reader, lambda: courier.deliver(load), self.gates, deadline=left)
         except Transient as error:
             return await self._later(load, structs.replace(leg.flight, state="unsent"), error)
         except Refused as error:
@@ -159,8 +166,8 @@ class Lane:
                 return await self._later(load, flight, error)
             await self._commit(Step.LATER, LaneUpdate(flight=flight, error=str(error)))
             # until its deadline the request may still be carried out, and until then a look proves nothing
-            elapsed = self.gates.clock.monotonic() - started
-            await self.gates.sleep(max(0.0, courier.deadline - elapsed) + courier.visible_after)
+            left = leg.since + courier.deadline - self.gates.clock.monotonic()
+            await self.gates.sleep(max(0.0, left) + courier.visible_after)
             return await self._resolve(load, flight)
         self.log.info(courier.event, keys=[item.key for item in load.items])
         return await self._land(load.upto, load.items, receipts=self._receipts(load, remotes, doubtful=leg.doubtful))
@@ -181,6 +188,7 @@ class Lane:
             # the last look saw nothing behind this load; if something came since, the store keeps the lane due
             self.look = Look(load=None, upto=self.look.upto)
         self.attempts = 0
+        since = self.gates.clock.monotonic()
         load = self.look.load
         if load is None:
             step = Step.SETTLE if first else Step.LANDED
@@ -190,7 +198,7 @@ class Lane:
         flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
         update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
         await self._commit(Step.FLIGHT if first else Step.LANDED, update, receipts=receipts, parks=parks)
-        return Leg(load=load, flight=flight)
+        return Leg(load=load, flight=flight, since=since)
 
     async def _later(self, load: Load, flight: Flight, error: EverholdError) -> Leg | None:
         """Try again when it makes sense, or give the load up and go on with the next."""
