@@ -151,11 +151,11 @@ async def test_a_tool_round_as_the_sdks_write_it(
     first = {"role": "user", "content": [{"type": "text", "text": "the door is blue"}]}
     answer = await anthropic_client.messages.create(model="fake", max_tokens=2048, thinking=thinking, messages=[first])
     content = [block.model_dump(exclude_none=True) for block in answer.content]
-    results = [
+    blocks = [
         {"type": "tool_result", "tool_use_id": id_, "content": [{"type": "text", "text": "kept"}]}
         for id_ in ("call_1", "call_2")
     ]
-    turns = [first, {"role": "assistant", "content": content}, {"role": "user", "content": results}]
+    turns = [first, {"role": "assistant", "content": content}, {"role": "user", "content": blocks}]
     await anthropic_client.messages.create(model="fake", max_tokens=2048, thinking=thinking, messages=turns)
     theirs = server.last.json["messages"]
     model = anthropic(params={"thinking": thinking}, cache="off")

@@ -97,7 +97,7 @@ def observe(calibration: Calibration, *, weight: int, tokens: int) -> Calibratio
     step = max(SLOWEST, 1 / (calibration.samples + 1))
     astray = abs(ratio - calibration.ratio) / calibration.ratio if calibration.samples else 0.1
     return Calibration(
-        ratio=calibration.ratio + step * (ratio - calibration.ratio),
+        ratio=min(MOST, max(LEAST, calibration.ratio + step * (ratio - calibration.ratio))),
         spread=min(1.0, max(0.02, calibration.spread + step * (astray - calibration.spread))),
         samples=calibration.samples + 1,
     )

@@ -1,0 +1,411 @@
+"""A model that needs no network and no key. It is a program and says so: it quotes, it calls tools, it sums up.
+
+The same request always gets the same answer. It answers from the conversation and from what was recalled beside the
+message; what stands in neither it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from msgspec import Struct, structs
+
+from everhold.core.entries import Call, Usage
+from everhold.core.tokens import expected, weigh, weigh_json, weigh_request
+from everhold.errors import TooLong
+from everhold.models.extract import Line, best, bullets, digest, sentences, spoken_lines
+from everhold.ports.model import Answer, Message, Request, ToolSpec
+from everhold.ports.plugin import Context
+
+if TYPE_CHECKING:
+    from everhold.models.settings import OfflineSettings
+
+WHAT_I_AM: Final = (
+    "I am everhold's offline model: a small program, not a language model. I need no network and no key. I answer by "
+    "quoting what was said here and what was remembered, I call tools when you say “use tool NAME {…}”, and I write "
+    "summaries."
+)
+SUMMARY_SHARE: Final = 0.45
+"""Of what is summed up."""
+SUMMARY_TOKENS: Final = 1_200
+QUOTE: Final = 400
+
+_SUMMARISE: Final = re.compile(
+    r"\b(?:summar(?:y|ise|ize|ies)|condense|compress)\b.{0,200}"
+    r"\b(?:conversation|chat|dialogue|transcript|messages|session)",
+    re.IGNORECASE | re.DOTALL,
+)
+_AT_MOST: Final = re.compile(
+    r"(?:at most|no more than|within|under|up to|maximum(?: of)?|max\.?)\s+(?:about\s+)?"
+    r"([\d,]{2,7})\s+(words|tokens|characters)",
+    re.IGNORECASE,
+)
+_FENCES: Final = (
+    re.compile(r"<([\w:-]*(?:recall|memor|remember|context)[\w:-]*)\b[^<>]*>(.*?)</\1>", re.IGNORECASE | re.DOTALL),
+    re.compile(r"(```)[^\n]*(?:recall|memor)[^\n]*\n(.*?)```", re.IGNORECASE | re.DOTALL),
+    re.compile(r"(^|\n)[^\n]{0,80}\b(?:recall|memor)\w*[^\n]{0,160}\n((?:[ \t]*[-*•][^\n]*(?:\n|\Z))+)", re.IGNORECASE),
+)
+_USE: Final = re.compile(
+    r"\b(?:use|call|run)\s+(?:the\s+)?(?:tool\s+[\"'`“]?([\w:./-]+)[\"'`”]?|[\"'`“]?([\w:./-]+)[\"'`”]?\s+tool\b)",
+    re.IGNORECASE,
+)
+_REMEMBER: Final = re.compile(
+    r"^(?:please[, ]+|can you (?:please )?|could you (?:please )?|hey[, ]+)*"
+    r"(?:remember|note|keep in mind|don.t forget|make a note|merk dir|merke dir)\b[,:]?\s*"
+    r"(?:(?:that|this|dass|of)\b[,:]?\s*)?(.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_SEARCH: Final = re.compile(
+    r"^(?:please[, ]+|can you (?:please )?|could you (?:please )?)*"
+    r"(?:search(?: (?:the|our|my|your))?(?: (?:log|history|sessions?|memory|conversations?))?(?: for)?|look up|"
+    r"look for|suche(?: nach)?)\b[:,]?\s+(.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_ASKS: Final = re.compile(
+    r"^(?:(?:and|so|but|now|then|ok|okay|well|please)[, ]+)*(?:what|who|whom|whose|when|where|why|which|how|is|are|was|"
+    r"were|do|does|did|can|could|will|would|should|have|has|tell me|was|wer|wie|wo|wann|warum)\b",
+    re.IGNORECASE,
+)
+_ABOUT_ME: Final = re.compile(
+    r"\b(?:who|what) are you\b|\bwhat can you do\b|\bwhat is this\b|^/?help\b|\bare you (?:an? )?(?:ai|llm|model|real)",
+    re.IGNORECASE,
+)
+_GREETING: Final = re.compile(r"^(?:hi|hello|hey|hallo|good (?:morning|evening|day))\b[\s\w,!.]{0,30}$", re.IGNORECASE)
+_SUM_UP: Final = re.compile(r"\b(?:summari[sz]e|sum (?:it|this|that|us) up|summary|recap)\b", re.IGNORECASE)
+
+_HEADING: Final = re.compile(r"\[Summary of [^\]]*\]")
+_NOTICE: Final = re.compile(r"everhold: \[.*\]$")
+_TURN: Final = re.compile(r"[^\s:\[\]-][^:\n\[\]]{0,39}: ")
+
+_KEEPERS: Final = ("memory", "remember", "memory_add", "note", "notes")
+_FINDERS: Final = ("session_search", "search", "memory_search", "recall")
+_TEXTUAL: Final = ("text", "content", "fact", "note", "query", "q", "value", "message", "memory", "data")
+_ADDING: Final = ("add", "remember", "save", "store", "create", "note", "append", "write", "search", "find")
+_GATEWAY: Final = "everhold"
+"""The name under which the gateway itself speaks in a conversation."""
+
+
+class Priced(Protocol):
+    def usd(self, usage: Usage) -> float: ...
+
+
+class Wish(Struct, frozen=True):
+    """A tool somebody wants called."""
+
+    tool: str
+    arguments: dict[str, Any]
+
+
+class OfflineModel:
+    """Satisfies the model port without a model."""
+
+    def __init__(
+        self, *, name: str = "offline", context_tokens: int = 16_000, pace: float = 0.0, price: Priced | None = None
+    ) -> None:
+        self.name = name
+        self.context_tokens = context_tokens
+        self._pace = pace
+        self._price = price
+
+    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        read = expected(weigh_request(request))
+        if read > self.context_tokens:
+            raise TooLong(f"{self.name}: the request has about {read} tokens, its window holds {self.context_tokens}")
+        text, calls = _reply(request, self.context_tokens)
+        for word in re.findall(r"\s*\S+", text):
+            if on_text is not None:
+                on_text(word)
+            if self._pace:
+                await asyncio.sleep(self._pace)
+        usage = Usage(input=read, output=weigh(text) + sum(weigh_json(call.arguments) + 10 for call in calls))
+        if self._price is not None:
+            usage = structs.replace(usage, usd=self._price.usd(usage))
+        return Answer(text=text, calls=calls, model=self.name, usage=usage)
+
+
+class _Factory:
+    """`offline` in the configuration."""
+
+    @property
+    def Settings(self) -> type[OfflineSettings]:
+        """What a plug-in's factory carries."""
+        from everhold.models.settings import OfflineSettings
+
+        return OfflineSettings
+
+    def __call__(self, settings: OfflineSettings, context: Context) -> OfflineModel:
+        return OfflineModel(
+            name=settings.name, context_tokens=settings.context_tokens, pace=settings.pace, price=settings.price
+        )
+
+
+factory: Final = _Factory()
+
+
+# -- what to do --------------------------------------------------------------------------------------------------------
+
+
+def _reply(request: Request, window: int) -> tuple[str, tuple[Call, ...]]:
+    if not request.tools and _SUMMARISE.search(request.system):
+        return _summary(request, window), ()
+    before, turn = _split(request.messages)
+    results = _results(turn)
+    parts: list[str] = []
+    wishes: list[Wish] = []
+    earlier = [line for message in before for line in _lines(message)]
+    for message in turn:
+        if message.role != "user" or message.name == _GATEWAY:
+            continue
+        said, recalled = unfence(message.text)
+        for item in _wanted(said, request.tools):
+            if isinstance(item, str):
+                parts.append(item)
+            elif (told := results.get(_key(item.tool, item.arguments))) is not None:
+                parts.append(told)
+            else:
+                wishes.append(item)
+        if not _wanted(said, request.tools):
+            known = [*earlier, *(Line(text=s, source="recalled") for s in recalled)]
+            parts.append(_answer(said, message.name, known))
+        earlier += _lines(message)
+    if wishes:
+        return "", tuple(_call(wish, index, request) for index, wish in enumerate(wishes))
+    if _first_contact(request.messages) and WHAT_I_AM not in parts:
+        parts.insert(0, WHAT_I_AM)
+    return "\n\n".join(parts) or WHAT_I_AM, ()
+
+
+def _split(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+    """What is over, and the turn that is being answered: everything after the last answer that called nothing."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].role == "assistant" and not messages[index].calls:
+            return messages[: index + 1], messages[index + 1 :]
+    return (), messages
+
+
+def _first_contact(messages: Sequence[Message]) -> bool:
+    return not any(
+        (message.role == "assistant" and not message.calls) or message.text.startswith("[Summary")
+        for message in messages
+    )
+
+
+def _results(turn: Sequence[Message]) -> dict[str, str]:
+    """What came of the calls this turn has made already, in words."""
+    calls = {call.id: call for message in turn for call in message.calls}
+    told: dict[str, str] = {}
+    for message in turn:
+        call = calls.get(message.call) if message.role == "tool" else None
+        if call is not None:
+            verb = "failed" if message.error else "returned"
+            told[_key(call.tool, call.arguments)] = f"{call.tool} {verb}: {message.text.strip() or 'nothing'}"
+    return told
+
+
+def _key(tool: str, arguments: dict[str, Any]) -> str:
+    return tool + json.dumps(arguments, sort_keys=True)
+
+
+def _call(wish: Wish, index: int, request: Request) -> Call:
+    seed = f"{len(request.messages)} {index} {_key(wish.tool, wish.arguments)}"
+    id_ = "call_" + hashlib.sha256(seed.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return Call(id=id_, tool=wish.tool, arguments=wish.arguments)
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+def _wanted(said: str, tools: Sequence[ToolSpec]) -> list[Wish | str]:
+    """The calls somebody asks for, or why one cannot be made; nothing if no tool is asked for."""
+    named = [_named(match, said, tools) for match in _USE.finditer(said)]
+    found = [item for item in named if item is not None]
+    if found or said.rstrip().endswith("?"):
+        return found
+    if (match := _REMEMBER.match(said)) and (tool := _offered(tools, _KEEPERS)):
+        return [Wish(tool.name, fill(tool, match[1].strip()))]
+    if (match := _SEARCH.match(said)) and (tool := _offered(tools, _FINDERS)):
+        return [Wish(tool.name, fill(tool, match[1].strip(" .!\"'“”")))]
+    return []
+
+
+def _named(match: re.Match[str], said: str, tools: Sequence[ToolSpec]) -> Wish | str | None:
+    name = (match[1] or match[2]).rstrip(".,:;")
+    tool = next((tool for tool in tools if tool.name == name), None)
+    if tool is None:
+        if match[2]:  # “run the whole tool chain” names none
+            return None
+        offered = ", ".join(tool.name for tool in tools) or "none"
+        return f"There is no tool “{name}” here. I have: {offered}."
+    start = said.find("{", match.end())
+    if start < 0 or said[match.end() : start].strip(" :,") not in ("", "with", "with arguments", "arguments"):
+        rest = said[match.end() :].strip(" :,.")
+        return Wish(name, fill(tool, rest.removeprefix("with ").strip()) if rest else {})
+    try:
+        arguments, _ = json.JSONDecoder().raw_decode(said, start)
+        arguments = json.loads(json.dumps(arguments, ensure_ascii=False).encode())
+    except (ValueError, RecursionError):
+        return f"What follows “{name}” is no JSON object: {_quote(said[start:])}"
+    return Wish(name, arguments)
+
+
+def _offered(tools: Sequence[ToolSpec], names: Iterable[str]) -> ToolSpec | None:
+    by_name = {tool.name: tool for tool in tools}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def fill(tool: ToolSpec, text: str) -> dict[str, Any]:
+    """Arguments for a tool that is given nothing but words, as its schema wants them."""
+    properties: dict[str, Any] = tool.parameters.get("properties", {})
+    required: list[str] = list(tool.parameters.get("required", ()))
+    textual: str | None = next((name for name in _TEXTUAL if name in properties), None)
+    if textual is None:
+        textual = next((name for name in required if properties.get(name, {}).get("type") == "string"), None)
+    arguments: dict[str, Any] = {}
+    for name in dict.fromkeys([*required, *([textual] if textual else [])]):
+        rule = properties.get(name, {})
+        if "enum" in rule:
+            arguments[name] = next((word for word in _ADDING if word in rule["enum"]), rule["enum"][0])
+        elif name == textual:
+            arguments[name] = text
+        else:
+            arguments[name] = rule.get("default", _NOTHING.get(rule.get("type", "string"), text))
+    return arguments
+
+
+_NOTHING: Final[dict[str, Any]] = {"integer": 1, "number": 1, "boolean": False, "array": [], "object": {}, "null": None}
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _answer(said: str, name: str, known: Sequence[Line]) -> str:
+    said = said.strip()
+    if _ABOUT_ME.search(said):
+        return WHAT_I_AM
+    if _GREETING.match(said):
+        return f"Hello{', ' + name if name else ''}."
+    if _SUM_UP.search(said) and len(said) < 120:
+        kept = digest(known, tokens=SUMMARY_TOKENS // 3)
+        return f"So far:\n{bullets(kept)}" if kept else "So far nothing was said that I could sum up."
+    search = _SEARCH.match(said)
+    if said.endswith("?") or _ASKS.match(said) or search:
+        found = best(search[1] if search else said, known, asker=name)
+        return _cite(found, name) if found else "I find nothing about that in this conversation or in what I remember."
+    if match := _REMEMBER.match(said):
+        return f"I have no memory tool here, but it stays in this conversation: {_quote(match[1])}"
+    return f"I heard: {_quote(said)}" if said else "I heard nothing."
+
+
+def _cite(line: Line, asker: str) -> str:
+    if line.source == "recalled":
+        return f"I remember: {_quote(line.text)}"
+    if line.source == "tool":
+        return f"A tool returned: {_quote(line.text)}"
+    if line.source == "summary":
+        return f"From earlier: {line.speaker + ': ' if line.speaker else ''}{_quote(line.text)}"
+    return f"{'You' if line.speaker in ('', asker) else line.speaker} said: {_quote(line.text)}"
+
+
+def _quote(text: str) -> str:
+    text = " ".join(text.split())
+    return f"“{text if len(text) <= QUOTE else text[: QUOTE - 1] + '…'}”"
+
+
+def unfence(text: str) -> tuple[str, list[str]]:
+    """What a person said, and the sentences that were recalled beside it."""
+    recalled: list[str] = []
+    for fence in _FENCES:
+        for match in fence.finditer(text):
+            recalled += sentences(match[2])
+        text = fence.sub("\n", text)
+    return text.strip(), recalled
+
+
+def _lines(message: Message) -> list[Line]:
+    """The sentences of a message that may be quoted later: not this model's own, which are quotes already."""
+    if message.role == "assistant":
+        return []
+    said, recalled = unfence(message.text)
+    out = [Line(text=sentence, source="recalled") for sentence in recalled]
+    if message.role == "tool":
+        return out + [Line(text=s, speaker="tool", source="tool") for s in sentences(said)]
+    if message.name == _GATEWAY and said.startswith("[Summary"):
+        body = said.partition("\n")[2]
+        return out + [structs.replace(line, source="summary") for line in spoken_lines(body)]
+    if message.name == _GATEWAY:
+        return out
+    return out + [Line(text=_fact(sentence), speaker=message.name) for sentence in sentences(said)]
+
+
+def _fact(sentence: str) -> str:
+    """“Remember that the door is blue” says that the door is blue."""
+    match = _REMEMBER.match(sentence)
+    return match[1].strip() if match and not sentence.endswith("?") else sentence
+
+
+# -- summaries ---------------------------------------------------------------------------------------------------------
+
+
+def _summary(request: Request, window: int) -> str:
+    lines: list[Line] = []
+    for message in request.messages:
+        if message.role == "user" and not message.name:
+            lines += _transcript(message.text)
+        else:
+            speaker = message.name or message.role
+            lines += [structs.replace(line, speaker=line.speaker or speaker) for line in _lines(message)]
+            if message.role == "assistant":
+                lines += [Line(text=sentence, speaker="assistant") for sentence in sentences(message.text)]
+    # what was summed up before stays whole as long as there is room; what is new gives up most of itself
+    share = {"summary": 1.0}
+    worth = sum((weigh(line.text) + weigh(line.speaker) + 2) * share.get(line.source, SUMMARY_SHARE) for line in lines)
+    most = min(_allowed(request), window // 4, max(40, int(worth)))
+    kept = digest(lines, tokens=most)
+    if not kept and lines:
+        longest = max(lines, key=lambda line: len(line.text))
+        kept = [structs.replace(longest, text=longest.text[: most * 3])]
+    return bullets(kept)
+
+
+def _transcript(text: str) -> list[Line]:
+    """A conversation written down line by line, with the summary of what came before it where there is one."""
+    lines: list[Line] = []
+    part: list[str] = []
+    source = "said"
+
+    def close() -> None:
+        for line in spoken_lines("\n".join(part).replace(WHAT_I_AM, "")):
+            tool = line.speaker == "tool" and source == "said"
+            lines.append(structs.replace(line, source="tool" if tool else source))
+        part.clear()
+
+    for raw in unfence(text)[0].split("\n"):
+        if _HEADING.search(raw):
+            close()
+            source = "summary"
+        elif not _NOTICE.match(raw):
+            if source == "summary" and _TURN.match(raw):
+                close()
+                source = "said"
+            part.append(raw)
+    close()
+    return lines
+
+
+def _allowed(request: Request) -> int:
+    """Tokens a summary may have, as the request says it in its parameters or in words."""
+    most = SUMMARY_TOKENS
+    limit = request.params.get("max_tokens")
+    if isinstance(limit, int) and limit > 0:
+        most = min(most, limit)
+    texts = [request.system, *(message.text[-500:] for message in request.messages[-1:])]
+    for text in texts:
+        for match in _AT_MOST.finditer(text):
+            count = int(match[1].replace(",", "") or 0)
+            most = min(most, {"words": count * 4 // 3, "tokens": count, "characters": count // 4}[match[2].lower()])
+    return max(20, most)
