@@ -115,11 +115,13 @@ class Lane:
             return await self._fly(load, flight)
         return await self._resolve(load, flight)
 
-    async def _fly(self, load: Load, flight: Flight, *, doubtful: bool = False) -> Leg:
+    async def _fly(
+        self, load: Load, flight: Flight, *, doubtful: bool = False, receipts: tuple[Receipt, ...] = ()
+    ) -> Leg:
         """Store that the load is about to leave: from here on nobody knows any more that it has not."""
         since = self.gates.clock.monotonic()
         flight = structs.replace(flight, state="flying")
-        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight))
+        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), receipts=receipts)
         return Leg(load=load, flight=flight, since=since, doubtful=doubtful)
 
     async def _resolve(self, load: Load, flight: Flight) -> Leg | None:
@@ -144,7 +146,19 @@ class Lane:
                 return await self._later(load, structs.replace(flight, state="doubt"), error)
             if set(there) >= {item.key for item in load.items}:
                 return await self._land(load.upto, load.items, receipts=self._receipts(load, {}))
+            if there:
+                return await self._complete(load, flight, set(there))
         return await self._fly(load, structs.replace(flight, sends=flight.sends + 1), doubtful=how == "gamble")
+
+    async def _complete(self, load: Load, flight: Flight, there: set[str]) -> Leg | None:
+        """Part of a load arrived: that part is done, and the rest goes again by itself, under its own keys."""
+        rest = structs.replace(flight, items=tuple(item for item in load.items if item.key not in there))
+        missing = await self.courier.again(self.claim, rest)
+        arrived = structs.replace(load, items=tuple(item for item in load.items if item.key in there))
+        if missing is None:
+            return await self._land(load.upto, load.items, receipts=self._receipts(arrived, {}))
+        rest = structs.replace(rest, digest=missing.digest, sends=flight.sends + 1)
+        return await self._fly(missing, rest, receipts=self._receipts(arrived, {}))
 
     async def _send(self, leg: Leg) -> Leg | None:
         """Hand a load over and settle it; the next one, already in flight, or None when the lane is done for now."""
