@@ -202,11 +202,12 @@ def _find_due(cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str]
                 {"reader": reader, "at": at, "limit": limit},
             )
         )
-    # The clock went back behind the moment these began to wait: nobody knows how long they have waited.
+    # The clock went back behind the moment these began to wait, and nobody knows how long they have (firm waits were
+    # begun anew before).
     wanted = set(readers)
     for row in rows(
         cur,
-        f"select due, session, reader from lanes where due is not null and since > :at and firm = 0 and {_FREE}",
+        f"select due, session, reader from lanes where due is not null and since > :at and {_FREE}",
         {"at": at},
     ):
         if row[2] in wanted:

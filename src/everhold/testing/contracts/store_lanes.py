@@ -118,6 +118,16 @@ class LanesContract:
         await scene.begin(1, claim=new)
 
     @promise
+    async def test_a_stalled_worker_is_fenced_off_from_its_own_later_self(self, scene: Scene) -> None:
+        await scene.hear()
+        old = await scene.claim(at=1.0, owner="me", lease=60.0)
+        new = await scene.claim(at=61.0, owner="me", lease=60.0)
+        assert new.taken_over
+        with pytest.raises(LeaseLost):
+            await scene.update(old, release=True)
+        await scene.update(new, release=True)
+
+    @promise
     async def test_a_released_lane_was_not_taken_over(self, scene: Scene) -> None:
         await scene.hear()
         claim = await scene.claim()
@@ -240,6 +250,11 @@ class LanesContract:
         claim = await scene.claim("tie")
         await scene.commit(Noted(text="there"), session="t", claim=claim, lane=idle(1))
         assert (await scene.lane("tie")).since is None
+        await scene.hear(wake="tie")
+        claim = await scene.claim("tie")
+        await scene.hear(wake="")
+        await scene.commit(Noted(text="there"), session="t", claim=claim, lane=idle(2))
+        assert (await scene.lane("tie")).since is not None
 
     # -- updating
 
