@@ -250,8 +250,8 @@ class FakeTool:
         lost = self.faults.before()
         self.started[context.key] += 1
         if not (self.effect is Effect.KEYED and context.key in self.results):
-            self.done[context.key] += 1
             self.results[context.key] = self._act(arguments, context)
+            self.done[context.key] += 1
         _finish(lost)
         return self.results[context.key]
 

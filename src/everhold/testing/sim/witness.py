@@ -72,7 +72,8 @@ class Witness:
         """secret -> when its erasure was committed."""
         self.secrets: dict[tuple[str, int], str] = {}
         self.asked: dict[tuple[str, str], float] = {}
-        self._told: dict[str, list[Told]] = {}
+        self._told: dict[tuple[str, str], tuple[int, float]] = {}
+        """lane, session -> the fence under which its holder was told to wait, and how long."""
         self._firm: dict[tuple[str, str], Wait] = {}
         self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READONLY)
         self._pos = 0
@@ -144,17 +145,20 @@ class Witness:
     def told(self, process: Process, error: BaseException) -> None:
         """The process has the far side's word."""
         if isinstance(error, Busy | BusyModel):
-            self._told.setdefault(process.name, []).append(error.told)
+            told = error.told
+            holder = self.holders.get((told.lane, told.session))
+            if holder is not None and holder[0] == process.name:
+                self._told[told.lane, told.session] = (holder[1], told.seconds)
 
     def _waits(self, process: Process, change: Change) -> None:
         claim = change.claim
         if claim is None or change.step not in (Step.LATER, Step.PAUSE, Step.END, Step.FOLD_END):
             return
-        waiting = self._told.get(process.name, [])
-        for told in [one for one in waiting if (one.lane, one.session) == (claim.reader, claim.session)]:
-            waiting.remove(told)
+        lane = (claim.reader, claim.session)
+        fence, seconds = self._told.pop(lane, (0, 0.0))
+        if fence == claim.fence:
             now = self.world.loop.time()
-            self._firm[told.lane, told.session] = Wait(since=now, until=now + told.seconds)
+            self._firm[lane] = Wait(since=now, until=now + seconds)
 
     def arrives(self, lane: str, session: str, text: str) -> None:
         """A request reached a far side. Whoever holds the lane must have waited as long as they were told."""
