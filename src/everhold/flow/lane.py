@@ -112,8 +112,12 @@ class Lane:
                 remedy="entries behind a batch in flight were altered; run `everhold audit`",
             )
         if flight.state == "unsent":
-            return await self._fly(load, flight)
+            return await self._fly(load, flight, doubtful=self._gambled(flight))
         return await self._resolve(load, flight)
+
+    def _gambled(self, flight: Flight) -> bool:
+        """Whether an earlier send may have arrived, where nobody can tell: the doubt outlives who sent it."""
+        return flight.sends > 1 and resolution(self.courier.delivery, policy="") == "gamble"
 
     async def _fly(
         self, load: Load, flight: Flight, *, doubtful: bool = False, receipts: tuple[Receipt, ...] = ()
@@ -173,7 +177,7 @@ class Lane:
             return await self._later(load, structs.replace(leg.flight, state="unsent"), error)
         except Refused as error:
             self.log.warning("delivery.parked", keys=[item.key for item in load.items], reason=str(error))
-            return await self._land(load.upto, load.items, parks=self._parks(load, str(error)))
+            return await self._land(load.upto, load.items, parks=self._parks(load, str(error), doubtful=leg.doubtful))
         except InDoubt as error:
             flight = structs.replace(leg.flight, state="doubt")
             if not must_hold(courier.delivery):
@@ -221,7 +225,9 @@ class Lane:
         seconds = asked if asked is not None else wait_seconds(self.attempts, jitter=self.gates.chance.random())
         if seconds is None:
             parks = self._parks(
-                load, f"given up after {self.attempts} attempts: {error}", doubtful=flight.state != "unsent"
+                load,
+                f"given up after {self.attempts} attempts: {error}",
+                doubtful=flight.state != "unsent" or self._gambled(flight),
             )
             return await self._land(load.upto, load.items, parks=parks)
         self.log.info("delivery.later", attempt=self.attempts, seconds=round(seconds, 1), error=str(error))
