@@ -18,7 +18,7 @@ from everhold.flow import voice
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.ports.platform import Drafting, Outgoing
-from everhold.ports.store import Change, Claim, Receipt, Step
+from everhold.ports.store import Change, Claim, Receipt, Step, Store
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ class Sketch:
         self.limit = limit
         self.text = ""
         self.remote = ""
+        self._closing = False
         self._grown = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -53,11 +54,17 @@ class Sketch:
             self._task = asyncio.get_running_loop().create_task(self._show())
 
     async def close(self) -> None:
-        """The reply is made: nothing more is shown by this hand."""
+        """The reply is made: show nothing more, and wait for what is on its way, or it would land on the final text."""
+        self._closing = True
+        self._grown.set()
         if self._task is not None:
-            self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    def abandon(self) -> None:
+        """There will be no reply: stop at once."""
+        if self._task is not None:
+            self._task.cancel()
 
     async def _show(self) -> None:
         try:
@@ -65,13 +72,16 @@ class Sketch:
             lane = await self.gates.store.lane(voice.reader_of(self.place), self.claim.session)
             if lane is not None and (lane.since is not None or lane.flight is not None):
                 return
-            self.remote = await self._draw(self.platform.draft)
-            await self.gates.store.commit(self._receipt())
-            while True:
+            self.remote = await left_behind(self.gates.store, self.claim.session, self.op, self.place)
+            if not self.remote:
+                self.remote = await self._draw(self.platform.draft)
+                await self.gates.store.commit(self._receipt())
+            while not self._closing:
                 self._grown.clear()
                 await self.gates.sleep(PACE_SECONDS)
                 await self._grown.wait()
-                await self._draw(functools.partial(self.platform.revise, self.remote))
+                if not self._closing:
+                    await self._draw(functools.partial(self.platform.revise, self.remote))
         except EverholdError as error:
             self.gates.log.debug("draft.lost", session=self.claim.session, op=self.op, error=error)
 
@@ -100,6 +110,12 @@ class Sketch:
                 ),
             ),
         )
+
+
+async def left_behind(store: Store, session: str, op: int, place: Place) -> str:
+    """The draft that an earlier hand showed for this turn, if one did."""
+    shown = await store.receipts(session, seq=op, reader=voice.reader_of(place))
+    return next((receipt.remote for receipt in shown if receipt.part == PART), "")
 
 
 def key_of(session: str, op: int) -> str:

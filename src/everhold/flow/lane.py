@@ -86,10 +86,15 @@ class Lane:
         self.courier = courier
         self.attempts = claim.lane.attempts
         self.look: Look | None = None
+        self.replays: list[Parked] = []
+        """What somebody took back from the parked ones: goes again, before anything new."""
         self.log = gates.log.bind(session=claim.session, reader=claim.reader)
 
     async def run(self) -> None:
         lane = self.claim.lane
+        self.replays = await self.gates.store.parked(
+            session=self.claim.session, reader=self.claim.reader, state="replaying"
+        )
         leg = await (self._take_up(lane.flight) if lane.flight else self._land(lane.position))
         while leg is not None:
             leg = await self._send(leg)
@@ -99,9 +104,11 @@ class Lane:
         if flight.state != "unsent" and (must_hold(self.courier.delivery) or flight.state == "void"):
             # whoever sent this may be stalled, not dead: its request may be carried out until its deadline
             await self.gates.sleep(self.courier.deadline + self.courier.visible_after)
+        self.replays = [parked for parked in self.replays if parked.id not in flight.replays]
         load = await self.courier.again(self.claim, flight)
         if load is None:
-            return await self._land(flight.upto)
+            return await self._land(flight.upto, unparks=flight.replays)
+        load = structs.replace(load, upto=flight.upto)
         if flight.state == "void":
             # something in it was erased: the rest goes again, as what it now is, under its own keys
             flight = structs.replace(flight, items=load.items, digest=load.digest)
@@ -135,9 +142,8 @@ class Lane:
             how = "hold"
         self.log.warning("delivery.in_doubt", keys=[item.key for item in load.items], then=how)
         if how == "hold":
-            return await self._land(
-                load.upto, load.items, parks=self._parks(load, "nobody can tell whether it arrived", doubtful=True)
-            )
+            parks = self._parks(load, "nobody can tell whether it arrived", doubtful=True)
+            return await self._land(load.upto, load.items, parks=parks, unparks=flight.replays)
         if how == "probe":
             try:
                 there = await hand_over(
@@ -149,7 +155,8 @@ class Lane:
             except (Transient, InDoubt, Refused) as error:
                 return await self._later(load, structs.replace(flight, state="doubt"), error)
             if set(there) >= {item.key for item in load.items}:
-                return await self._land(load.upto, load.items, receipts=self._receipts(load, {}))
+                receipts = self._receipts(load, {})
+                return await self._land(load.upto, load.items, receipts=receipts, unparks=flight.replays)
             if there:
                 return await self._complete(load, flight, set(there))
         return await self._fly(load, structs.replace(flight, sends=flight.sends + 1), doubtful=how == "gamble")
@@ -177,7 +184,8 @@ class Lane:
             return await self._later(load, structs.replace(leg.flight, state="unsent"), error)
         except Refused as error:
             self.log.warning("delivery.parked", keys=[item.key for item in load.items], reason=str(error))
-            return await self._land(load.upto, load.items, parks=self._parks(load, str(error), doubtful=leg.doubtful))
+            parks = self._parks(load, str(error), doubtful=leg.doubtful)
+            return await self._land(load.upto, load.items, parks=parks, unparks=leg.flight.replays)
         except InDoubt as error:
             flight = structs.replace(leg.flight, state="doubt")
             if not must_hold(courier.delivery):
@@ -188,7 +196,8 @@ class Lane:
             await self.gates.sleep(max(0.0, left) + courier.visible_after)
             return await self._resolve(load, flight)
         self.log.info(courier.event, keys=[item.key for item in load.items])
-        return await self._land(load.upto, load.items, receipts=self._receipts(load, remotes, doubtful=leg.doubtful))
+        receipts = self._receipts(load, remotes, doubtful=leg.doubtful)
+        return await self._land(load.upto, load.items, receipts=receipts, unparks=leg.flight.replays)
 
     async def _land(
         self,
@@ -197,8 +206,28 @@ class Lane:
         *,
         receipts: tuple[Receipt, ...] = (),
         parks: tuple[Parked, ...] = (),
+        unparks: tuple[int, ...] = (),
     ) -> Leg | None:
         """Move the position, and in the same commit put the next load in flight or let go of the lane."""
+        while self.replays:
+            parked = self.replays.pop(0)
+            again = Flight(
+                items=(Item(seq=parked.seq, part=parked.part, key=parked.key),),
+                upto=upto,
+                digest="",
+                state="void",
+                replays=(parked.id,),
+            )
+            load = await self.courier.again(self.claim, again)
+            if load is None:
+                unparks = (*unparks, parked.id)
+                continue
+            flight = structs.replace(again, items=load.items, digest=load.digest, state="flying", name=load.name)
+            load = structs.replace(load, upto=upto)
+            update = LaneUpdate(position=upto, flight=flight)
+            since = self.gates.clock.monotonic()
+            await self._commit(Step.FLIGHT, update, receipts=receipts, parks=parks, unparks=unparks)
+            return Leg(load=load, flight=flight, since=since, doubtful=parked.doubtful)
         first = self.look is None and not done and self.claim.lane.flight is None
         if self.look is None or self.look.more:
             self.look = await self.courier.next(self.claim, after=upto, done=done)
@@ -211,11 +240,12 @@ class Lane:
         if load is None:
             step = Step.SETTLE if first else Step.LANDED
             update = LaneUpdate(position=upto, landed=True, attempts=0, error="", idle_at=self.look.upto, release=True)
-            await self._commit(step, update, receipts=receipts, parks=parks)
+            await self._commit(step, update, receipts=receipts, parks=parks, unparks=unparks)
             return None
         flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
         update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
-        await self._commit(Step.FLIGHT if first else Step.LANDED, update, receipts=receipts, parks=parks)
+        step = Step.FLIGHT if first else Step.LANDED
+        await self._commit(step, update, receipts=receipts, parks=parks, unparks=unparks)
         return Leg(load=load, flight=flight, since=since)
 
     async def _later(self, load: Load, flight: Flight, error: EverholdError) -> Leg | None:
@@ -229,7 +259,7 @@ class Lane:
                 f"given up after {self.attempts} attempts: {error}",
                 doubtful=flight.state != "unsent" or self._gambled(flight),
             )
-            return await self._land(load.upto, load.items, parks=parks)
+            return await self._land(load.upto, load.items, parks=parks, unparks=flight.replays)
         self.log.info("delivery.later", attempt=self.attempts, seconds=round(seconds, 1), error=str(error))
         update = LaneUpdate(
             flight=flight,
@@ -276,6 +306,7 @@ class Lane:
         *,
         receipts: tuple[Receipt, ...] = (),
         parks: tuple[Parked, ...] = (),
+        unparks: tuple[int, ...] = (),
     ) -> None:
         await self.gates.store.commit(
             Change(
@@ -286,5 +317,6 @@ class Lane:
                 lane=update,
                 receipts=receipts,
                 parks=parks,
+                unparks=unparks,
             )
         )

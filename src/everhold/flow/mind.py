@@ -51,13 +51,13 @@ from everhold.core.turn import (
     step,
 )
 from everhold.errors import Conflict
-from everhold.flow import perform
+from everhold.flow import draft, perform
 from everhold.flow.draft import Sketch
 from everhold.flow.fold import Fold
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import Seen, Views, view_at
-from everhold.ports.model import Answer
+from everhold.ports.model import Answer, Message
 from everhold.ports.store import Change, Claim, Committed, Glance, LaneUpdate, Session, Spend, Step, Wait, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
 
@@ -142,7 +142,9 @@ class Mind:
         done = await self.commit(Step.BEGIN, (Draft(body=began, author=runtime.author),), generation=session.generation)
         work = _TurnWork(self, session, runtime)
         heard = {entry.seq: entry for entry in glance.pending}
-        return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes])
+        taken = set(takes)
+        left = any(it.asks and it.command is None and it.seq not in taken for it in letters(glance.pending))
+        return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left)
 
     async def commit(
         self,
@@ -207,10 +209,10 @@ class _TurnWork:
         """What the next thought refers to, to be kept with it."""
         self.log = mind.log
 
-    async def begin(self, op: int, began: Began, seen: Seen, heard: list[Entry]) -> bool:
+    async def begin(self, op: int, began: Began, seen: Seen, heard: list[Entry], *, left: bool) -> bool:
         self._open(op)
         self.seen = seen
-        self.tail = self.session.last_seq
+        self.tail = None if left else self.session.last_seq
         self._remember(op, began)
         self._hear(heard)
         self.turn = Turn(session=self.session.id, op=op, takes=began.takes)
@@ -228,6 +230,9 @@ class _TurnWork:
         await self._see(await view_at(self.store, self.session, at=op, fold=pins[-1] if pins else None))
         self.turn = replay(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
         self.log.info("turn.resumed", attempt=attempts, rounds=self.turn.rounds)
+        if self.origin is not None and await draft.left_behind(self.store, self.session.id, op, self.origin):
+            # whoever showed it may be stalled, not dead: its last edit must not land on the final text
+            await self.gates.sleep(draft.DEADLINE_SECONDS)
         return await self._work()
 
     async def _see(self, view: View) -> None:
@@ -335,10 +340,14 @@ class _TurnWork:
             on_text=on_text if sketch or watcher else None,
         )
         try:
-            return await self._unless_cut(asked)
-        finally:
+            event = await self._unless_cut(asked)
+        except BaseException:
             if sketch is not None:
-                await sketch.close()
+                sketch.abandon()
+            raise
+        if sketch is not None:
+            await sketch.close()
+        return event
 
     def _sketch(self) -> Sketch | None:
         """Where the growing reply can be shown, if its platform can show one."""
@@ -462,7 +471,6 @@ class _TurnWork:
             limit = self.runtime.text_limit(self.origin)
             bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
         bodies.append(task.ended)
-        current = messages(View(exchanges=(self._current(),)))
         # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
         # store keeps it due should something arrive before that
         lane = LaneUpdate(attempts=0, error="", idle_at=self.tail, release=self.tail is not None)
@@ -472,7 +480,7 @@ class _TurnWork:
             tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies),
             op=self.op,
             lane=lane,
-            wakes=wakes + self._fold_wake(self.seen.tokens + compression.tokens(current)),
+            wakes=wakes + self._fold_wake(task.reply),
             spends=self._spends(tuple(bodies)),
             blobs=self.mind.views.unkept(self.blobs),
         )
@@ -521,8 +529,10 @@ class _TurnWork:
         noted = any(isinstance(body, Noted) for body in bodies)
         return self.runtime.voices(bodies) + (self.runtime.remembers() if noted else ())
 
-    def _fold_wake(self, used: int) -> tuple[Wake, ...]:
+    def _fold_wake(self, reply: str) -> tuple[Wake, ...]:
         """Above the soft mark a fold is made ahead of need, beside the conversation."""
+        new = (*messages(View(exchanges=(self._current(),))), Message(role="assistant", text=reply))
+        used = self.seen.tokens + compression.tokens(new)
         runtime = self.runtime
         due = compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard)
         return (Wake(reader="fold"),) if due and runtime.ahead else ()

@@ -62,12 +62,16 @@ class Supervisor:
     async def dispatch(self) -> None:
         """Claim due lanes and start a worker for each, until told to stop."""
         gates = self.gates
+        ahead = float("-inf")
         while not self.stopping:
             self.bells.work.clear()
+            # a clock that went back, perhaps while nobody ran: waits that began in the future have to begin anew
+            drift = gates.clock.now() - gates.clock.monotonic()
+            jumped, ahead = drift < ahead - 1 or ahead == float("-inf"), drift
             room = self.most - len(self.tasks)
             full = [reader for reader, count in self.busy.items() if count >= self.most_per_reader]
             due = await gates.store.next_due(at=gates.clock.now(), skip=full)
-            if due is not None and due <= 0 and room > 0:
+            if room > 0 and (jumped or (due is not None and due <= 0)):
                 claims = await gates.store.claim(
                     owner=gates.owner, at=gates.clock.now, lease=self.lease, limit=room, skip=full
                 )

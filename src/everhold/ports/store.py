@@ -74,6 +74,8 @@ class Flight(Record, frozen=True):
     sends: int = 1
     name: str = ""
     """Under which name or identity the far side files it."""
+    replays: tuple[int, ...] = ()
+    """Parked items it is another try of."""
 
 
 class Wait(Struct, frozen=True, kw_only=True):

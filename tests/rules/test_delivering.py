@@ -1,0 +1,268 @@
+"""Rules 9 to 12: lanes, doubt, waits, and where a reply goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from everhold.core.entries import Said
+from everhold.core.retry import LONGEST_WAIT_SECONDS
+from everhold.errors import InDoubt, Refused, Transient
+from everhold.flow.voice import DEADLINE_SECONDS
+from everhold.ports.memory import Batch
+from everhold.ports.model import Answer, Request
+from everhold.ports.platform import Delivery, Outgoing
+from everhold.ports.store import Step
+from everhold.testing.fakes import FakePlatform, FakeProvider, ScriptedModel
+from everhold.testing.house import House
+
+from .conftest import HeldModel
+from .test_working import die_at
+
+
+def use(house: House, delivery: Delivery, **options: Any) -> FakePlatform:
+    house.platform = FakePlatform(delivery, **options)
+    house.furniture.platforms[("fake", "main")] = house.platform
+    return house.platform
+
+
+class TestRule9Lanes:
+    def test_a_retry_repeats_exactly_the_batch_that_was_sent(self, house: House) -> None:
+        batches: list[Batch] = []
+
+        class Watching(FakeProvider):
+            async def store(self, batch: Batch) -> Any:
+                batches.append(batch)
+                return await super().store(batch)
+
+        provider = Watching()
+        house.furniture.memories = {"a": provider}
+        provider.faults.fail(Transient("later"), times=2)
+        house.say("one", rest=False)
+        house.tick(0.2)
+        house.say("two", rest=False)
+        house.say("three", rest=False)
+        house.rest(60)
+        assert batches[0] == batches[1] == batches[2], "the same to the last word, whatever came since"
+        kept = [item.key for items in provider.kept.values() for item in items]
+        assert len(kept) == len(set(kept))
+
+    def test_one_poisoned_session_and_one_dead_provider_block_nobody(self, house: House) -> None:
+        dead, alive = FakeProvider(), FakeProvider()
+        dead.faults.fail(Transient("dead"), times=10_000)
+        house.furniture.memories = {"dead": dead, "alive": alive}
+        for chat in ("a", "b", "c"):
+            house.say(f"from {chat}", chat=chat, rest=False)
+        house.tick(30)
+        assert len(alive.kept) == 3
+        assert len(house.heard_back()) == 3
+        lanes = house.run(house.store.lanes(reader="memory:dead"))
+        assert all(lane.error and lane.attempts for lane in lanes), "a failing provider shows"
+
+    def test_what_is_refused_is_parked_with_its_reason_and_the_next_goes_on(self, house: House) -> None:
+        house.platform.faults.fail(Refused("chat is gone"))
+        house.say("one")
+        house.say("two")
+        parked = house.run(house.store.parked())
+        assert [(item.reason, item.doubtful) for item in parked] == [("chat is gone", False)]
+        assert house.heard_back() == ["You said: two"]
+
+    def test_what_was_parked_is_sent_on_command(self, house: House) -> None:
+        house.platform.faults.fail(Refused("chat is gone"))
+        house.say("one")
+        assert house.run(house.control.replay()) == 1
+        house.rest(1)
+        assert house.heard_back() == ["You said: one"]
+        assert house.run(house.store.parked()) == []
+
+    def test_an_hour_without_the_provider_loses_nothing_and_keeps_the_order(self, house: House) -> None:
+        provider = FakeProvider()
+        provider.faults.fail(Transient("down"), times=15)
+        house.furniture.memories = {"a": provider}
+        session = ""
+        for n in range(60):
+            session = house.say(f"minute {n}", rest=False).session
+            house.tick(60)
+        house.rest(600)
+        said = [item.heard[0].text for item in provider.kept[session]]  # type: ignore[union-attr]
+        assert said == [f"minute {n}" for n in range(60)]
+
+
+class TestRule10Doubt:
+    @pytest.mark.parametrize("delivery", [Delivery.KEYED, Delivery.PROBE])
+    @pytest.mark.parametrize("after", [False, True])
+    def test_a_crash_between_send_and_answer_shows_exactly_one_message(
+        self, house: House, delivery: Delivery, after: bool
+    ) -> None:
+        use(house, delivery)
+        die_at(house, Step.LANDED, after=after)
+        house.say("hello", rest=False)
+        house.tick(5)
+        house.start()
+        house.rest(2 * DEADLINE_SECONDS)
+        assert house.heard_back() == ["You said: hello"]
+
+    def test_a_blind_platform_resends_and_counts_it(self, house: House) -> None:
+        use(house, Delivery.BLIND).faults.lose()
+        session = house.say("hello", rest=False).session
+        house.rest(2 * DEADLINE_SECONDS)
+        assert house.heard_back() == ["You said: hello"] * 2
+        receipts = house.run(house.store.receipts(session))
+        assert [receipt.doubtful for receipt in receipts] == [True]
+        assert house.diary.of("delivery.in_doubt")
+
+    def test_under_hold_a_blind_platform_is_never_sent_twice(self, house: House) -> None:
+        house.furniture.policy = "hold"
+        use(house, Delivery.BLIND).faults.lose()
+        house.say("hello", rest=False)
+        house.rest(2 * DEADLINE_SECONDS)
+        house.say("next", rest=False)
+        house.rest(1)
+        assert house.heard_back() == ["You said: hello", "You said: next"]
+        assert [item.doubtful for item in house.run(house.store.parked())] == [True]
+
+    def test_after_a_take_over_an_unkeyed_item_holds_its_lane_for_the_deadline(self, house: House) -> None:
+        """A stalled predecessor's request may still land: nothing may overtake it."""
+
+        class Late(FakePlatform):
+            async def send(self, out: Outgoing) -> str:
+                if not self.shown and out.text.endswith("first"):
+                    await asyncio.sleep(DEADLINE_SECONDS - 1)
+                return self.receive(out)
+
+        house.platform = Late(Delivery.PROBE)
+        house.furniture.platforms[("fake", "main")] = house.platform
+        house.say("first", rest=False)
+        house.tick(0.5)
+        house.start()  # the first process is stalled, not dead
+        house.say("second", rest=False)
+        house.rest(3 * DEADLINE_SECONDS)
+        assert house.heard_back() == ["You said: first", "You said: second"]
+
+    def test_a_probe_looks_only_after_the_deadline_and_the_visibility_lag(self, house: House) -> None:
+        platform = use(house, Delivery.PROBE, visible_after=20.0)
+        platform.faults.lose()
+        house.say("hello", rest=False)
+        house.rest(DEADLINE_SECONDS + 60)
+        assert house.heard_back() == ["You said: hello"]
+
+    @pytest.mark.parametrize("delivery", [Delivery.KEYED, Delivery.UPSERT, Delivery.PROBE])
+    def test_providers_that_can_tell_get_everything_once(self, house: House, delivery: Delivery) -> None:
+        provider = FakeProvider(delivery, visible_after=2.0)
+        house.furniture.memories = {"a": provider}
+        provider.faults.lose()
+        provider.faults.fail(InDoubt("timeout"))
+        session = house.say("one", rest=False).session
+        house.rest(300)
+        house.say("two", rest=False)
+        house.rest(300)
+        assert [item.heard[0].text for item in provider.kept[session]] == ["one", "two"]  # type: ignore[union-attr]
+
+    def test_an_adapter_that_raises_something_of_its_own_is_in_doubt(self, house: House) -> None:
+        use(house, Delivery.KEYED).faults.lose(RuntimeError("surprise"))
+        house.say("hello", rest=False)
+        house.rest(30)
+        assert house.heard_back() == ["You said: hello"]
+
+
+class TestRule11Waits:
+    def test_a_server_given_wait_is_never_shortened(self, house: House) -> None:
+        house.platform.faults.fail(Transient("slow down", retry_after=3_600.0))
+        house.say("one", rest=False)
+        house.tick(3_000)
+        house.say("two", rest=False)
+        house.tick(500)
+        assert house.heard_back() == []
+        house.rest(200)
+        assert house.heard_back() == ["You said: one", "You said: two"]
+
+    @pytest.mark.parametrize("jump", [-3_600.0, -315_360_000.0, 315_360_000.0])
+    def test_a_clock_that_jumps_freezes_nothing(self, house: House, jump: float) -> None:
+        house.platform.faults.fail(Transient("down"), times=4)
+        house.say("hello", rest=False)
+        house.tick(2)
+        house.clock.skew += jump
+        house.rest(2 * LONGEST_WAIT_SECONDS)
+        assert house.heard_back() == ["You said: hello"]
+
+    def test_a_clock_that_goes_back_does_not_shorten_a_server_given_wait(self, house: House) -> None:
+        house.platform.faults.fail(Transient("slow down", retry_after=600.0))
+        house.say("hello", rest=False)
+        house.tick(10)
+        house.clock.skew -= 3_600
+        house.tick(580)
+        assert house.heard_back() == []
+        house.rest(600)
+        assert house.heard_back() == ["You said: hello"]
+
+
+class TestRule12Destinations:
+    def test_a_reply_goes_where_the_message_came_from_whatever_was_bound_since(self, house: House) -> None:
+        house.furniture.model = held = HeldModel()
+        house.say("from one", chat="one", rest=False)
+        house.tick()
+        house.say("/branch", chat="one", rest=False)
+        house.tick(2)
+        held.free = True
+        house.rest(5)
+        assert [out.to.chat for out in house.platform.shown] == ["one", "one"]
+
+    def test_parts_are_split_once_before_the_first_is_sent(self, house: House) -> None:
+        platform = use(house, Delivery.KEYED, text_limit=100)
+        text = " ".join(f"word{n}" for n in range(60))
+        house.furniture.model = ScriptedModel([Answer(text=text)])
+        platform.faults.work()
+        platform.faults.fail(Transient("later"))
+        session = house.say("tell me", rest=False).session
+        house.tick(0.2)
+        platform.text_limit = 50
+        house.rest(30)
+        said = house.bodies(session, Said)[0]
+        assert tuple(house.heard_back()) == said.parts
+        assert "".join(said.parts) == text
+        assert all(len(part) <= 100 for part in said.parts)
+
+    def test_one_platforms_outage_delays_no_other(self, house: House) -> None:
+        other = FakePlatform(name="other")
+        house.furniture.platforms[("other", "main")] = other
+        house.platform.faults.fail(Transient("down"), times=10_000)
+        house.say("to the dead one", chat="x", rest=False)
+        incoming = house.message("to the other", chat="x")
+        place = incoming.origin
+        house.accept(structs.replace(incoming, origin=structs.replace(place, platform="other")))
+        house.tick(5)
+        assert [out.text for out in other.shown] == ["You said: to the other"]
+
+    def test_a_visible_draft_is_edited_by_the_final_text_even_after_a_crash(self, house: House) -> None:
+        class Growing(FakePlatform):
+            drafts = 0
+
+            async def draft(self, out: Outgoing) -> str:
+                self.drafts += 1
+                return f"draft-{self.drafts}"
+
+            async def revise(self, remote: str, out: Outgoing) -> None: ...
+
+        class Slow(ScriptedModel):
+            async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+                assert on_text is not None
+                for _ in range(20):
+                    on_text("piece by piece ")
+                    await asyncio.sleep(0.5)
+                return Answer(text="piece by piece it grew")
+
+        platform = Growing()
+        house.platform = platform
+        house.furniture.platforms[("fake", "main")] = platform
+        house.furniture.drafts[("fake", "main")] = platform
+        house.furniture.model = Slow()
+        house.say("write", rest=False)
+        house.tick(5)
+        house.crash()
+        house.start()
+        house.rest(30)
+        assert [(out.text, out.edits) for out in platform.shown] == [("piece by piece it grew", "draft-1")]

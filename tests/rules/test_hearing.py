@@ -1,0 +1,184 @@
+"""Rules 1 to 5: what is acknowledged, recognised, ordered, and consumed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from everhold.core.context import messages
+from everhold.core.entries import Bound, Branched, Changed, Ended, Heard, Kind, Sprouted, Told, Unbound
+from everhold.errors import StoreFull
+from everhold.flow.view import view_at
+from everhold.ports.platform import Verdict
+from everhold.testing.house import House
+
+from .conftest import HeldModel
+
+
+def texts(house: House, session: str) -> list[str]:
+    """What a model would be shown next."""
+
+    async def look() -> list[str]:
+        found = await house.store.session(session)
+        return [message.text for message in messages(await view_at(house.store, found, at=found.last_seq + 1))]
+
+    return house.run(look())
+
+
+class TestRule1AcknowledgeAfterCommit:
+    def test_what_could_not_be_committed_is_not_acknowledged_and_comes_again(self, house: House) -> None:
+        assert house.process is not None
+        process, real = house.process, house.process.disk.commit
+        failures = 3
+
+        async def full(change: Any) -> Any:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise StoreFull("no room")
+            return await real(change)
+
+        process.disk.commit = full  # type: ignore[method-assign]  # the disk itself fails here, below every seam
+        house.loop.create_task(process.supervisor.keep("listen", lambda: house.platform.listen(process.accept)))
+        house.platform.write(house.message("do not lose me"))
+        house.tick(0.01)
+        assert house.platform.verdicts == []
+        house.rest(60)
+        assert [verdict.outcome for verdict in house.platform.verdicts] == ["accepted"]
+        assert house.heard_back() == ["You said: do not lose me"]
+
+    def test_a_crash_after_commit_and_before_the_acknowledgement_answers_once(self, house: House) -> None:
+        incoming = house.message("once")
+        house.accept(incoming)
+        house.crash()
+        house.start()
+        again = house.accept(incoming)
+        house.rest()
+        assert again.outcome == "duplicate"
+        assert house.heard_back() == ["You said: once"]
+
+
+class TestRule2Recognition:
+    def test_the_same_delivery_is_recognised_wherever_it_comes_in(self, house: House) -> None:
+        first = house.say("hello", id="77")
+        assert [house.say("hello", id="77").outcome for _ in range(3)] == ["duplicate"] * 3
+        assert house.say("hello", id="77") == Verdict(outcome="duplicate", session=first.session, seq=first.seq)
+        assert house.heard_back() == ["You said: hello"]
+
+    def test_the_same_key_with_other_content_is_refused_visibly(self, house: House) -> None:
+        house.say("hello", id="77")
+        assert house.say("goodbye", id="77").outcome == "differs"
+        assert house.diary.of("message.differs")
+        assert house.heard_back() == ["You said: hello"]
+
+    def test_an_edit_is_new(self, house: House) -> None:
+        house.say("helo", id="77")
+        assert house.say("hello", id="77", event="edit", revision="2").outcome == "accepted"
+        assert house.say("hello", id="77", event="edit", revision="2").outcome == "duplicate"
+        assert house.heard_back() == ["You said: helo", "You said: hello"]
+
+    def test_ids_of_other_chats_accounts_and_platforms_are_other_messages(self, house: House) -> None:
+        outcomes = [house.say("hi", id="1", chat=chat).outcome for chat in ("a", "b", "c")]
+        assert outcomes == ["accepted"] * 3
+
+
+class TestRule3Order:
+    def test_order_is_the_counter_not_the_clock(self, house: House) -> None:
+        house.furniture.model = held = HeldModel()
+        session = house.say("first", rest=False).session
+        house.clock.skew -= 3_600
+        house.say("second", rest=False)
+        house.clock.skew -= 315_360_000
+        house.say("third", rest=False)
+        held.free = True
+        house.rest(5)
+        heard = [body.text for body in house.bodies(session, Heard)]
+        assert heard == ["first", "second", "third"]
+        assert [entry.seq for entry in house.log(session)] == list(range(1, len(house.log(session)) + 1))
+        house.sound()
+
+
+class TestRule4OneSessionPerCommit:
+    def test_a_branch_is_recorded_in_both_sessions_once_however_it_is_cut_short(self, house: House) -> None:
+        session = house.say("hello").session
+        house.say("/branch", rest=False)
+        house.run(asyncio.sleep(0))  # far enough to begin, not far enough to be done
+        house.crash()
+        house.start()
+        house.rest(300)
+        branches = [s for s in house.run(house.store.sessions()) if s.parent == session]
+        assert len(branches) == 1
+        new = branches[0].id
+        changes = [body.change for body in house.bodies(session, Changed)]
+        assert changes.count(Sprouted(session=new, at=branches[0].parent_at)) == 1
+        assert len([change for change in changes if isinstance(change, Unbound)]) == 1
+        gained = [body.change for body in house.bodies(new, Changed)]
+        assert [type(change) for change in gained] == [Branched, Bound]
+        assert house.say("where am I?").session == new
+        house.sound()
+
+    def test_resume_moves_the_address_for_its_owner_only_and_back(self, house: House) -> None:
+        first = house.say("mine", chat="one").session
+        second = house.say("elsewhere", chat="two").session
+        foreign = house.say("not yours", chat="three", who="bob").session
+        house.say(f"/resume {foreign}", chat="two")
+        assert house.say("still here?", chat="two").session == second
+        house.say(f"/resume {first}", chat="two")
+        assert house.say("moved", chat="two").session == first
+        house.say(f"/resume {second}", chat="two")
+        assert house.say("back", chat="two").session == second
+        house.sound()
+
+
+class TestRule5Consumption:
+    def test_a_message_that_arrives_mid_turn_comes_after_that_turn(self, house: House) -> None:
+        house.furniture.model = held = HeldModel()
+        session = house.say("one", rest=False).session
+        house.tick()
+        house.say("two", rest=False)
+        house.say("three", rest=False)
+        held.free = True
+        house.rest(5)
+        assert texts(house, session) == ["one", "at last", "two", "three", "at last"]
+
+    def test_chatter_starts_no_turn_and_is_seen_by_the_next(self, house: House) -> None:
+        session = house.say("just talking", addressed=False, kind="group").session
+        assert house.heard_back() == []
+        assert house.run(house.store.session(session)).pending == 1
+        house.say("hey agent", kind="group")
+        assert texts(house, session)[:2] == ["just talking", "hey agent"]
+        assert len(house.heard_back()) == 1
+        assert house.run(house.store.session(session)).pending == 0
+
+    @pytest.mark.parametrize("text", [".", "..", "ok", "OK!", "👍", "thanks"])
+    def test_a_bare_acknowledgement_of_a_bot_is_not_answered(self, house: House, text: str) -> None:
+        house.say(text, bot=True)
+        assert house.heard_back() == []
+
+    def test_commands_are_operations_of_their_own_and_no_part_of_the_context(self, house: House) -> None:
+        session = house.say("hello").session
+        house.say("/status")
+        house.say("bye")
+        assert texts(house, session) == ["hello", "You said: hello", "bye", "You said: bye"]
+        assert [body.about for body in house.bodies(session, Told)] == ["status"]
+
+    def test_commands_do_not_wait_behind_a_running_turn(self, house: House) -> None:
+        house.furniture.model = HeldModel()
+        session = house.say("take your time", rest=False).session
+        house.tick()
+        house.say("/whoami", rest=False)
+        house.tick()
+        assert [body.about for body in house.bodies(session, Told)] == ["whoami"]
+        assert house.run(house.store.session(session)).running == "turn"
+
+    def test_nothing_consumed_is_ever_consumed_again(self, house: House) -> None:
+        for n in range(20):
+            house.say(f"message {n}", rest=n % 3 == 0)
+        house.rest()
+        session = house.run(house.store.sessions())[0].id
+        began = [entry.body.takes for entry in house.log(session) if entry.kind is Kind.BEGAN]  # type: ignore[union-attr]
+        taken = [seq for takes in began for seq in takes]
+        assert len(taken) == len(set(taken)) == 20
+        assert all(body.outcome == "done" for body in house.bodies(session, Ended))

@@ -1,0 +1,208 @@
+"""Rules 6 to 8: operations under their fence, tools and their effects, the one commit that ends a turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from everhold.core.entries import Call, Called, Draft, Ended, Noted, Returned, Said, Thought, Told
+from everhold.core.turn import MOST_ATTEMPTS
+from everhold.errors import LeaseLost, Overloaded
+from everhold.ports.model import Answer, Request
+from everhold.ports.store import Change, Step
+from everhold.ports.tool import Effect, Result
+from everhold.testing.fakes import FakeTool, ScriptedModel
+from everhold.testing.house import House
+
+from .conftest import HeldModel
+
+
+def calling(tool: str) -> Callable[[Request], Answer]:
+    """A model that calls `tool` once and then says what came back."""
+
+    def answer(request: Request) -> Answer:
+        last = request.messages[-1]
+        if last.role == "tool":
+            return Answer(text=f"it says: {last.text}")
+        return Answer(calls=(Call(id="c1", tool=tool),))
+
+    return answer
+
+
+def die_at(house: House, step: Step, *, after: bool) -> None:
+    """Kill the process the next time it comes to a commit: just before it, or just after."""
+    assert house.process is not None
+    process, real = house.process, house.process.disk.commit
+
+    async def commit(change: Change) -> Any:
+        if change.step is step:
+            if after:
+                await real(change)
+            process.die()
+            await asyncio.get_running_loop().create_future()
+        return await real(change)
+
+    process.disk.commit = commit  # type: ignore[method-assign]  # death strikes below every seam
+
+
+class TestRule6Fences:
+    def test_a_replaced_owner_can_write_nothing(self, house: House) -> None:
+        house.furniture.model = held = HeldModel()
+        session = house.say("hello", rest=False).session
+        house.tick()
+        assert house.process is not None
+        stalled = house.process
+        claim = next(iter(stalled.supervisor.tasks.values()))
+        house.start()
+        house.tick()
+        late = Change(
+            step=Step.END,
+            session=session,
+            at=0.0,
+            claim=claim,
+            op=2,
+            entries=(Draft(body=Ended(), author="agent:main", op=2),),
+        )
+        with pytest.raises(LeaseLost):
+            house.run(stalled.store.commit(late))
+        held.free = True
+        house.rest(10)
+        assert [body.outcome for body in house.bodies(session, Ended)] == ["done"]
+        assert len(house.heard_back()) == 1
+        house.sound()
+
+    def test_an_operation_that_keeps_falling_ends_failed_and_says_so(self, house: House) -> None:
+        house.furniture.model = ScriptedModel(calling("pure"))
+        house.furniture.tools = {"pure": FakeTool("pure", Effect.PURE)}
+        session = house.say("this kills you", rest=False).session
+        for _ in range(MOST_ATTEMPTS + 1):
+            die_at(house, Step.RETURN, after=False)
+            house.tick(5)
+            house.start()
+        house.rest(10)
+        ended = house.bodies(session, Ended)
+        assert [body.outcome for body in ended] == ["failed"]
+        assert house.bodies(session, Told)[0].text in house.heard_back()
+        house.furniture.model = ScriptedModel()
+        house.say("/retry")
+        assert house.heard_back()[-1] == "You said: this kills you"
+        house.sound()
+
+    def test_waiting_for_a_model_is_no_attempt_and_is_said_once(self, house: House) -> None:
+        house.furniture.model.faults.fail(Overloaded("down"), times=40)
+        session = house.say("are you there?", rest=False).session
+        house.tick(3_600)
+        house.say("hello?", rest=False)
+        house.tick(3_600 * 8)
+        assert {body.outcome for body in house.bodies(session, Ended)} == {"released", "done"}
+        assert [body.about for body in house.bodies(session, Told)] == ["model"]
+        assert house.heard_back()[1:] == ["You said: hello?"]
+        assert [body.outcome for body in house.bodies(session, Ended)].count("done") == 1
+        house.sound()
+
+    def test_a_fallback_answers_when_the_first_model_cannot(self, house: House) -> None:
+        house.furniture.model.faults.fail(Overloaded("down"))
+        house.furniture.fallbacks = (ScriptedModel([Answer(text="I can", model="second")]),)
+        session = house.say("anybody?").session
+        assert house.heard_back() == ["I can"]
+        assert house.bodies(session, Thought)[0].model == "second"
+
+    def test_a_model_lost_in_the_middle_of_a_turn_keeps_what_was_done(self, house: House) -> None:
+        tool = FakeTool("once", Effect.ONCE)
+        house.furniture.model = ScriptedModel(calling("once"))
+        house.furniture.model.faults.work()
+        house.furniture.model.faults.fail(Overloaded("down"), times=20)
+        house.furniture.tools = {"once": tool}
+        session = house.say("do it", rest=False).session
+        house.tick(3_600 * 3)
+        assert sum(tool.started.values()) == 1
+        assert [body.outcome for body in house.bodies(session, Ended)] == ["done"]
+        assert len(house.heard_back()) == 2
+
+
+class TestRule7Tools:
+    def test_the_thought_and_the_start_are_recorded_before_a_tool_runs(self, house: House) -> None:
+        seen: list[list[str]] = []
+
+        def act(arguments: dict[str, Any], context: Any) -> Result:
+            assert house.process is not None
+            rows = house.process.disk._rows("select kind from entries order by seq", ())
+            seen.append([row[0] for row in rows])
+            return Result(text="done")
+
+        house.furniture.tools = {"once": FakeTool("once", Effect.ONCE, act=act)}
+        house.furniture.model = ScriptedModel(calling("once"))
+        house.say("go")
+        assert seen == [["heard", "began", "thought", "called"]]
+
+    @pytest.mark.parametrize(
+        "effect, runs, changes",
+        [(Effect.PURE, 2, 2), (Effect.KEYED, 2, 1), (Effect.PROBE, 1, 1), (Effect.ONCE, 1, 1)],
+    )
+    def test_after_a_crash_each_effect_is_resumed_as_it_can_be(
+        self, house: House, effect: Effect, runs: int, changes: int
+    ) -> None:
+        tool = FakeTool("tool", effect)
+        house.furniture.tools = {"tool": tool}
+        house.furniture.model = ScriptedModel(calling("tool"))
+        die_at(house, Step.RETURN, after=False)
+        session = house.say("go", rest=False).session
+        house.tick(5)
+        house.start()
+        house.rest(10)
+        assert sum(tool.started.values()) == runs
+        assert sum(tool.done.values()) == changes
+        assert len(tool.done) == 1, "the same call has the same key"
+        returned = house.bodies(session, Returned)
+        assert [body.unknown for body in returned] == [effect is Effect.ONCE]
+        assert len(house.heard_back()) == 1
+        house.sound()
+
+    def test_a_tool_nobody_knows_is_treated_as_once(self, house: House) -> None:
+        house.furniture.model = ScriptedModel(calling("mystery"))
+        session = house.say("go").session
+        assert house.bodies(session, Called)[0].effect == Effect.ONCE
+        assert house.bodies(session, Returned)[0].error
+
+    def test_what_a_tool_raises_reaches_the_model(self, house: House) -> None:
+        tool = FakeTool("tool", Effect.PURE)
+        tool.faults.fail(RuntimeError("broken pipe"))
+        house.furniture.tools = {"tool": tool}
+        house.furniture.model = ScriptedModel(calling("tool"))
+        house.say("go")
+        assert "broken pipe" in house.heard_back()[0]
+
+
+class TestRule8OneEnd:
+    @pytest.mark.parametrize("after", [False, True])
+    def test_a_turn_ends_wholly_or_not_at_all(self, house: House, after: bool) -> None:
+        die_at(house, Step.END, after=after)
+        session = house.say("hello", rest=False).session
+        house.tick(5)
+        house.start()
+        house.rest(10)
+        assert len(house.bodies(session, Said)) == len(house.bodies(session, Ended)) == 1
+        assert house.heard_back() == ["You said: hello"]
+        house.sound()
+
+    def test_a_tools_notes_commit_with_its_result(self, house: House) -> None:
+        def act(arguments: dict[str, Any], context: Any) -> Result:
+            return Result(text="noted", notes=[Noted(text="Ada likes tea")])
+
+        house.furniture.tools = {"note": FakeTool("note", Effect.KEYED, act=act)}
+        house.furniture.model = ScriptedModel(calling("note"))
+        die_at(house, Step.RETURN, after=False)
+        session = house.say("remember", rest=False).session
+        house.tick(5)
+        assert house.process is not None
+        assert not [e for e in house.run(house.process.disk.entries(session)) if e.kind == "noted"]
+        house.start()
+        house.rest(10)
+        notes = house.bodies(session, Noted)
+        assert [note.text for note in notes] == ["Ada likes tea"]
+        assert notes[0].stamp.person == "ada"
+        order = [str(entry.kind) for entry in house.log(session)]
+        assert order[order.index("returned") + 1] == "noted"
