@@ -9,8 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from everhold import __version__
 from everhold.agents import Agents
-from everhold.config import AgentSettings, Settings, Watcher, load, plugin_validator
+from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
+from everhold.config.settings import ValidatePlugin
 from everhold.control import Control
 from everhold.errors import StoreError, StoreFull
 from everhold.flow.accept import Accept
@@ -22,6 +24,9 @@ from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
 from everhold.ports.platform import Incoming, Platform, Verdict
 from everhold.ports.tool import Tool
+from everhold.remote.follow import Followers
+from everhold.remote.methods import Methods
+from everhold.remote.server import Server
 from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
@@ -54,8 +59,12 @@ class SystemChance:
 
 def settings_of(home: Home, *, environ: Mapping[str, str], last_good: bool = False) -> Settings:
     """What is configured in `home`, checked with every plug-in it names."""
-    validate = plugin_validator(lambda group, name: _CATALOGUES[group].load(name).Settings)
-    return load(home, environ=environ, validate_plugin=validate, last_good=last_good)
+    return load(home, environ=environ, validate_plugin=plugin_check(), last_good=last_good)
+
+
+def plugin_check() -> ValidatePlugin:
+    """Asks the installed plug-ins what they think of their sections."""
+    return plugin_validator(lambda group, name: _CATALOGUES[group].load(name).Settings)
 
 
 class App:
@@ -117,6 +126,16 @@ class App:
             monotonic=self.clock.monotonic,
             sleep=asyncio.sleep,
         )
+        self.followers = Followers()
+        self.store.on_commit = self.followers.committed
+        self.watchers.append(self.followers.grew)
+        self.role = "gateway"
+        """What this process is for: a gateway stays, a `chat` or `send` goes again and leaves its work to the next."""
+        self.since = self.clock.now()
+        self.url = ""
+        """Where people find the page, empty while there is none."""
+        self.methods = Methods(self.control, about=self.about, followers=self.followers)
+        self.remote = Server(home.control, self.methods, log=log)
         self.full = False
         """The disk has no room: nothing is accepted until it has."""
         self.tasks: list[asyncio.Task[None]] = []
@@ -138,8 +157,11 @@ class App:
             self.ballast.take_aboard()
         return verdict
 
-    async def start(self) -> int:
-        """Take up what was left and begin to work; how many messages wait for an answer."""
+    async def start(self, *, listen: bool = True) -> int:
+        """Take up what was left and begin to work; how many messages wait for an answer.
+
+        Without `listen` nothing is heard from platforms: for a process that answers somebody and goes.
+        """
         await self.store.seize(owner=self.gates.owner, at=self.clock.now())
         await self.control.reapply_erasures()
         self.ballast.take_aboard()
@@ -150,15 +172,20 @@ class App:
             ("config", self.watcher.run),
         ):
             self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
-        for (name, account), platform in self.platforms.items():
-            listen = self._listener(platform)
-            task = self.supervisor.keep(f"{name}/{account}", listen)
+        for (name, account), platform in self.platforms.items() if listen else ():
+            task = self.supervisor.keep(f"{name}/{account}", self._listener(platform))
             self.tasks.append(asyncio.create_task(task, name=f"listen {name}/{account}"))
+        await self.remote.open()
         return waiting
+
+    async def serve(self, *, port: int | None = None) -> str:
+        """Open HTTP, on `port` or the configured one; where people find the page. Empty: this build has none yet."""
+        return self.url
 
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
         """Give what runs some time, then let go. Everything that is not finished resumes at the next start."""
         await self.supervisor.drain(seconds)
+        await self.remote.close()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -170,6 +197,26 @@ class App:
     def broken(self) -> StoreError | None:
         """Why this process must end and start anew, if it must."""
         return self.store.broken
+
+    def about(self) -> dict[str, Any]:
+        """What this process says about itself."""
+        settings, refused = self.watcher.settings, self.watcher.refused
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "role": self.role,
+            "running": bool(self.tasks),
+            "since": self.since,
+            "home": str(self.home.path),
+            "url": self.url,
+            "revision": settings.revision,
+            "day": self.agents.day(),
+            "default_agent": settings.default_agent,
+            "agents": [_agent_json(agent, settings) for agent in settings.agents.values()],
+            "problems": [problem_json(problem) for problem in settings.problems],
+            "refused": [problem_json(problem) for problem in refused.problems] if refused else [],
+            "store": str(self.broken) if self.broken else "the disk is full" if self.full else "",
+        }
 
     def _adopt(self, settings: Settings) -> None:
         self.log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
@@ -187,3 +234,27 @@ class App:
     def _on_text(self, session: str, op: int, piece: str) -> None:
         for watcher in self.watchers:
             watcher(session, op, piece)
+
+
+def problem_json(problem: Problem) -> dict[str, Any]:
+    return {
+        "file": problem.file,
+        "line": problem.line,
+        "key": problem.key,
+        "message": problem.message,
+        "remedy": problem.remedy,
+        "fatal": problem.fatal,
+        "disables": problem.disables,
+    }
+
+
+def _agent_json(agent: AgentSettings, settings: Settings) -> dict[str, Any]:
+    missing = [name for model in dict.fromkeys(agent.models()) for name in settings.models[model].missing]
+    return {
+        "name": agent.name,
+        "model": agent.model,
+        "fallback": list(agent.fallback),
+        "memories": [memory.name for memory in agent.memories],
+        "tools": list(agent.tools),
+        "missing": missing,
+    }

@@ -5,7 +5,9 @@ Everything that changes something is a commit like any other, as an operation of
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,15 @@ from everhold.core.entries import (
     OWN,
     Began as _Began,
     Body,
+    Bound,
+    Changed,
     Draft,
     Ended,
     Entry,
     Heard,
+    Kind,
     Noted,
+    Said,
     Stamp,
     Thought,
     Took,
@@ -35,7 +41,7 @@ from everhold.flow.runtime import Runtimes
 from everhold.flow.view import view_at
 from everhold.ports.model import Request, ToolSpec
 from everhold.ports.platform import Accept as Door, Incoming, Verdict
-from everhold.ports.store import Change, Parked, Session, Step
+from everhold.ports.store import Change, Operation, Parked, Session, Step
 
 PAGE = 1_000
 
@@ -100,11 +106,46 @@ class Control:
         return await self.store.session(found[0])
 
     async def entries(self, session: str, *, after: int = 0) -> AsyncIterator[Entry]:
-        """A session's log, page by page."""
+        """A session's log, page by page; others get their turn in between."""
         while page := await self.store.entries(session, after=after, limit=PAGE):
             for entry in page:
                 yield entry
             after = page[-1].seq
+            await asyncio.sleep(0)
+
+    async def sessions(self, *, limit: int) -> list[Session]:
+        """The newest sessions, newest first."""
+        newest = deque([session async for session in self._all()], maxlen=limit)
+        return list(reversed(newest))
+
+    async def addresses(self, session: Session) -> list[str]:
+        """The addresses that lead to a session now."""
+        ever = [session.address]
+        for entry in await self.store.entries(session.id, kinds=(Kind.CHANGED,)):
+            if isinstance(entry.body, Changed) and isinstance(entry.body.change, Bound):
+                ever.append(entry.body.change.address)
+        return [address for address in dict.fromkeys(ever) if await self.store.resolve(address) == session.id]
+
+    async def folds(self, name: str) -> list[tuple[Operation, Entry]]:
+        """A session's summaries, oldest first, each with the operation that made it."""
+        session = await self.find(name)
+        made = {op.op: op for op in await self.store.operations(session.id, what=("fold",))}
+        found = await self.store.entries(session.id, kinds=(Kind.FOLDED,))
+        return [(made[entry.op], entry) for entry in found if entry.op is not None]
+
+    async def search(self, text: str, *, limit: int = 50) -> list[Entry]:
+        """What was said that contains all words of `text`, newest session first. A scan, until there is an index."""
+        words = text.casefold().split()
+        hits: list[Entry] = []
+        for session in await self.sessions(limit=10_000):
+            async for entry in self.entries(session.id):
+                if isinstance(entry.body, Heard | Said | Noted):
+                    said = entry.body.text.casefold()
+                    if all(word in said for word in words):
+                        hits.append(entry)
+                        if len(hits) >= limit:
+                            return hits
+        return hits
 
     async def context(self, name: str, *, at: int | None = None) -> Context:
         """The context of the thought at, or next after, seq `at`; without it, what the next turn would be shown.
@@ -162,11 +203,13 @@ class Control:
         lanes = await self.store.lanes(waiting=True)
         parked = await self.store.parked()
         return {
+            "pending": await self.store.waiting(),
             "waiting": [
                 {
                     "reader": lane.reader,
                     "session": lane.session,
                     "attempts": lane.attempts,
+                    "since": lane.since,
                     "error": lane.error,
                     "in_flight": lane.flight.state if lane.flight else "",
                 }
@@ -202,6 +245,7 @@ class Control:
             for session in page:
                 yield session
             after = page[-1].id
+            await asyncio.sleep(0)
 
     # -- doing -------------------------------------------------------------------------------------------------------
 

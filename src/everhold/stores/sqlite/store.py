@@ -60,6 +60,8 @@ class SqliteStore:
         self._reader = reader
         self._cursor = reader.cursor()
         self._chance = chance
+        self.on_commit: Callable[[Change], None] = _nobody
+        """Told of every change once it is durable: a hint for whoever shows the log as it grows."""
 
     @classmethod
     def open(
@@ -117,7 +119,9 @@ class SqliteStore:
                 self.writer.scrub = True
             return done
 
-        return await self.writer.write(job)
+        done = await self.writer.write(job)
+        self.on_commit(change)
+        return done
 
     async def claim(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
@@ -275,3 +279,6 @@ class SqliteStore:
             return read()
         except apsw.Error as error:
             raise translate(error, self.path) from error
+
+
+def _nobody(change: Change) -> None: ...

@@ -1,0 +1,150 @@
+"""The asking side: control's methods for commands, over a socket or in this very process. Answers are plain JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from everhold.errors import Misuse, Transient
+from everhold.remote import place, wire
+
+
+class Gone(Transient):
+    """Nobody answers at the socket, or whoever did is gone. What was asked may have been done."""
+
+
+class Calls(ABC):
+    """What a command may ask of control, wherever that is."""
+
+    @abstractmethod
+    async def call(self, method: str, /, **params: Any) -> Any:
+        """Ask once. Raises what control raises, and Gone."""
+
+    @abstractmethod
+    def follow(self, session: str, *, after: int = 0) -> AsyncGenerator[dict[str, Any], None]:
+        """A session as it grows: `{"entry": …}` without a gap, `{"piece": {op, at, text}}` as a hint."""
+
+    async def ping(self) -> dict[str, Any]:
+        return await self._object("ping")
+
+    async def find(self, name: str) -> dict[str, Any]:
+        return await self._object("find", name=name)
+
+    async def place(self, name: str, *, agent: str = "") -> dict[str, Any]:
+        return await self._object("place", name=name, agent=agent)
+
+    async def sessions(self, *, limit: int) -> dict[str, Any]:
+        return await self._object("sessions", limit=limit)
+
+    async def entries(self, session: str, *, after: int = 0) -> AsyncIterator[dict[str, Any]]:
+        more = True
+        while more:
+            page = await self._object("entries", session=session, after=after)
+            more = page["more"]
+            for entry in page["entries"]:
+                after = entry["seq"]
+                yield entry
+
+    async def context(self, name: str, *, at: int | None = None) -> dict[str, Any]:
+        return await self._object("context", name=name, at=at)
+
+    async def folds(self, name: str) -> dict[str, Any]:
+        return await self._object("folds", name=name)
+
+    async def search(self, text: str, *, limit: int) -> dict[str, Any]:
+        return await self._object("search", text=text, limit=limit)
+
+    async def status(self) -> dict[str, Any]:
+        return await self._object("status")
+
+    async def agents(self) -> dict[str, Any]:
+        return await self._object("agents")
+
+    async def audit(self, name: str | None = None) -> dict[str, Any]:
+        return await self._object("audit", name=name)
+
+    async def undo(self, name: str, *, what: str, count: int) -> dict[str, Any]:
+        return await self._object("undo", name=name, what=what, count=count)
+
+    async def stop(self, name: str) -> dict[str, Any]:
+        return await self._object("stop", name=name)
+
+    async def note(self, name: str, text: str) -> dict[str, Any]:
+        return await self._object("note", name=name, text=text)
+
+    async def parked(self) -> dict[str, Any]:
+        return await self._object("parked")
+
+    async def replay(self, ids: list[int]) -> dict[str, Any]:
+        return await self._object("replay", ids=ids)
+
+    async def send(self, incoming: dict[str, Any]) -> dict[str, Any]:
+        return await self._object("send", incoming=incoming)
+
+    async def _object(self, method: str, /, **params: Any) -> dict[str, Any]:
+        answer = await self.call(method, **params)
+        if not isinstance(answer, dict):
+            raise wire.from_json(None)
+        return answer
+
+
+class RemoteControl(Calls):
+    """Control in another process. Each question is a connection of its own: there is nothing to keep in step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ids = itertools.count(1)
+
+    async def call(self, method: str, /, **params: Any) -> Any:
+        reader, writer = await self._ask(method, params)
+        try:
+            return (await self._next(reader)).get("result")
+        finally:
+            writer.close()
+
+    async def follow(self, session: str, *, after: int = 0) -> AsyncGenerator[dict[str, Any], None]:
+        reader, writer = await self._ask("follow", {"session": session, "after": after})
+        try:
+            while True:
+                event = (await self._next(reader)).get("event")
+                if isinstance(event, dict):
+                    yield event
+        finally:
+            writer.close()
+
+    async def _ask(self, method: str, params: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            sock = place.connect(self.path)
+        except OSError as error:
+            raise Gone(f"nobody answers at {self.path}: {error.strerror or error}", remedy="everhold up") from None
+        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=wire.LIMIT)
+        try:
+            writer.write(wire.encode({"id": next(self._ids), "method": method, "params": params}))
+            await writer.drain()
+        except OSError:
+            writer.close()
+            raise _went() from None
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    async def _next(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        try:
+            line = await reader.readuntil(b"\n")
+        except (asyncio.IncompleteReadError, OSError):
+            raise _went() from None
+        except asyncio.LimitOverrunError:
+            raise Misuse("the gateway's answer is too long", remedy="is it of the same version?") from None
+        message = wire.decode(line)
+        if "error" in message:
+            raise wire.from_json(message["error"])
+        return message
+
+
+def _went() -> Gone:
+    return Gone("the gateway went away before it answered", remedy="`everhold logs` may say why; then try again")
