@@ -350,7 +350,31 @@ def test_a_key_no_header_can_carry_is_said_before_the_first_call(key: str) -> No
     assert key not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["", "api.openai.com/v1", "ftp://x/v1", "http://"])
+async def test_many_at_once(server: ModelServer, connect: Connect) -> None:
+    server.default = lambda received: Reply(text=json.dumps(received.json["messages"][-1]))
+    model = connect()
+    requests = [Request(system="", messages=(Message(role="user", text=f"number {n}."),)) for n in range(60)]
+    answers = await asyncio.gather(*(model.answer(request) for request in requests))
+    assert all(f"number {n}." in answer.text for n, answer in enumerate(answers))
+
+
+async def test_no_log_line_holds_the_key(
+    server: ModelServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(0)
+    server.script(Reply(text="fine"), Failure(kind="unauthorized"), Drop(), Reply(text="x", cut=Cut(how="reset")))
+    model = connect(headers={"x-extra": "canary-header-value"})
+    assert (await model.answer(HELLO)).text == "fine"
+    for _ in range(3):
+        with pytest.raises(EverholdError):
+            await model.answer(HELLO)
+    assert KEY in str(server.last.headers)
+    assert "canary-header-value" in str(server.last.headers)
+    assert KEY not in caplog.text
+    assert "canary-header-value" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["", "api.openai.com/v1", "ftp://x/v1", "http://", "https://me:secret@x.example/v1"])
 def test_a_base_url_that_is_none_is_said_at_once(url: str) -> None:
     with pytest.raises(Misuse, match="base_url"):
         OpenAIModel(OpenAISettings(name="fake", base_url=url), clock=Machine())

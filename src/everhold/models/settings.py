@@ -47,7 +47,7 @@ class Waits(_Section):
     """Seconds after which an answer is given up."""
 
     connect: float = Field(default=10.0, gt=0, description="until the connection stands")
-    first_byte: float = Field(default=120.0, gt=0, description="until the first byte of the answer")
+    first_byte: float = Field(default=120.0, gt=0, description="until the answer begins; without streaming: is there")
     idle: float = Field(default=60.0, gt=0, description="between two pieces of the answer")
     total: float = Field(default=600.0, gt=0, description="for the whole answer")
     tail: float = Field(default=5.0, gt=0, description="for what may follow a complete answer; no failure")

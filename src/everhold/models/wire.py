@@ -75,6 +75,11 @@ class Wire:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Misuse(f"base_url of model {model} is no http(s) address", remedy="write https://host/v1")
+        if parts.username or parts.password:
+            raise Misuse(
+                f"base_url of model {model} holds a name or a password",
+                remedy="put the key into .env and its name into `api_key_env`",
+            )
         self._url = url
         self._https = parts.scheme == "https"
         self._loopback = _is_loopback(parts.hostname)
