@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from everhold.core.context import messages
-from everhold.core.entries import Began, Call, Ended, Erased, Folded, Heard, Noted, Returned, Said, Thought, Took
+from everhold.core.entries import Began, Call, Ended, Erased, Folded, Heard, Noted, Returned, Said, Thought, Took, Usage
 from everhold.errors import Misuse, NotFound, Overloaded, TooLong, Transient
 from everhold.flow.view import view_at
 from everhold.ports.memory import Retraction
@@ -17,7 +18,7 @@ from everhold.ports.model import Answer, Request
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Step
 from everhold.ports.tool import Effect, Result
-from everhold.testing.fakes import FakeProvider, FakeTool, ScriptedModel
+from everhold.testing.fakes import FakeProvider, FakeTool, ScriptedModel, echo
 from everhold.testing.house import House
 
 from .conftest import HeldModel
@@ -30,6 +31,8 @@ LONG = "x" * 400
 
 def folding(house: House, *, window: int = 1_200, keep: int = 1, ahead: bool = True) -> ScriptedModel:
     """A house whose model has a small window, and a summariser beside it."""
+    # one that reports no usage: what a token is stays what it was
+    house.furniture.model = ScriptedModel(lambda request: structs.replace(echo(request), usage=Usage()))
     house.furniture.model.context_tokens = window
     house.furniture.summariser = ScriptedModel(lambda request: Answer(text="the story so far", model="sum"))
     house.furniture.settings.update(soft=0.3, hard=0.6, keep=keep, ahead=ahead)

@@ -8,11 +8,8 @@ from msgspec import Struct
 
 from everhold.core.context import View, messages
 from everhold.core.entries import Ended, Folded
+from everhold.core.tokens import weigh_messages
 from everhold.ports.model import Message, Request
-
-CHARS_PER_TOKEN: Final = 4
-MESSAGE_TOKENS: Final = 8
-"""What a message costs beside its text."""
 
 ASK: Final = (
     "You write the summary that stands for the conversation below, so that whoever reads only the summary can go on "
@@ -33,12 +30,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 def tokens(messages_: tuple[Message, ...]) -> int:
-    """A rough count that needs no network and errs on the high side for prose."""
-    return sum(
-        (len(m.text.encode("utf-8", "replace")) + sum(len(str(c.arguments)) for c in m.calls)) // CHARS_PER_TOKEN
-        + MESSAGE_TOKENS
-        for m in messages_
-    )
+    """A rough count that needs no network."""
+    return weigh_messages(messages_)
 
 
 def due(used: int, window: int, *, soft: float, hard: float) -> Literal["", "soft", "hard"]:

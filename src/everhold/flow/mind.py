@@ -50,12 +50,13 @@ from everhold.core.turn import (
     replay,
     step,
 )
-from everhold.errors import Conflict
+from everhold.errors import Conflict, Refused
 from everhold.flow import draft, perform
 from everhold.flow.draft import Sketch
 from everhold.flow.fold import Fold
 from everhold.flow.gates import Bells, Gates
-from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.purse import Purses, Worst
+from everhold.flow.runtime import Runtime, Runtimes, purses_of
 from everhold.flow.view import Seen, Views, view_at
 from everhold.ports.model import Answer, Message
 from everhold.ports.store import Change, Claim, Committed, Glance, LaneUpdate, Session, Spend, Step, Wait, Wake
@@ -84,6 +85,7 @@ class Mind:
         runtimes: Runtimes,
         bells: Bells,
         views: Views,
+        purses: Purses,
         day: Callable[[], str] = lambda: "",
         on_text: Callable[[str, int, str], None] | None = None,
     ) -> None:
@@ -93,6 +95,7 @@ class Mind:
         self.runtimes = runtimes
         self.bells = bells
         self.views = views
+        self.purses = purses
         self.day = day
         self.on_text = on_text
         self.log = gates.log.bind(session=claim.session)
@@ -131,7 +134,7 @@ class Mind:
         """Begin and work a turn. Whether to look for more afterwards."""
         session = glance.session
         seen = await self.views.now(self.store, glance)
-        used = seen.tokens + len(runtime.system) // compression.CHARS_PER_TOKEN
+        used = runtime.meter.tokens(seen.tokens + runtime.overhead)
         if compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard) == "hard":
             if await fold.compress(session, seen.view, trigger="hard", keep=runtime.keep, blocking=True):
                 return True
@@ -308,7 +311,10 @@ class _TurnWork:
         prompt, offered = runtime.system.encode(), msgspec.json.encode(tools)
         self.blobs = (prompt, offered)
 
+        weight = self.seen.tokens + compression.tokens(current) + runtime.overhead
+
         def record(answer: Answer) -> Thought:
+            runtime.meter.learn(weight, answer.usage)
             return Thought(
                 text=answer.text,
                 calls=answer.calls,
@@ -339,8 +345,14 @@ class _TurnWork:
             record=record,
             on_text=on_text if sketch or watcher else None,
         )
+        reading, writing = runtime.meter.most(weight), runtime.most_output
+        worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
         try:
-            event = await self._unless_cut(asked)
+            async with self.mind.purses.reserved(runtime.limits(self.stamp), worst):
+                event = await self._unless_cut(asked)
+        except Refused as error:
+            asked.close()
+            return Broken(reason=str(error))
         except BaseException:
             if sketch is not None:
                 sketch.abandon()
@@ -532,8 +544,8 @@ class _TurnWork:
     def _fold_wake(self, reply: str) -> tuple[Wake, ...]:
         """Above the soft mark a fold is made ahead of need, beside the conversation."""
         new = (*messages(View(exchanges=(self._current(),))), Message(role="assistant", text=reply))
-        used = self.seen.tokens + compression.tokens(new)
         runtime = self.runtime
+        used = runtime.meter.tokens(self.seen.tokens + compression.tokens(new) + runtime.overhead)
         due = compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard)
         return (Wake(reader="fold"),) if due and runtime.ahead else ()
 
@@ -542,6 +554,6 @@ class _TurnWork:
         for body in bodies:
             if isinstance(body, Thought) and (body.usage.input or body.usage.output):
                 tokens = body.usage.input + body.usage.output
-                for purse in (self.runtime.author, f"person:{self.stamp.person}"):
+                for purse in purses_of(self.runtime.agent, self.stamp):
                     spends.append(Spend(purse=purse, day=self.mind.day(), usd=body.usage.usd, tokens=tokens))
         return tuple(spends)

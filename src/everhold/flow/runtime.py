@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from everhold.core.entries import Body, Place
+from everhold.core.entries import Body, Place, Stamp, Usage
 from everhold.core.mailbox import Busy
+from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_tools
 from everhold.flow import remember, voice
+from everhold.flow.purse import Limit
 from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import Model
 from everhold.ports.platform import Drafting, Platform
 from everhold.ports.store import Wake
 from everhold.ports.tool import Effect, Tool
+
+
+class Meter:
+    """What a model's reports teach about its tokens. Shared by all who ask it, and never stored: it relearns."""
+
+    def __init__(self) -> None:
+        self.calibration = UNCALIBRATED
+
+    def tokens(self, weight: int) -> int:
+        return expected(weight, self.calibration)
+
+    def most(self, weight: int) -> int:
+        return ceiling(weight, self.calibration)
+
+    def learn(self, weight: int, usage: Usage) -> None:
+        self.calibration = observe(self.calibration, weight=weight, tokens=usage.input)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +52,13 @@ class Runtime:
     keep: int = 6
     ahead: bool = True
     model_deadline: float = 600.0
+    meter: Meter = dataclasses.field(default_factory=Meter)
+    limits: Callable[[Stamp], Sequence[Limit]] = lambda _: ()
+    """The purses a turn for somebody draws on."""
+    price: Callable[[int, int], float] = lambda _input, _output: 0.0
+    """US dollars for so many tokens in and out, of the dearest model that may be asked."""
+    most_output: int = 4_096
+    """Tokens an answer may have, as far as a budget is concerned."""
     text_limit: Callable[[Place], int] = lambda _: 4_000
     pulls: Callable[[Place], bool] = lambda _: False
     """Whether whoever is there reads the log itself, so that a committed reply is a delivered one."""
@@ -40,6 +66,11 @@ class Runtime:
     @property
     def effects(self) -> dict[str, Effect]:
         return {name: tool.effect for name, tool in self.tools.items()}
+
+    @functools.cached_property
+    def overhead(self) -> int:
+        """The weight of what every request carries besides messages."""
+        return weigh(self.system) + weigh_tools([tool.spec for tool in self.tools.values()])
 
     @property
     def author(self) -> str:
@@ -54,6 +85,11 @@ class Runtime:
     def remembers(self) -> tuple[Wake, ...]:
         """The lanes of this agent's memories."""
         return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories)
+
+
+def purses_of(agent: str, stamp: Stamp) -> tuple[str, ...]:
+    """The purses that pay for a turn: the agent's, the person's, the conversation's."""
+    return f"agent:{agent}", f"person:{stamp.person}", f"chat:{stamp.address}"
 
 
 class Runtimes(Protocol):

@@ -12,6 +12,7 @@ from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
 from everhold.flow import desk, fold, mind, tie
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.lane import Lane
+from everhold.flow.purse import Purses
 from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import Views
@@ -53,6 +54,7 @@ class Supervisor:
         self.lease = lease
         self.send_deadline = send_deadline
         self.views = Views()
+        self.purses = Purses(gates.store, day=day)
         self.tasks: dict[asyncio.Task[None], Claim] = {}
         self.busy: Counter[str] = Counter()
         self.stopping = False
@@ -162,6 +164,7 @@ class Supervisor:
                     runtimes=runtimes,
                     bells=bells,
                     views=self.views,
+                    purses=self.purses,
                     day=self.day,
                     on_text=self.on_text,
                 ).run()
