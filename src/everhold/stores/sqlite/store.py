@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import apsw
 
@@ -72,9 +72,10 @@ class SqliteStore:
         inline: bool = False,
         backups: Path | None = None,
         synchronous: str = "FULL",
+        patience: float = connect.PATIENCE_SECONDS,
         migrations: Sequence[migrate.Migration] | None = None,
         vfs: str | None = None,
-    ) -> SqliteStore:
+    ) -> Self:
         """Open the database at `path`, making or upgrading it; refuses one that is damaged or too new, untouched.
 
         `inline` commits on the caller's thread, for simulated worlds. An upgrade leaves a checked copy of what was
