@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from everhold.config import AgentSettings, ModelSettings, Settings, plugin_settings
 from everhold.core.access import Admission
-from everhold.core.entries import Place
+from everhold.core.entries import Place, Stamp
 from everhold.errors import EverholdError, Overloaded
-from everhold.flow.runtime import Runtime
+from everhold.flow.purse import Limit
+from everhold.flow.runtime import Meter, Runtime, purses_of
 from everhold.plugins import MODELS
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
@@ -57,6 +58,7 @@ class Agents:
         self.memories = memories
         self._runtimes: dict[tuple[str, str, str], Runtime] = {}
         self._models: dict[str, Model] = {}
+        self._meters: dict[str, Meter] = {}
 
     def adopt(self, settings: Settings) -> None:
         """Another revision is in force: agents that it changes are built anew at their next turn."""
@@ -117,6 +119,9 @@ class Agents:
             hard=compression.hard,
             keep=compression.keep_exchanges,
             ahead=compression.ahead,
+            meter=self._meters.setdefault(names[0], Meter()),
+            limits=lambda stamp: limits_of(settings, stamp),
+            price=self._price([name for name in names if name in self.settings.models]),
             text_limit=self._text_limit,
             pulls=self._pulls,
         )
@@ -140,6 +145,15 @@ class Agents:
         context = Context(agent="", instance=name, directory=directory, log=self.log.bind(model=name), clock=self.clock)
         return factory(plugin_settings(settings, factory.Settings), context)
 
+    def _price(self, names: Sequence[str]) -> Callable[[int, int], float]:
+        """What a call may cost at most: the dearest of the models that may be asked."""
+        prices = [price for name in names if (price := self.settings.models[name].price) is not None]
+
+        def usd(reading: int, writing: int) -> float:
+            return max((p.input * reading + p.output * writing for p in prices), default=0.0) / 1_000_000
+
+        return usd
+
     def _text_limit(self, place: Place) -> int:
         platform = self.platform(place.platform, place.account)
         return platform.text_limit if platform else DEFAULT_LIMIT
@@ -160,11 +174,32 @@ class Agents:
             return Admission(agent=name, person=person, refusal=f"there is no agent {name!r}")
         sessions = settings.agents[name].sessions
         refusal = ""
+        # agents that talk to each other fall silent after so many hops, until a human speaks
+        asks = incoming.hops < settings.loops.max_hops
+        if not asks:
+            self.log.warning("loop.broken", agent=name, platform=origin.platform, hops=incoming.hops)
         if not self._pulls(origin) and account is not None:
             allowed = {*account.access.direct, *settings.access.owners}
             if not {person, identity} & allowed:
                 refusal = f"{identity} is not allowed here"
-        return Admission(agent=name, person=person, group=sessions.group, threads=sessions.thread, refusal=refusal)
+        return Admission(
+            agent=name,
+            person=person,
+            group=sessions.group,
+            threads=sessions.thread,
+            refusal=refusal,
+            asks=asks,
+        )
+
+
+def limits_of(settings: AgentSettings, stamp: Stamp) -> tuple[Limit, ...]:
+    """The purses of a turn with what each may give today."""
+    budget = settings.budget
+    parts = (budget, budget.per_person, budget.per_chat)
+    return tuple(
+        Limit(purse=purse, usd=part.usd_per_day, tokens=part.tokens_per_day)
+        for purse, part in zip(purses_of(settings.name, stamp), parts, strict=True)
+    )
 
 
 @dataclasses.dataclass

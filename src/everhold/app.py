@@ -20,6 +20,7 @@ from everhold.flow.gates import Bells, Gates
 from everhold.flow.supervise import Supervisor
 from everhold.home import Home
 from everhold.logs import Logger
+from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
 from everhold.ports.platform import Incoming, Platform, Verdict
@@ -30,6 +31,7 @@ from everhold.remote.server import Server
 from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
+from everhold.tools.send import Send
 
 DRAIN_SECONDS: Final = 30.0
 _CATALOGUES: Final[dict[str, Any]] = {
@@ -166,6 +168,7 @@ class App:
         await self.control.reapply_erasures()
         self.ballast.take_aboard()
         waiting = await self.store.waiting()
+        self._connect_agents()
         for name, work in (
             ("dispatch", self.supervisor.dispatch),
             ("renew", self.supervisor.renew),
@@ -221,6 +224,12 @@ class App:
     def _adopt(self, settings: Settings) -> None:
         self.log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
         self.agents.adopt(settings)
+        self._connect_agents()
+
+    def _connect_agents(self) -> None:
+        """Every agent has a way to the others' doors; whom it may write to is its tool's business."""
+        for name in self.agents.settings.agents:
+            self.platforms.setdefault((between.NAME, name), between.Between(name, self.accept))
 
     def _listener(self, platform: Platform) -> Any:
         async def listen() -> None:
@@ -229,7 +238,10 @@ class App:
         return listen
 
     def _tools(self, settings: AgentSettings) -> dict[str, Tool]:
-        return {}
+        tools: dict[str, Tool] = {}
+        if settings.send_to:
+            tools["send"] = Send(settings.name, settings.send_to)
+        return tools
 
     def _on_text(self, session: str, op: int, piece: str) -> None:
         for watcher in self.watchers:

@@ -15,6 +15,7 @@ import msgspec
 
 from everhold.core import compression
 from everhold.core.entries import Call, Noted, Place, Usage
+from everhold.core.tokens import weigh_messages
 from everhold.errors import InDoubt, TooLong, Transient
 from everhold.ports.memory import Batch
 from everhold.ports.model import Answer, Message, Request
@@ -90,7 +91,7 @@ class SimModel(FarSide):
 
     def _answer(self, messages: tuple[Message, ...], tokens: list[str], rounds: int) -> Answer:
         number = int.from_bytes(hashlib.blake2b(msgspec.json.encode(messages), digest_size=6).digest())
-        usage = Usage(input=10 + rounds, output=3)
+        usage = Usage(input=weigh_messages(messages), output=3)
         pick, number = number % 10, number // 10
         if rounds < 3 and pick < (5 if rounds == 0 else 3):
             names = list(TOOLS)

@@ -1,0 +1,53 @@
+"""Agents that write to each other: what one says arrives at the other's door, like anybody's message.
+
+A place on this platform belongs to a pair: `account` is the agent that speaks, `chat` the one that is spoken to. Each
+side has a session of its own with the other. The door recognises a repeat by the key, so a send may be repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from everhold.core.entries import Place
+from everhold.errors import Refused, Transient
+from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
+
+NAME: Final = "agent"
+
+
+class Between:
+    """The way from one agent to all others."""
+
+    name = NAME
+    delivery = Delivery.KEYED
+    text_limit = 1_000_000
+    visible_after = 0.0
+
+    def __init__(self, speaker: str, accept: Accept) -> None:
+        self.account = speaker
+        self._accept = accept
+
+    async def listen(self, accept: Accept) -> None:
+        """Nothing to do: messages are brought by `send`."""
+
+    async def send(self, out: Outgoing) -> str:
+        listener = out.to.chat
+        verdict = await self._accept(
+            Incoming(
+                origin=Place(platform=NAME, account=listener, chat=self.account, message=out.key),
+                text=out.text,
+                sender=self.account,
+                name=self.account,
+                agent=listener,
+                bot=True,
+                hops=out.hops,
+            )
+        )
+        if verdict.outcome in ("accepted", "duplicate"):
+            return f"{verdict.session}:{verdict.seq}"
+        if verdict.outcome == "denied":
+            raise Refused(f"{listener} does not hear {self.account}: {verdict.reason}")
+        raise Transient(f"{listener} could not take it: {verdict.outcome}")
+
+    async def probe(self, out: Outgoing) -> str | None:
+        raise Refused("agents are reached by key: nobody has to ask")
