@@ -72,7 +72,6 @@ class SqliteStore:
         inline: bool = False,
         backups: Path | None = None,
         synchronous: str = "FULL",
-        patience: float = connect.PATIENCE_SECONDS,
         migrations: Sequence[migrate.Migration] | None = None,
         vfs: str | None = None,
     ) -> Self:
