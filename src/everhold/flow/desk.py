@@ -131,7 +131,9 @@ class Desk:
         new = session_id(self.gates.clock.now(), self.gates.chance.bytes(10))
         at = entry.seq - 1
         branched = Changed(change=Branched(parent=session.id, at=at, by=entry.author))
-        bound = Changed(change=Bound(address=address, previous=session.id, by=entry.author))
+        # an earlier command may have led the address away after this one was heard
+        leads_to = await self.store.resolve(address) or session.id
+        bound = Changed(change=Bound(address=address, previous=leads_to, by=entry.author))
         done = await self.store.commit(
             Change(
                 step=Step.TIE,
@@ -159,11 +161,12 @@ class Desk:
         if len(found) != 1:
             return f"{name or 'That'!r} names {len(found)} sessions. /sessions lists yours."
         target = await self.store.session(found[0])
-        if target.id == session.id:
-            return "You are in that session already."
+        leads_to = await self.store.resolve(entry.body.stamp.address) or session.id
+        if target.id == leads_to:
+            return f"You are in session {target.id}."
         if target.agent != session.agent or not await self._owns(target, entry.author):
             return f"Session {target.id} is not yours to resume."
-        bound = Bound(address=entry.body.stamp.address, previous=session.id, by=entry.author)
+        bound = Bound(address=entry.body.stamp.address, previous=leads_to, by=entry.author)
         await self.store.commit(
             Change(
                 step=Step.TIE,
