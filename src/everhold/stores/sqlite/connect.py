@@ -8,17 +8,20 @@ from typing import Final
 
 import apsw
 
-BUSY_MS: Final = 5000
+PATIENCE_SECONDS: Final = 5.0
+"""How long a foreign lock on the file is waited for."""
 CACHE_KIB: Final = 16_384
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 """The write-ahead log is cut back to this once it has been copied into the database."""
 
 
-def for_writing(path: Path, *, synchronous: str, vfs: str | None = None) -> apsw.Connection:
+def for_writing(
+    path: Path, *, synchronous: str, patience: float = PATIENCE_SECONDS, vfs: str | None = None
+) -> apsw.Connection:
     """A connection that may write. Until `settle` is called it leaves the write-ahead log alone when it closes."""
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    db.set_busy_timeout(BUSY_MS)
+    db.set_busy_timeout(int(patience * 1000))
     db.pragma("synchronous", synchronous)
     db.pragma("secure_delete", "on")
     db.pragma("foreign_keys", "off")
@@ -37,7 +40,7 @@ def settle(db: apsw.Connection) -> None:
 
 def for_reading(path: Path, *, vfs: str | None = None) -> apsw.Connection:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
-    db.set_busy_timeout(BUSY_MS)
+    db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
     db.pragma("query_only", "on")
     db.pragma("cache_size", -CACHE_KIB)
     return db

@@ -163,7 +163,8 @@ def claim(
             (owner, at, lease, fence, session, reader),
         )
         cur.execute(
-            "update operations set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
+            "update operations indexed by operations_running "
+            "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
             "where session = ? and reader = ? and state = 'running'",
             (fence, session, reader),
         )

@@ -39,7 +39,13 @@ def known() -> list[Migration]:
 
 
 def prepare(
-    path: Path, *, migrations: Sequence[Migration], backups: Path, synchronous: str, vfs: str | None = None
+    path: Path,
+    *,
+    migrations: Sequence[Migration],
+    backups: Path,
+    synchronous: str,
+    patience: float = connect.PATIENCE_SECONDS,
+    vfs: str | None = None,
 ) -> apsw.Connection:
     """A writing connection to a sound database at `path` with the newest schema."""
     if not path.exists():
@@ -49,7 +55,7 @@ def prepare(
         if beside.exists():
             beside.chmod(0o600)
     try:
-        db = connect.for_writing(path, synchronous=synchronous, vfs=vfs)
+        db = connect.for_writing(path, synchronous=synchronous, patience=patience, vfs=vfs)
     except apsw.Error as error:
         raise translate(error, path) from error
     try:
@@ -101,7 +107,7 @@ def _create(path: Path, *, migrations: Sequence[Migration]) -> None:
 
     That is why an empty file at `path` can only be one that lost its contents.
     """
-    if _beside(path, "-wal").exists():
+    if _has_contents(_beside(path, "-wal")):
         raise damaged(path, "the file is gone, but its write-ahead log is still there")
     fresh = _beside(path, ".new")
     for leftover in (fresh, _beside(fresh, "-wal"), _beside(fresh, "-shm")):
@@ -141,7 +147,7 @@ def _inspect(path: Path, *, newest: int) -> None:
         header = file.read(100)
     wal = _beside(path, "-wal")
     if not header:
-        beside = " beside a write-ahead log" if wal.exists() else ""
+        beside = " beside a write-ahead log" if _has_contents(wal) else ""
         raise damaged(path, f"the file is empty{beside}")
     if len(header) < 100 or not header.startswith(_MAGIC):
         raise damaged(path, "page 1 is not the beginning of a SQLite database")
@@ -191,6 +197,10 @@ def _check(db: apsw.Connection, path: Path) -> None:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
+
+
+def _has_contents(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _sync(path: Path) -> None:

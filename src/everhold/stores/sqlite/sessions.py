@@ -104,7 +104,7 @@ _SELECT: Final = """
 select s.id, s.agent, s.address, s.next_seq, s.generation, s.created, s.title, s.parent, s.parent_at, s.choices,
   s.names,
   (select count(*) from pending p where p.session = s.id),
-  (select max(o.what) from operations o
+  (select max(o.what) from operations o indexed by operations_running
     where o.session = s.id and o.state = 'running' and o.what in ('turn', 'fold')),
   (select o.covers from operations o
     where o.session = s.id and o.what = 'fold' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)

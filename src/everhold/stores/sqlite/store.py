@@ -72,13 +72,15 @@ class SqliteStore:
         inline: bool = False,
         backups: Path | None = None,
         synchronous: str = "FULL",
+        patience: float = connect.PATIENCE_SECONDS,
         migrations: Sequence[migrate.Migration] | None = None,
         vfs: str | None = None,
     ) -> Self:
         """Open the database at `path`, making or upgrading it; refuses one that is damaged or too new, untouched.
 
         `inline` commits on the caller's thread, for simulated worlds. An upgrade leaves a checked copy of what was
-        there in `backups` (beside the database unless told otherwise).
+        there in `backups` (beside the database unless told otherwise). `patience` is how many seconds a foreign lock is
+        waited for; `migrations` and `vfs` are for tests.
         """
         path = Path(path).absolute()
         db = migrate.prepare(
@@ -86,6 +88,7 @@ class SqliteStore:
             migrations=migrations or migrate.known(),
             backups=backups or path.parent / "backups",
             synchronous=synchronous,
+            patience=patience,
             vfs=vfs,
         )
         mark: Mark | None = None

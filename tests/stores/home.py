@@ -1,0 +1,51 @@
+"""Opens stores for tests and looks at what they left on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.contracts.scene import Dice, Scene
+
+T = TypeVar("T")
+
+
+def run(play: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(play)
+
+
+def opened(path: Path, **options: Any) -> SqliteStore:
+    options.setdefault("chance", Dice())
+    return SqliteStore.open(path, **options)
+
+
+async def staged(path: Path, **options: Any) -> tuple[SqliteStore, Scene]:
+    """A store with session `s` in it, and the stage around it."""
+    store = opened(path, **options)
+    scene = Scene(store)
+    if not await store.sessions():
+        await scene.open("s")
+    return store, scene
+
+
+def fingerprint(home: Path) -> dict[str, str]:
+    """Every file below `home` with its contents' hash, but those that hold nothing of their own."""
+    return {
+        str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(home.rglob("*"))
+        if path.is_file() and path.stat().st_size > 0 and not path.name.endswith("-shm")
+    }
+
+
+def crash_image(path: Path, to: Path) -> Path:
+    """The files as a power cut would leave them now."""
+    to.mkdir(parents=True, exist_ok=True)
+    for file in path.parent.glob(path.name + "*"):
+        if not file.name.endswith("-shm"):
+            shutil.copy(file, to / file.name)
+    return to / path.name

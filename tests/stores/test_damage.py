@@ -1,0 +1,236 @@
+"""Files that are not what was written: refused or reported with a name, and never written over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import apsw
+import pytest
+
+from everhold.core.entries import VERSION, Kind
+from everhold.errors import Poisoned, StoreDamaged, StoreNewer
+from everhold.stores.sqlite import migrate
+from tests.stores.home import crash_image, fingerprint, opened, run, staged
+
+
+def written(home: Path, *, messages: int = 50, crash: bool = False) -> Path:
+    """A database with some messages in it; with `crash`, as it is while its process still runs."""
+
+    async def play() -> Path:
+        store, scene = await staged(home / "live" / "log.db")
+        for n in range(messages):
+            await scene.hear(f"message {n} " + "m" * 500)
+        image = crash_image(home / "live" / "log.db", home / "crashed")
+        await store.close()
+        return image
+
+    image = run(play())
+    return image if crash else home / "live" / "log.db"
+
+
+def refused(path: Path, why: str) -> None:
+    before = fingerprint(path.parent)
+    size = path.stat().st_size if path.exists() else None
+    with pytest.raises(StoreDamaged, match=why) as damage:
+        opened(path)
+    assert str(path) in str(damage.value)
+    assert "restore" in damage.value.remedy
+    assert fingerprint(path.parent) == before
+    assert (path.stat().st_size if path.exists() else None) == size
+
+
+def test_noise_in_a_page_is_refused_with_the_page_named(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    data = bytearray(path.read_bytes())
+    for at in range(4096 * 6, 4096 * 9):
+        data[at] ^= 0x5A
+    path.write_bytes(data)
+    refused(path, "(?i)page")
+
+
+def test_a_flipped_bit_in_a_message_is_found_and_named(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    data = path.read_bytes()
+    at = data.index(b"message 7 ") + 8
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+    async def play() -> None:
+        store = opened(path)  # no page is wrong: SQLite cannot see it
+        assert await store.verify() == ["s: entry 8 (heard) is not what was written: its digest does not match"]
+        assert await store.verify("s") == await store.verify()
+        await store.close()
+
+    run(play())
+
+
+def test_a_body_that_no_longer_parses_stops_who_reads_it(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    db = apsw.Connection(str(path))
+    db.execute("update entries set body = replace(body, '{', '[') where seq = 3")
+    db.close()
+
+    async def play() -> None:
+        store = opened(path)
+        with pytest.raises(StoreDamaged, match="session s: entry 3"):
+            await store.entries("s")
+        assert len(await store.entries("s", after=3)) == 47
+        assert any("entry 3" in line for line in await store.verify())
+        await store.close()
+
+    run(play())
+
+
+def test_an_empty_file_is_not_taken_for_a_new_database(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.write_bytes(b"")
+    refused(path, "empty")
+
+
+def test_an_empty_file_beside_its_log_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, crash=True)
+    assert path.with_name("log.db-wal").stat().st_size > 0
+    path.write_bytes(b"")
+    refused(path, "write-ahead log")
+
+
+def test_a_missing_file_beside_its_log_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, crash=True)
+    path.unlink()
+    refused(path, "gone")
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    path.write_bytes(b"a letter to my aunt " * 1000)
+    refused(path, "page 1")
+
+
+def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    db = apsw.Connection(str(path))
+    db.execute("create table aunts(name)")
+    db.close()
+    before = fingerprint(tmp_path)
+    with pytest.raises(StoreDamaged, match="not a database of everhold"):
+        opened(path)
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_crashed_store_opens_with_all_it_acknowledged(tmp_path: Path) -> None:
+    path = written(tmp_path, crash=True)
+
+    async def play() -> None:
+        store, scene = await staged(path)
+        assert len(await scene.texts()) == 50
+        assert await store.verify() == []
+        await store.close()
+
+    run(play())
+
+
+@pytest.mark.parametrize("left", [0.5, 0.0])
+def test_a_log_that_lost_its_tail_is_refused(tmp_path: Path, left: float) -> None:
+    path = written(tmp_path, crash=True)
+    wal = path.with_name("log.db-wal")
+    wal.write_bytes(wal.read_bytes()[: int(wal.stat().st_size * left)])
+    if not left:
+        wal.unlink()
+    before = fingerprint(path.parent)
+    with pytest.raises(StoreDamaged, match="everything up to 50 was acknowledged") as damage:
+        opened(path)
+    assert "log.db.mark" in damage.value.remedy
+    assert fingerprint(path.parent) == before
+
+
+def test_without_its_mark_a_shortened_log_cannot_be_told_from_a_short_one(tmp_path: Path) -> None:
+    """What is possible without the witness: SQLite drops the torn tail whole, and what is left is sound."""
+    path = written(tmp_path, crash=True)
+    wal = path.with_name("log.db-wal")
+    wal.write_bytes(wal.read_bytes()[: wal.stat().st_size // 2])
+    path.with_name("log.db.mark").unlink()
+
+    async def play() -> None:
+        store, scene = await staged(path)
+        texts = await scene.texts()
+        assert 0 < len(texts) < 50
+        assert [text.split()[1] for text in texts] == [str(n) for n in range(len(texts))]
+        assert await store.verify() == []
+        await store.close()
+
+    run(play())
+
+
+def test_going_back_to_a_backup_on_purpose_needs_the_mark_removed(tmp_path: Path) -> None:
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        store, scene = await staged(path)
+        await scene.hear("kept")
+        copy = await store.backup(tmp_path / "backup.db")
+        await scene.hear("later")
+        await store.close()
+        shutil.copy(copy, path)
+        with pytest.raises(StoreDamaged):
+            opened(path)
+        (tmp_path / "log.db.mark").unlink()
+        store, scene = await staged(path)
+        assert await scene.texts() == ["kept"]
+        await store.close()
+
+    run(play())
+
+
+# -- what a newer build wrote
+
+
+def newer_in_file(path: Path) -> None:
+    db = apsw.Connection(str(path))
+    db.pragma("user_version", 99)
+    db.close()
+
+
+def newer_in_log_only(path: Path) -> None:
+    db = apsw.Connection(str(path))
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    db.pragma("user_version", 99)
+    db.close()
+    assert int.from_bytes(path.read_bytes()[60:64]) == migrate.known()[-1].number
+
+
+@pytest.mark.parametrize("upgrade", [newer_in_file, newer_in_log_only])
+def test_a_newer_schema_is_refused_without_touching_a_byte(tmp_path: Path, upgrade: object) -> None:
+    path = written(tmp_path)
+    assert callable(upgrade)
+    upgrade(path)
+    before = fingerprint(path.parent)
+    with pytest.raises(StoreNewer, match="schema 99") as newer:
+        opened(path)
+    assert "newer everhold" in newer.value.remedy
+    assert fingerprint(path.parent) == before
+
+
+@pytest.mark.parametrize("change", ["kind = 'dreamed'", f"version = {VERSION + 1}"])
+def test_an_entry_of_a_later_build_stops_whoever_would_walk_past_it(tmp_path: Path, change: str) -> None:
+    path = written(tmp_path)
+    db = apsw.Connection(str(path))
+    db.execute(f"update entries set {change} where seq = 10")
+    db.close()
+
+    async def play() -> None:
+        store = opened(path)
+        with pytest.raises(Poisoned, match="entry 10"):
+            await store.entries("s")
+        with pytest.raises(Poisoned):
+            await store.entries("s", kinds=(Kind.SAID,))
+        with pytest.raises(Poisoned):
+            await store.entry("s", 10)
+        with pytest.raises(Poisoned):
+            await store.feed()
+        with pytest.raises(Poisoned):
+            await store.pending("s")
+        assert len(await store.entries("s", upto=9)) == 9
+        assert await store.entries("s", after=10, kinds=(Kind.SAID,)) == []
+        assert any("newer everhold" in line for line in await store.verify())
+        await store.close()
+
+    run(play())

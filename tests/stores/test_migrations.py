@@ -1,0 +1,125 @@
+"""From one schema to the next: with a checked copy of what was there, in one step or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from everhold.errors import StoreError, StoreNewer
+from everhold.ports.store import Flight, Item
+from everhold.stores.sqlite import migrate
+from everhold.stores.sqlite.migrate import Migration
+from tests.stores.home import fingerprint, opened, run, staged
+
+NOW = migrate.known()
+NEXT = Migration(NOW[-1].number + 1, "moods", "alter table sessions add column mood text not null default 'calm';")
+BROKEN = Migration(NOW[-1].number + 1, "broken", "create table fine(a); create table sessions(oops);")
+
+
+async def lived_in(path: Path) -> None:
+    """A home that was left in the middle of things: a running turn, a pending message, a flight."""
+    store, scene = await staged(path)
+    await scene.hear("first")
+    await scene.hear("second", wake="voice")
+    claim = await scene.claim(at=1.0)
+    await scene.begin(1, claim=claim)
+    voice = await scene.claim("voice", at=1.0)
+    await scene.update(voice, flight=Flight(items=(Item(seq=1, key="k"),), upto=1, digest="d"))
+    await store.close()
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [one.number for one in NOW] == list(range(1, len(NOW) + 1))
+
+
+def test_a_new_database_has_the_newest_schema_and_no_backup(tmp_path: Path) -> None:
+    store = opened(tmp_path / "log.db")
+    assert store.writer.db.pragma("user_version") == NOW[-1].number
+    run(store.close())
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["log.db", "log.db.mark"]
+
+
+def test_an_upgrade_goes_on_where_the_older_build_stopped(tmp_path: Path) -> None:
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        await lived_in(path)
+        before = path.read_bytes()
+        store, scene = await staged(path, migrations=[*NOW, NEXT], backups=tmp_path / "kept")
+        assert await scene.texts() == ["first", "second"]
+        assert await scene.pending() == [2]
+        claims = await store.claim(owner="new", at=1000.0, lease=60.0, limit=9)
+        assert {claim.reader: claim.taken_over for claim in claims} == {"mind": True, "voice": True}
+        assert {claim.reader: claim.lane.flight is not None for claim in claims} == {"mind": False, "voice": True}
+        (running,) = await store.operations("s", states=("running",))
+        assert running.attempts == 2
+        assert await store.verify() == []
+        await store.close()
+
+        (backup,) = (tmp_path / "kept").iterdir()
+        assert backup.stat().st_mode & 0o777 == 0o600
+        copy = apsw.Connection(str(backup), flags=apsw.SQLITE_OPEN_READONLY)
+        assert copy.pragma("user_version") == NOW[-1].number
+        assert copy.execute("select count(*) from entries").get == 3
+        assert copy.pragma("integrity_check") == "ok"
+        copy.close()
+        assert len(before) > 0
+
+        # nobody goes back, and trying to leaves everything as it is
+        files = fingerprint(tmp_path)
+        with pytest.raises(StoreNewer):
+            opened(path)
+        assert fingerprint(tmp_path) == files
+
+    run(play())
+
+
+def test_the_backup_is_itself_a_home_for_the_older_build(tmp_path: Path) -> None:
+    async def play() -> None:
+        await lived_in(tmp_path / "log.db")
+        await opened(tmp_path / "log.db", migrations=[*NOW, NEXT]).close()
+        (backup,) = (tmp_path / "backups").iterdir()
+        store, scene = await staged(backup)
+        assert await scene.texts() == ["first", "second"]
+        assert await store.verify() == []
+        await store.close()
+
+    run(play())
+
+
+def test_a_migration_that_fails_leaves_the_schema_as_it_was(tmp_path: Path) -> None:
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        await lived_in(path)
+        with pytest.raises(StoreError, match="sessions"):
+            opened(path, migrations=[*NOW, BROKEN])
+        store, scene = await staged(path)
+        assert await scene.texts() == ["first", "second"]
+        assert store.writer.db.execute("select 1 from sqlite_schema where name = 'fine'").get is None
+        await store.close()
+
+    run(play())
+
+
+def test_a_second_upgrade_keeps_the_first_backup(tmp_path: Path) -> None:
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        await lived_in(path)
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                opened(path, migrations=[*NOW, BROKEN])
+        assert len(list((tmp_path / "backups").iterdir())) == 2
+
+    run(play())
+
+
+def test_a_half_made_database_is_made_anew(tmp_path: Path) -> None:
+    async def play() -> None:
+        (tmp_path / "log.db.new").write_bytes(b"a process died while making this")
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.hear()
+        await store.close()
+        assert not (tmp_path / "log.db.new").exists()
+
+    run(play())

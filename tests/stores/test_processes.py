@@ -1,0 +1,113 @@
+"""Processes that share a home or are killed in it: one at a time gets in, and what it acknowledged outlives it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from everhold.errors import HomeBusy
+from everhold.stores.sqlite import HomeLock
+from tests.stores.home import run, staged
+
+VICTIM = Path(__file__).with_name("victim.py")
+
+
+def start(*args: str) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    return subprocess.Popen(
+        [sys.executable, str(VICTIM), *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def kill(process: subprocess.Popen[bytes]) -> bytes:
+    process.send_signal(signal.SIGKILL)
+    output, _ = process.communicate()
+    return output
+
+
+def test_a_second_process_hears_at_once_who_is_there(tmp_path: Path) -> None:
+    first = start("hold", str(tmp_path))
+    assert first.stdout is not None
+    assert first.stdout.readline() == b"held\n"
+    try:
+        began = time.monotonic()
+        with pytest.raises(HomeBusy, match=str(first.pid)) as busy:
+            HomeLock(tmp_path / "lock").take()
+        assert time.monotonic() - began < 1.0
+        assert str(first.pid) in busy.value.remedy
+        assert first.poll() is None
+    finally:
+        kill(first)
+    with HomeLock(tmp_path / "lock") as lock:
+        assert lock.held
+        assert (tmp_path / "lock").read_text().strip() == str(os.getpid())
+
+
+def test_a_lock_is_taken_once_and_free_after_release(tmp_path: Path) -> None:
+    lock = HomeLock(tmp_path / "lock").take()
+    with pytest.raises(HomeBusy):
+        HomeLock(tmp_path / "lock").take()
+    lock.release()
+    lock.release()
+    HomeLock(tmp_path / "lock").take().release()
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_lock_file_that_was_replaced_meanwhile_is_not_trusted(tmp_path: Path) -> None:
+    held = HomeLock(tmp_path / "lock").take()
+    (tmp_path / "lock").unlink()
+    second = HomeLock(tmp_path / "lock").take()
+    assert second.held
+    assert (tmp_path / "lock").read_text().strip() == str(os.getpid())
+    held.release()
+    second.release()
+
+
+def killed_again_and_again(home: Path, *, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    acked: list[str] = []
+    for life in range(kills):
+        victim = start("commit", str(home), str(life))
+        assert victim.stdout is not None
+        first = victim.stdout.readline().decode()
+        assert first, "the victim did not come up"
+        time.sleep(chance.random() * 0.15)
+        # A line may be cut by the kill; what was written of it stands for nothing.
+        lines = (first + kill(victim).decode()).splitlines(keepends=True)
+        acked += [line.strip() for line in lines if line.endswith("\n")]
+
+    async def look() -> None:
+        store, scene = await staged(home / "log.db")
+        texts = await scene.texts("s") + await scene.texts("t")
+        assert set(acked) <= set(texts)
+        assert len(texts) == len(set(texts))
+        for session in "st":
+            for voice in range(20):
+                for life in range(kills):
+                    mine = [text for text in await scene.texts(session) if text.startswith(f"{life}-{voice}-")]
+                    assert [int(text.split("-")[2]) for text in mine] == list(range(1, len(mine) + 1))
+        assert await store.verify() == []
+        await store.close()
+
+    run(look())
+
+
+def test_what_was_acknowledged_outlives_kill_9(tmp_path: Path) -> None:
+    killed_again_and_again(tmp_path, kills=4, seed=1)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("seed", range(10))
+def test_what_was_acknowledged_outlives_many_kills(tmp_path: Path, seed: int) -> None:
+    killed_again_and_again(tmp_path, kills=20, seed=seed)

@@ -1,0 +1,161 @@
+"""Much of everything: many messages, many sessions, long texts. Nothing is dropped, nothing is found by scanning."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+from everhold.core.entries import Began, Draft, Ended
+from everhold.ports.store import Change, Opening, Step, Wake
+from everhold.testing.contracts.scene import heard, text_of
+from tests.stores.home import opened, run, staged
+
+
+def test_ten_thousand_messages_wait_in_one_session(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", synchronous="OFF")
+        began = time.perf_counter()
+        await asyncio.gather(*[scene.hear(f"m{n}", dedup=f"k{n}") for n in range(10_000)])
+        assert 10_000 / (time.perf_counter() - began) > 2_000
+        assert await scene.texts() == [f"m{n}" for n in range(10_000)]
+        assert (await store.session("s")).pending == 10_000
+        op = await scene.begin(*range(1, 10_001))
+        assert await scene.pending() == []
+        await scene.end(op, "released")
+        assert await scene.pending() == list(range(1, 10_001))
+        assert await store.verify() == []
+        await store.close()
+
+    run(play())
+
+
+def test_ten_thousand_sessions_have_one_message_each(tmp_path: Path) -> None:
+    async def play() -> None:
+        store = opened(tmp_path / "log.db", synchronous="OFF")
+        draft = Draft(body=heard(), author="person:ada")
+
+        def change(n: int) -> Change:
+            opens = Opening(agent="main", address=f"chat:{n}")
+            wakes = (Wake(reader="mind"),)
+            return Change(step=Step.ACCEPT, session=f"s{n:05}", at=1.0, opens=opens, entries=(draft,), wakes=wakes)
+
+        await asyncio.gather(*[store.commit(change(n)) for n in range(10_000)])
+        served: list[str] = []
+        while claims := await store.claim(owner="me", at=2.0, lease=60.0, limit=500):
+            served += [claim.session for claim in claims]
+        assert len(served) == len(set(served)) == 10_000
+        assert len(await store.sessions(limit=20_000)) == 10_000
+        await store.close()
+
+    run(play())
+
+
+def test_due_work_is_found_among_a_hundred_thousand_sessions(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", inline=True, synchronous="OFF")
+        fill = """
+            with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000)
+            insert into lanes(reader, session, since, wait, due, owner, lease_since, lease_wait)
+            select :reader, 'x' || i, :since, 0, :since, :owner, 0, 1e12 from n
+        """
+        db = apsw.Connection(str(tmp_path / "log.db"))
+        with db:
+            db.execute(fill, {"reader": "memory:down", "since": 1.0, "owner": ""})  # all due, all skipped
+            db.execute(fill, {"reader": "fold", "since": 1e6, "owner": ""})  # none of them due
+            db.execute("update lanes set since = 0, wait = 1e6 where reader = 'fold'")
+            db.execute(fill.replace("100000", "500"), {"reader": "voice", "since": 1.0, "owner": "busy"})  # held
+        db.close()
+        times = []
+        for _ in range(10):
+            await scene.hear(at=5.0)
+            began = time.perf_counter()
+            (claim,) = await store.claim(owner="me", at=5.0, lease=60.0, limit=8, skip=("memory:*",))
+            times.append(time.perf_counter() - began)
+            assert claim.session == "s"
+            await scene.update(claim, idle_at=99, release=True)
+            began = time.perf_counter()
+            await store.next_due(at=5.0, skip=("memory:*",))
+            times.append(time.perf_counter() - began)
+        assert min(times[::2]) < 0.001
+        assert min(times[1::2]) < 0.001
+        await store.close()
+
+    run(play())
+
+
+def test_the_hot_statements_use_their_indexes(tmp_path: Path) -> None:
+    store = opened(tmp_path / "log.db", inline=True)
+    db = store.writer.db
+
+    def plan(sql: str) -> str:
+        return " / ".join(row[3] for row in db.execute(f"explain query plan {sql}"))
+
+    assert "lanes_due" in plan("select due from lanes where reader = 'r' and due <= 1 order by due limit 1")
+    assert "lanes_since" in plan("update lanes set since = 1 where due is not null and since > 5 and firm = 1")
+    assert "entries_place" in plan("select * from entries where session = 's' and seq > 5 order by seq")
+    assert "entries_dedup" in plan("select seq from entries where dedup = 'k'")
+    assert "COVERING INDEX lanes_due" in plan(
+        "select due, session, reader from lanes where reader = 'r' and due <= 1 and "
+        "(owner = '' or 5 >= lease_since + lease_wait or 5 < lease_since) order by due limit 5"
+    )
+    run(store.close())
+
+
+@pytest.mark.parametrize("text", ["z" * 1_000_000, "line\n" * 100_000, "\U0001f600" * 100_000])
+def test_a_long_message_is_kept_whole(tmp_path: Path, text: str) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        began = time.perf_counter()
+        await scene.hear(text)
+        assert time.perf_counter() - began < 0.5
+        assert text_of(await store.entry("s", 1)) == text
+        await scene.commit(blobs=(b"\x00\xff" * 10_000_000,))
+        assert await store.verify() == []
+        await store.close()
+
+    run(play())
+
+
+def test_the_write_ahead_log_stays_short(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", synchronous="OFF")
+        for n in range(300):
+            await asyncio.gather(*[scene.hear("m" * 2000, wake="", dedup=f"{n}-{m}") for m in range(10)])
+            await store.entries("s", after=n * 10)
+        assert (tmp_path / "log.db-wal").stat().st_size < 12 * 1024 * 1024
+        await store.close()
+
+    run(play())
+
+
+def test_a_turn_costs_few_statements(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", inline=True)
+        await scene.hear()
+        await scene.hear()
+        ran: list[str] = []
+
+        def trace(_cursor: object, sql: str, _values: object) -> bool:
+            ran.append(sql)
+            return True
+
+        store.writer.db.set_exec_trace(trace)
+        await scene.hear(dedup="k")
+        accept = len(ran)
+        claim = await scene.claim()
+        ran.clear()
+        began = Draft(body=Began(what="turn", takes=(1, 2), reader="mind"), author="agent:main")
+        await scene.commit(began, claim=claim)
+        begin = len(ran)
+        ran.clear()
+        await scene.commit(Draft(body=Ended(), author="agent:main", op=4), op=4, claim=claim)
+        end = len(ran)
+        store.writer.db.set_exec_trace(None)
+        assert (accept, begin, end) <= (8, 9, 8)
+        await store.close()
+
+    run(play())
