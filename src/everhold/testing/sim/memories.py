@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -77,14 +77,13 @@ def remembered(
                     yield f"{name} keeps {item.key}, which the log does not hold for memory"
                 else:
                     yield from (f"{name}: {why}" for why in _identity(item, by_key[item.key], log))
-            found = [order[item.key] for item in kept if item.key in order]
+            # where nobody can tell what arrived, a whole batch may stand there twice, one behind the other
+            found = _last(order[item.key] for item in kept if item.key in order)
             if found != sorted(found):
                 yield f"{name} has the memories of {session} out of order: {found}"
             if provider.delivery is Delivery.UPSERT:
                 written = [order[key] for where, key in provider.writes if where == session and key in order]
-                # a batch may be written twice, one behind the other; in the end the newest was written last
-                last = list(dict.fromkeys(reversed(written)))[::-1]
-                if last != sorted(last):
+                if _last(written) != sorted(set(written)):
                     yield f"{name} had an older memory of {session} written over a newer one: {written}"
             for key, count in times.items():
                 if count > 1 and (provider.delivery is not Delivery.BLIND or policy == "hold"):
@@ -95,6 +94,11 @@ def remembered(
                 for place in expected:
                     if place.key not in times and place.key not in given_up and not place.erased:
                         yield f"{name} never got {place.key}"
+
+
+def _last(numbers: Iterable[int]) -> list[int]:
+    """The numbers in the order in which each came last."""
+    return list(dict.fromkeys(reversed(list(numbers))))[::-1]
 
 
 def _identity(item: Memory, place: Place, log: Sequence[Entry]) -> Iterator[str]:
