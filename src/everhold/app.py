@@ -215,7 +215,7 @@ class App:
             "revision": settings.revision,
             "day": self.agents.day(),
             "default_agent": settings.default_agent,
-            "agents": [_agent_json(agent, settings) for agent in settings.agents.values()],
+            "agents": [agent_json(agent, settings) for agent in settings.agents.values()],
             "problems": [problem_json(problem) for problem in settings.problems],
             "refused": [problem_json(problem) for problem in refused.problems] if refused else [],
             "store": str(self.broken) if self.broken else "the disk is full" if self.full else "",
@@ -260,7 +260,7 @@ def problem_json(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _agent_json(agent: AgentSettings, settings: Settings) -> dict[str, Any]:
+def agent_json(agent: AgentSettings, settings: Settings) -> dict[str, Any]:
     missing = [name for model in dict.fromkeys(agent.models()) for name in settings.models[model].missing]
     return {
         "name": agent.name,

@@ -1,0 +1,41 @@
+"""Knows from a session's entries when a message has been answered, and with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Answer:
+    """What becomes of the message at `seq`. `outcome` is empty until the operation that took it is over."""
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+        self.op: int | None = None
+        self.outcome = ""
+        self.reason = ""
+        self.released = False
+        """It was taken up once and waits again, for a model that cannot be asked now."""
+        self.said: list[str] = []
+        self.told: list[str] = []
+
+    def see(self, entry: dict[str, Any]) -> None:
+        """Entries behind `seq`, in order."""
+        kind, body, op = entry["kind"], entry["body"] or {}, entry["op"]
+        if kind in ("began", "took") and self.seq in body.get("takes", ()):
+            self.op = entry["seq"] if kind == "began" else op
+        if self.op is None or op != self.op:
+            return
+        if kind == "said":
+            self.said.append(body.get("text", ""))
+        elif kind == "told":
+            self.told.append(body.get("text", ""))
+        elif kind == "ended":
+            if body.get("outcome") == "released":  # it waits for a model: somebody will take it up again
+                self.op, self.released = None, True
+            else:
+                self.outcome, self.reason = body.get("outcome", "done"), body.get("reason", "")
+
+    @property
+    def text(self) -> str:
+        """The reply; for a command, which no model answers, what the gateway said about it."""
+        return "\n".join(self.said or self.told)

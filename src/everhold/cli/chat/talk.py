@@ -1,0 +1,223 @@
+"""A conversation with a session: says things exactly once, shows everything that is committed, survives restarts.
+
+What is shown follows the log by seq, so a gateway that is killed and comes back continues where it was. What is said
+carries a number of its own, so that asking again after a lost connection never says it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+from everhold.cli import message
+from everhold.cli.answer import Answer
+from everhold.cli.chat.terminal import Terminal
+from everhold.cli.reach import DRAIN_SECONDS, Reached
+from everhold.errors import HomeBusy, Misuse, Refused
+from everhold.remote.client import Calls, Gone
+
+AGAIN_SECONDS: Final = 0.2
+SHOWN_AT_START: Final = 40
+"""How many of the last entries are looked through for the last exchange."""
+REMEMBERED: Final = 1_000
+T = TypeVar("T")
+
+Reach = Callable[[], Awaitable[Reached]]
+
+
+class Talk:
+    """One conversation. `reach` finds whoever answers, again whenever that is needed; a gateway is only waited for."""
+
+    def __init__(self, terminal: Terminal, *, reach: Reach, wait: Callable[[], Awaitable[Reached | None]]) -> None:
+        self.terminal = terminal
+        self.reach = reach
+        self.wait = wait
+        self.reached: Reached | None = None
+        self.spot: dict[str, Any] = {}
+        self.session = ""
+        self.after = 0
+        self._own: set[str] = set()
+        """Numbers of what was said here: it is on the screen already."""
+        self._answer: Answer | None = None
+        self._answered = asyncio.Event()
+        self._unasked: list[dict[str, Any]] = []
+        """Entries that came while a message was on its way: the answer may be among them."""
+        self._fault: BaseException | None = None
+        self._grown: tuple[int, str] = (0, "")
+        self._following: asyncio.Task[None] | None = None
+        self._mending = asyncio.Lock()
+
+    # -- beginning and end ---------------------------------------------------------------------------------------------
+
+    async def open(self, name: str, *, agent: str) -> list[str]:
+        """Find the place to speak; what was said there by this person before, for the arrow keys."""
+        self.reached = await self.reach()
+        self.spot = await self._calls.place(name, agent=agent)
+        found = self.spot["session"]
+        if found is None:
+            self.terminal.remark(f"new session with {self.spot['agent']} · /help lists commands · Ctrl-D leaves")
+            return []
+        title = f" “{found['title']}”" if found["title"] else ""
+        self.terminal.remark(f"session {found['id']}{title} · {self.spot['agent']} · /help · Ctrl-D leaves")
+        return await self._catch_up(found["id"], found["last_seq"])
+
+    async def close(self) -> None:
+        self._unfollow()
+        if self.reached is not None:
+            await self.reached.close(seconds=DRAIN_SECONDS)
+
+    async def _catch_up(self, session: str, last: int) -> list[str]:
+        said_before: list[str] = []
+        exchange: list[dict[str, Any]] = []
+        async for entry in self._calls.entries(session, after=max(0, last - REMEMBERED)):
+            if entry["kind"] == "heard" and entry["body"] and entry["author"].startswith("person:"):
+                said_before.append(entry["body"]["text"])
+                exchange = []
+            if entry["seq"] > last - SHOWN_AT_START:
+                exchange.append(entry)
+            self.after = entry["seq"]
+        for entry in exchange if self.terminal.live else ():
+            self._show(entry)
+        self._follow(session)
+        return said_before
+
+    # -- saying ------------------------------------------------------------------------------------------------------
+
+    async def say(self, text: str) -> str:
+        """Say something and wait until it is answered; its outcome. Stopping to wait takes nothing back."""
+        self._answer, self._unasked = None, []
+        self._answered.clear()
+        verdict = await self._send(message.incoming(self.spot, text))
+        if not verdict["session"]:
+            raise Refused(verdict["reason"] or "the message was not accepted")
+        self._answer = Answer(verdict["seq"])
+        if verdict["session"] != self.session or self._following is None:
+            self.after = verdict["seq"] - 1
+            self.terminal.remark(f"session {verdict['session']}")
+            self._follow(verdict["session"])
+        else:
+            for entry in self._unasked:
+                self._check(self._answer, entry)
+        await self._answered.wait()
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+        return self._answer.outcome or "waiting"
+
+    async def stop(self) -> None:
+        """Ask for the running turn to end."""
+        await self._send(message.incoming(self.spot, "/stop"))
+
+    async def _send(self, incoming: dict[str, Any]) -> dict[str, Any]:
+        self._own.add(incoming["origin"]["message"])
+        return await self._insist(lambda calls: calls.send(incoming))
+
+    @property
+    def _calls(self) -> Calls:
+        assert self.reached is not None
+        return self.reached.calls
+
+    async def _insist(self, ask: Callable[[Calls], Awaitable[T]]) -> T:
+        """Ask until somebody answers: the gateway may be starting again."""
+        while True:
+            reached = self.reached
+            try:
+                return await ask(self._calls)
+            except Gone:
+                await self._mend(reached)
+
+    async def _mend(self, lost: Reached | None) -> None:
+        """Find whoever holds the home now. A gateway is waited for; what another chat has left, this one takes up."""
+        async with self._mending:
+            if self.reached is not lost:
+                return  # somebody has mended it meanwhile
+            gateway = lost is not None and lost.role == "gateway"
+            self.terminal.settle()
+            if gateway:
+                self.terminal.remark("the gateway is gone; waiting for it to come back", "yellow")
+            while True:
+                try:
+                    found = await self.wait() if gateway else await self.reach()
+                except (HomeBusy, Gone):
+                    found = None
+                if found is not None:
+                    break
+                await asyncio.sleep(AGAIN_SECONDS)
+            self.reached = found
+            self.terminal.remark("it is back" if found.app is None else "going on without a gateway")
+
+    # -- seeing ------------------------------------------------------------------------------------------------------
+
+    def _follow(self, session: str) -> None:
+        self._unfollow()
+        self.session = session
+        self._following = asyncio.ensure_future(self._keep_following(session))
+        self._following.add_done_callback(self._fell)
+
+    def _fell(self, task: asyncio.Task[None]) -> None:
+        """Nobody shows the log any more; whoever waits for an answer has to know."""
+        if not task.cancelled() and task is self._following:
+            self._following = None
+            self._fault = task.exception()
+            self._answered.set()
+
+    def _unfollow(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+
+    async def _keep_following(self, session: str) -> None:
+        while True:
+            reached = self.reached
+            try:
+                async with aclosing(self._calls.follow(session, after=self.after)) as events:
+                    async for event in events:
+                        self._see(event)
+            except Gone:
+                await self._mend(reached)
+
+    def _see(self, event: dict[str, Any]) -> None:
+        if "piece" in event:
+            op, at, text = (event["piece"][key] for key in ("op", "at", "text"))
+            before = self._grown[1] if self._grown[0] == op else ""
+            self._grown = (op, before[:at] + text)
+            self.terminal.grow(self.spot["agent"], op, self._grown[1])
+            return
+        entry = event["entry"]
+        if entry["seq"] != self.after + 1:
+            raise Misuse(f"entry {self.after + 1} of session {self.session} was skipped", remedy="please report it")
+        self.after = entry["seq"]
+        self._show(entry)
+        if self._answer is None:
+            self._unasked.append(entry)
+        else:
+            self._check(self._answer, entry)
+
+    def _check(self, answer: Answer, entry: dict[str, Any]) -> None:
+        if entry["seq"] > answer.seq and not answer.outcome:
+            answer.see(entry)
+            # a message that waits for a model is answered some time; whoever sits there can go on meanwhile
+            if answer.outcome or (answer.released and self.terminal.live):
+                self._answered.set()
+
+    def _show(self, entry: dict[str, Any]) -> None:
+        """What a person wants to see of the log. The rest is in `everhold sessions show`."""
+        body = entry["body"]
+        if body is None:
+            return
+        match entry["kind"]:
+            case "heard" if self.terminal.live and body["origin"].get("message") not in self._own:
+                self.terminal.speech(entry["author"].removeprefix("person:"), body["text"], "cyan")
+            case "said":
+                self.terminal.reply(entry["author"].removeprefix("agent:"), entry["op"] or 0, body["text"])
+            case "told":
+                self.terminal.speech("everhold", body["text"], "yellow")
+            case "thought" if body.get("calls"):
+                self.terminal.settle()
+                self.terminal.remark("uses " + ", ".join(call["tool"] for call in body["calls"]))
+            case "noted":
+                self.terminal.remark(f"remembered: {body['text']}")
+            case _:
+                return

@@ -1,0 +1,142 @@
+"""What is seen and typed: a prompt with history, replies that grow, remarks between. Knows nothing of gateways.
+
+Typing happens on the main thread and replies arrive on another, so a reply that comes while somebody types is written
+above the prompt, and what they had typed is put back below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from threading import RLock
+from typing import Final
+
+from everhold.cli.render import Screen, safe
+
+with contextlib.suppress(ImportError):  # a Python built without it still chats, only without history
+    import readline
+
+PROMPT: Final = "you> "
+_CLEAR: Final = "\r\x1b[K"
+
+
+class Terminal:
+    """One person at one terminal, or a program behind a pipe."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self.live = sys.stdin.isatty() and screen.out.isatty()
+        """Somebody watches: show a prompt, growing replies and remarks."""
+        self._lock = RLock()
+        self._prompting = False
+        self._growing: tuple[int, str] | None = None
+        """The operation whose reply is being written, and what of it is on the screen."""
+
+    # -- typing ------------------------------------------------------------------------------------------------------
+
+    def remember(self, lines: Iterable[str]) -> None:
+        """What the arrow keys bring back."""
+        if self.live and "readline" in sys.modules:
+            for line in lines:
+                readline.add_history(line)
+
+    def read(self) -> str:
+        """What somebody types next. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
+        if not self.live:
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return line.rstrip("\n")
+        lines = [self._ask(PROMPT)]
+        while lines[-1].endswith("\\"):  # a line may go on
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._ask("… "))
+        return "\n".join(lines)
+
+    def _ask(self, prompt: str) -> str:
+        with self._lock:
+            self._end_growing()
+            self._prompting = True
+        try:
+            return input(self._coloured(prompt))
+        except UnicodeDecodeError:
+            return ""
+        finally:
+            self._prompting = False
+
+    def _coloured(self, prompt: str) -> str:
+        """Colours that the line editor does not count as columns."""
+        if not self.screen.paint.on:
+            return prompt
+        return f"\x01\x1b[1;36m\x02{prompt}\x01\x1b[0m\x02"
+
+    # -- showing -----------------------------------------------------------------------------------------------------
+
+    def remark(self, text: str, style: str = "dim") -> None:
+        """Something about the conversation that is not part of it."""
+        if self.live:
+            self._write(self.screen.paint(f"— {safe(text)}", style))
+
+    def complain(self, text: str) -> None:
+        """Something that went wrong, for programs, too."""
+        if self.live:
+            self._write(self.screen.paint(f"! {safe(text)}", "red"))
+        else:
+            self.screen.note(f"everhold: {safe(text)}")
+
+    def speech(self, who: str, text: str, style: str) -> None:
+        """Something said, whole."""
+        if self.live:
+            self._write(f"{self.screen.paint(safe(who) + '>', 'bold', style)} {safe(text)}")
+        else:
+            self._write(safe(text))
+
+    def grow(self, who: str, op: int, text: str) -> None:
+        """A reply as far as it is known. Only while nobody types."""
+        with self._lock:
+            if not self.live or self._prompting or not text:
+                return
+            shown = safe(text)
+            if self._growing is None or self._growing[0] != op or not shown.startswith(self._growing[1]):
+                self._end_growing()
+                self._growing = (op, "")
+                self._out(f"{self.screen.paint(safe(who) + '>', 'bold', 'green')} ")
+            self._out(shown[len(self._growing[1]) :])
+            self._growing = (op, shown)
+
+    def reply(self, who: str, op: int, text: str) -> None:
+        """A reply as it stands in the log: the rest of what has grown, or all of it."""
+        with self._lock:
+            if self._growing is not None and self._growing[0] == op:
+                seen, whole = self._growing[1], safe(text)
+                self._growing = None
+                if whole.startswith(seen.rstrip()):  # models stream a last blank that the reply does not keep
+                    self._out(whole[len(seen) :] + "\n")
+                    return
+                self._out("\n")
+            self.speech(who, text, "green")
+
+    def settle(self) -> None:
+        """What has grown so far stays on the screen; whatever comes begins a line of its own."""
+        with self._lock:
+            self._end_growing()
+
+    def _end_growing(self) -> None:
+        if self._growing is not None:
+            self._growing = None
+            self._out("\n")
+
+    def _write(self, text: str) -> None:
+        with self._lock:
+            self._end_growing()
+            if self._prompting:
+                typed = readline.get_line_buffer() if "readline" in sys.modules else ""
+                prompt = self.screen.paint(PROMPT, "bold", "cyan")
+                self._out(f"{_CLEAR}{text}\n{prompt}{typed}")
+            else:
+                self._out(text + "\n")
+
+    def _out(self, text: str) -> None:
+        self.screen.out.write(text)
+        self.screen.out.flush()

@@ -1,0 +1,98 @@
+"""`everhold completion`: a script that completes commands and options, made from the parser."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from everhold.cli.parser import build, options, positionals, subcommands
+from everhold.cli.render import Screen
+
+
+def run(args: argparse.Namespace, screen: Screen) -> int:
+    screen.say({"bash": bash, "zsh": zsh, "fish": fish}[args.shell]())
+    return 0
+
+
+def words(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """For every place in the tree of commands: what may be written next."""
+    inner = subcommands(parser)
+    given = [option for action in options(parser) for option in action.option_strings if option.startswith("--")]
+    choices = [str(choice) for action in positionals(parser) for choice in action.choices or ()]
+    yield path, [*inner, *choices, *given]
+    for name, below in inner.items():
+        yield from words(below, f"{path} {name}".strip())
+
+
+def bash() -> str:
+    cases = "\n".join(f'    "{path}") words="{" ".join(found)}" ;;' for path, found in words(build()))
+    return f"""\
+_everhold() {{
+  local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" path="" word words
+  case "$prev" in
+    --home) COMPREPLY=($(compgen -d -- "$cur")); return ;;
+    --log) COMPREPLY=($(compgen -W "text json" -- "$cur")); return ;;
+  esac
+  local known=" {" ".join(path for path, _ in words(build()) if path and " " not in path)} "
+  for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
+    case "$word" in -*) continue ;; esac
+    if [ -z "$path" ]; then case "$known" in *" $word "*) path="$word" ;; esac
+    elif [ "${{path#* }}" = "$path" ]; then path="$path $word"; fi
+  done
+  case "$path" in
+{cases}
+    *) words="" ;;
+  esac
+  if [ -z "$words" ]; then case "${{path%% *}}" in
+{_upper(build())}
+  esac; fi
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}}
+complete -o default -F _everhold everhold"""
+
+
+def _upper(parser: argparse.ArgumentParser) -> str:
+    """A command's own words, for when what follows it is no command but a value."""
+    return "\n".join(
+        f'    "{path}") words="{" ".join(found)}" ;;' for path, found in words(parser) if path and " " not in path
+    )
+
+
+def zsh() -> str:
+    return "autoload -Uz bashcompinit && bashcompinit\n" + bash()
+
+
+def fish() -> str:
+    parser = build()
+    lines = ["complete -c everhold -f"]
+    for name, below in subcommands(parser).items():
+        summary = _help(parser, name)
+        lines.append(f"complete -c everhold -n __fish_use_subcommand -a {name} -d {_quoted(summary)}")
+        inner = subcommands(below)
+        if inner:
+            missing = f"'__fish_seen_subcommand_from {name}; and not __fish_seen_subcommand_from {' '.join(inner)}'"
+            for deeper in inner:
+                lines.append(f"complete -c everhold -n {missing} -a {deeper} -d {_quoted(_help(below, deeper))}")
+        for leaf, seen in [(below, name)] + [(leaf, f"{name}; and __fish_seen_subcommand_from {deeper}")
+                                             for deeper, leaf in inner.items()]:  # fmt: skip
+            condition = _quoted(f"__fish_seen_subcommand_from {seen}")
+            for action in options(leaf):
+                for option in action.option_strings:
+                    if option.startswith("--"):
+                        what = _quoted(action.help or "")
+                        lines.append(f"complete -c everhold -n {condition} -l {option[2:]} -d {what}")
+            for action in positionals(leaf):
+                for choice in action.choices or ():
+                    lines.append(f"complete -c everhold -n {condition} -a {choice}")
+    return "\n".join(lines)
+
+
+def _help(parser: argparse.ArgumentParser, name: str) -> str:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return next((choice.help or "" for choice in action._choices_actions if choice.dest == name), "")
+    return ""
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

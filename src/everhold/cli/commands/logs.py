@@ -1,0 +1,99 @@
+"""`everhold logs`: the gateway's lines, as they were written or as JSON. Reads the file; needs no gateway."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, TextIO, get_args
+
+from everhold.cli.reach import home_of
+from everhold.cli.render import Screen, safe
+from everhold.errors import NotFound
+from everhold.logs import Level, Line, as_text
+
+POLL_SECONDS: Final = 0.2
+_LEVELS: Final = get_args(Level)
+_FIELD: Final = re.compile(r' (\w+)=("(?:[^"\\]|\\.)*"|\[.*?\](?= |$)|\{.*?\}(?= |$)|\S*)')
+_STYLES: Final = {"warning": ("yellow",), "error": ("red",), "debug": ("dim",)}
+
+
+def run(args: argparse.Namespace, screen: Screen) -> int:
+    path = home_of(args).logs / "everhold.log"
+    if not path.exists() and not args.follow:
+        raise NotFound(f"there is no {path}", remedy="`everhold up` writes it")
+    try:
+        for text in _lines(path, last=args.lines, follow=args.follow):
+            _print(screen, text)
+    except KeyboardInterrupt:
+        if not args.follow:
+            raise
+    return 0
+
+
+def _print(screen: Screen, text: str) -> None:
+    line = parsed(text)
+    if screen.json:
+        print(json.dumps(line, ensure_ascii=False, separators=(",", ":")), file=screen.out, flush=True)
+        return
+    level = str(line.get("level", ""))
+    if text.startswith("{"):
+        rest = {key: value for key, value in line.items() if key not in ("at", "level", "event", "trace")}
+        known: Level = level if level in _LEVELS else "info"  # type: ignore[assignment]  # checked
+        text = as_text(Line(str(line.get("at")), known, str(line.get("event")), rest, str(line.get("trace") or "")))
+    print(screen.paint(safe(text), *_STYLES.get(level, ())), file=screen.out, flush=True)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """A line of either form as an object; what is no line of ours (a trace) as `{"text"}`."""
+    if text.startswith("{"):
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return {"text": text}
+        return found if isinstance(found, dict) else {"text": text}
+    head = re.match(r"(\S+) (\w+) +(\S+)", text)
+    if head is None or head[2] not in _LEVELS:
+        return {"text": text}
+    fields = {name: _value(value) for name, value in _FIELD.findall(text[head.end() :])}
+    return {"at": head[1], "level": head[2], "event": head[3], **fields}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _lines(path: Path, *, last: int, follow: bool) -> Iterator[str]:
+    """The last lines of the file and, with `follow`, whatever comes, also once a new file has taken its place."""
+    file: TextIO | None = None
+    try:
+        if path.exists():
+            file = path.open(encoding="utf-8", errors="backslashreplace")
+            yield from (line.rstrip("\n") for line in deque(file, maxlen=last))
+        rest = ""
+        while follow:
+            piece = file.readline() if file is not None else ""
+            if piece.endswith("\n"):
+                yield rest + piece.rstrip("\n")
+                rest = ""
+                continue
+            rest += piece
+            if piece:
+                continue
+            if path.exists() and (file is None or not os.path.samestat(os.fstat(file.fileno()), path.stat())):
+                if file is not None:
+                    file.close()
+                file = path.open(encoding="utf-8", errors="backslashreplace")
+                continue
+            time.sleep(POLL_SECONDS)
+    finally:
+        if file is not None:
+            file.close()

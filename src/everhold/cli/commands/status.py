@@ -1,0 +1,97 @@
+"""`everhold status`: health at a glance. Exits 1 if something is wrong, and says what helps."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from typing import Any, Final
+
+from everhold.cli.reach import looking
+from everhold.cli.render import Screen, ago, count, one_line, safe
+
+WATCH_SECONDS: Final = 2.0
+
+
+def run(args: argparse.Namespace, screen: Screen) -> int:
+    if not args.watch:
+        return asyncio.run(_once(args, screen))
+    try:
+        while True:  # each look reaches for control anew, so that nobody is kept from the home between two of them
+            if screen.out.isatty() and not screen.json:
+                screen.out.write("\x1b[H\x1b[2J")
+            asyncio.run(_once(args, screen))
+            screen.out.flush()
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _once(args: argparse.Namespace, screen: Screen) -> int:
+    async with looking(args, screen) as calls:
+        found = await calls.status()
+    wrong = complaints(found)
+    if screen.json:
+        screen.show({**found, "wrong": [{"what": what, "remedy": remedy} for what, remedy in wrong]})
+    else:
+        _show(screen, found, wrong)
+    return 1 if wrong else 0
+
+
+def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Everything that needs somebody, with what helps."""
+    wrong: list[tuple[str, str]] = []
+    if found["store"]:
+        wrong.append((f"store: {found['store']}", "free space, or look into `everhold logs`"))
+    for problem in found["refused"]:
+        where = f"{problem['file']}:{problem['line']}" if problem["line"] else problem["file"]
+        wrong.append((f"refused: {where}: {problem['key']}: {problem['message']}", problem["remedy"]))
+    for problem in found["problems"]:
+        wrong.append((f"off: {problem['key'] or problem['disables']}: {problem['message']}", problem["remedy"]))
+    if found["pending"] and not found["running"]:
+        waiting = count(found["pending"], "message")
+        wrong.append((f"{waiting} without anybody to answer", "everhold up"))
+    for reader in found["failing"]:
+        error = next(lane["error"] for lane in found["waiting"] if lane["reader"] == reader and lane["error"])
+        wrong.append((f"{reader}: {error}", "it is tried again by itself; `everhold logs` has the story"))
+    if found["parked"]:
+        wrong.append((f"{count(len(found['parked']), 'item')} parked", "everhold memory parked"))
+    return wrong
+
+
+def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
+    paint = screen.paint
+    if found["running"]:
+        what = f"{found['role']} {found['pid']} has been running for {ago(time.time() - found['since'])}"
+        screen.say(" · ".join(part for part in (f"{paint('●', 'green')} {what}", found["url"]) if part))
+    else:
+        screen.say(f"{paint('○', 'dim')} no gateway is running")
+    screen.say(f"  home      {safe(found['home'])}")
+    screen.say(f"  version   everhold {found['version']} · configuration {found['revision']}")
+    screen.say(f"  waiting   {count(found['pending'], 'message')}")
+    lag = _lag(found["waiting"])
+    if lag:
+        screen.say(f"  lanes     {lag}")
+    screen.say(f"  parked    {count(len(found['parked']), 'item')}, {found['in_doubt']} in doubt")
+    for agent in found["agents"]:
+        spent = agent["spent"]
+        today = f" · today {spent['tokens']:,} tokens, {spent['usd']:.2f} USD" if spent["tokens"] else ""
+        screen.say(f"  agent     {paint(one_line(agent['name']), 'bold')} · {one_line(agent['model'])}{today}")
+    for text, remedy in wrong:
+        screen.say(f"{paint('!', 'red', 'bold')} {one_line(text)}")
+        if remedy:
+            screen.say(f"  → {one_line(remedy)}")
+    if not wrong:
+        screen.say(f"{paint('✓', 'green')} nothing is wrong")
+
+
+def _lag(lanes: list[dict[str, Any]]) -> str:
+    """How many sessions each reader is behind in, and for how long the oldest has waited."""
+    now = time.time()
+    by_reader: dict[str, list[float]] = {}
+    for lane in lanes:
+        by_reader.setdefault(lane["reader"], []).append(now - (lane["since"] or now))
+    return ", ".join(
+        f"{one_line(reader)} {count(len(waits), 'session')}, oldest {ago(max(waits))}"
+        for reader, waits in sorted(by_reader.items())
+    )

@@ -1,0 +1,93 @@
+"""`everhold up`: the gateway in the foreground, from taking the home to letting go of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from typing import Final
+
+from everhold.app import DRAIN_SECONDS, App, SystemClock, settings_of
+from everhold.cli.reach import home_of
+from everhold.cli.render import Screen, count
+from everhold.errors import Misuse
+from everhold.logs import adopt_stdlib, open_log
+
+LOOK_SECONDS: Final = 0.5
+"""How often the gateway asks whether its store can still keep its promise."""
+GRACE_SECONDS: Final = 2.0
+"""What is left for closing after the second signal."""
+
+
+def run(args: argparse.Namespace, screen: Screen) -> int:
+    if screen.json:
+        raise Misuse("up prints no result", remedy="--log json makes its log lines JSON")
+    return asyncio.run(_run(args, screen))
+
+
+async def _run(args: argparse.Namespace, screen: Screen) -> int:
+    home = home_of(args).create()
+    settings = settings_of(home, environ=os.environ, last_good=args.last_good)
+    log = open_log(clock=SystemClock(), home=home.path, form=args.log or "text", stream=screen.err)
+    adopt_stdlib(log)
+    app = App(home, settings, log=log, environ=os.environ)
+    signals = _Signals()
+    signals.install()
+    for problem in settings.problems:
+        log.warning("config.problem", text=str(problem))
+    try:
+        waiting = await app.start()
+        url = await app.serve(port=args.port)
+        parts = ["ready", count(len(settings.agents), "agent"), f"resuming {count(waiting, 'message')}", url]
+        screen.say(" · ".join(part for part in parts if part))
+        screen.out.flush()
+        await _until(app, signals)
+    finally:
+        await _stop(app, signals)
+    if app.broken is not None:
+        raise app.broken
+    return 0
+
+
+async def _until(app: App, signals: _Signals) -> None:
+    """Until somebody wants it to end, or it must."""
+    while app.broken is None and not signals.first.is_set():
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await signals.first.wait()
+        except TimeoutError:
+            continue
+
+
+async def _stop(app: App, signals: _Signals) -> None:
+    """Give what runs its time; a second signal takes it away. What is not finished resumes at the next start."""
+    running = len(app.supervisor.tasks)
+    if running:
+        app.log.info("stopping", running=running, seconds=DRAIN_SECONDS, remedy="once more stops at once")
+    stopping = asyncio.ensure_future(app.stop())
+    hurry = asyncio.ensure_future(signals.second.wait())
+    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        for task in list(app.supervisor.tasks):
+            task.cancel()
+        await asyncio.wait({stopping}, timeout=GRACE_SECONDS)
+        if not stopping.done():
+            os._exit(128 + signal.SIGTERM)  # something does not let itself be stopped; a crash is safe
+    hurry.cancel()
+    await stopping
+
+
+class _Signals:
+    """SIGTERM and SIGINT, counted."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._ring)
+
+    def _ring(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()

@@ -1,0 +1,89 @@
+"""Entries of the log as lines to read. Works on the JSON that everybody gets, and shows nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from everhold.cli.render import Screen, moment, one_line, safe, width
+
+STYLES: Final = {
+    "heard": ("cyan",), "said": ("green",), "told": ("yellow",), "noted": ("blue",), "folded": ("blue",),
+    "erased": ("red",),
+}  # fmt: skip
+
+
+def summary(entry: dict[str, Any]) -> str:
+    """What an entry says, on one line."""
+    body = entry["body"]
+    if body is None:
+        return "(erased)"
+    match entry["kind"]:
+        case "heard":
+            command = body.get("command")
+            return f"/{command['name']} {command.get('argument', '')}".strip() if command else body["text"]
+        case "said" | "told" | "noted":
+            return str(body["text"])
+        case "began":
+            return _joined(body["what"], _list("takes", body.get("takes")), _named("under fold", body.get("fold")))
+        case "took":
+            return _joined(_list("takes", body.get("takes")), _named("under fold", body.get("fold")))
+        case "thought":
+            calls = ", ".join(call["tool"] for call in body.get("calls", ()))
+            return _joined(body.get("model", ""), f"calls {calls}" if calls else "", body.get("text", ""))
+        case "called":
+            return f"{body['tool']} ({body['effect']})"
+        case "returned":
+            mark = "unknown outcome" if body.get("unknown") else "error" if body.get("error") else ""
+            return _joined(mark, body.get("text", ""))
+        case "ended":
+            usage = body.get("usage", {})
+            tokens = usage.get("input", 0) + usage.get("output", 0)
+            return _joined(body.get("outcome", "done"), body.get("reason", ""), f"{tokens:,} tokens" if tokens else "")
+        case "folded":
+            return _joined(f"covers all up to {body['covers']}", body["summary"])
+        case "changed":
+            change = dict(body["change"])
+            what = change.pop("what")
+            return _joined(what, ", ".join(f"{key} {value}" for key, value in change.items()))
+        case "erased":
+            return _joined(_list("entries", body["seqs"]), body.get("why", ""))
+        case _:
+            return str(body)
+
+
+def _joined(*parts: str) -> str:
+    return " · ".join(part for part in parts if part)
+
+
+def _list(word: str, items: Any) -> str:
+    return f"{word} {', '.join(map(str, items))}" if items else ""
+
+
+def _named(word: str, item: Any) -> str:
+    return f"{word} {item}" if item else ""
+
+
+def line(screen: Screen, entry: dict[str, Any]) -> str:
+    """One entry on one line: its place, when, its operation, what kind, who, and what."""
+    op = f"op {entry['op']}" if entry["op"] is not None else ""
+    author = one_line(entry["author"].removeprefix("person:"), most=16)
+    head = f"{entry['seq']:>5}  {moment(entry['at'])}  {op:<7} {entry['kind']:<8} {author:<16} "
+    room = max(20, screen.columns - width(head)) if screen.columns else 0
+    text = one_line(summary(entry), most=room)
+    return screen.paint(head, "dim") + screen.paint(text, *STYLES.get(entry["kind"], ("dim",)))
+
+
+def markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iterable[str]:
+    """The conversation as text to read: who said what, what was remembered and what was summarised."""
+    yield f"# {safe(session['title'] or session['id'])}\n"
+    yield f"Session `{session['id']}` of agent {session['agent']}, {session['address']}.\n"
+    for entry in entries:
+        body, kind = entry["body"], entry["kind"]
+        who = entry["author"].removeprefix("person:").removeprefix("agent:")
+        if kind in ("heard", "said", "told", "noted", "folded"):
+            word = {"told": " (notice)", "noted": " (remembered)", "folded": " (summary)"}.get(kind, "")
+            text = "*(erased)*" if body is None else body["summary" if kind == "folded" else "text"]
+            if kind == "heard" and body is not None and body.get("command"):
+                text = f"`{summary(entry)}`"
+            yield f"**{safe(who)}**{word} · {moment(entry['at'])} · {entry['seq']}\n\n{safe(text)}\n"

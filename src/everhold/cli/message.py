@@ -1,0 +1,47 @@
+"""A message from this terminal: who speaks, from where, and under which number, so that a repeat counts once."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def incoming(spot: dict[str, Any], text: str, *, id: str = "") -> dict[str, Any]:
+    """What `send` takes, for the place that `Calls.place` found."""
+    directory = _directory()
+    return {
+        "origin": {**spot["origin"], "message": id or uuid.uuid4().hex},
+        "text": text,
+        "sender": who(),
+        "name": who(),
+        "kind": spot["kind"],
+        "agent": spot["agent"],
+        "directory": directory,
+        "repo": repo_of(directory),
+    }
+
+
+def who() -> str:
+    """The user of this machine; configuration may know them by another name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no entry for this user id
+        return "me"
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # removed under our feet
+        return ""
+
+
+def repo_of(directory: str) -> str:
+    """The name of the repository around `directory`, if there is one."""
+    if not directory:
+        return ""
+    path = Path(directory)
+    return next((place.name for place in (path, *path.parents) if (place / ".git").exists()), "")

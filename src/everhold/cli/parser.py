@@ -1,0 +1,316 @@
+"""Every command with its arguments, help and examples. The reference page and the completions are made from this."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+_ID: Final = "an id, the beginning of one, a title, an address, or `last`"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line and what helps in another."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.fullmatch(r"argument .*: invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        remedy = f"`{self.prog} --help` shows what it takes"
+        if wrong:
+            known = re.findall(r"[\w-]+", wrong[2])
+            near = difflib.get_close_matches(wrong[1], known, n=1, cutoff=0.7)
+            message = f"there is no {wrong[1]!r} here"
+            remedy = f"did you mean `{near[0]}`?" if near else f"there is {', '.join(known)}"
+        print(f"{self.prog}: {message}\n  → {remedy}", file=sys.stderr)
+        sys.exit(2)
+
+
+def build() -> Parser:
+    general = _general()
+    top = Parser(
+        prog="everhold",
+        description="A gateway for long-lived agents. What was accepted is never lost, and memory is delivered.",
+        epilog=_examples(
+            ("everhold chat", "talk, right here; no configuration needed"),
+            ("everhold up", "run the gateway; chat, send and status then talk to it"),
+            ("everhold audit", "check what everhold promises, on your own data"),
+        )
+        + "\n\nexit codes: 0 done, 1 found wrong, 2 usage, 75 try again, 78 configuration",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        parents=[general],
+    )
+    top.add_argument("--version", action="version", version=_version(), help="show the version and exit")
+    commands = _Group(top, general, dest="command", required=True)
+    _running(commands)
+    _talking(commands)
+    _looking(commands)
+    _changing(commands)
+    _keeping(commands)
+    return top
+
+
+def _version() -> str:
+    from everhold import __version__
+
+    return f"everhold {__version__}"
+
+
+def _general() -> Parser:
+    """What works before and after every command."""
+    general = Parser(add_help=False)
+    options = general.add_argument_group("options of every command")
+    suppressed: Any = argparse.SUPPRESS  # so that not giving it behind the command leaves what stood before it
+    options.add_argument(
+        "--home", metavar="DIR", default=suppressed, help="where everything is kept ($EVERHOLD_HOME, ~/.everhold)"
+    )
+    options.add_argument("--log", choices=("text", "json"), default=suppressed, help="how log lines look")
+    options.add_argument("--json", action="store_true", default=suppressed, help="print results as JSON")
+    return general
+
+
+class _Group:
+    """A parser that commands are added to."""
+
+    def __init__(self, parser: argparse.ArgumentParser, general: Parser, *, dest: str, required: bool) -> None:
+        self.general = general
+        self.parsers = parser.add_subparsers(
+            dest=dest, required=required, metavar=dest.upper(), title="commands", parser_class=Parser
+        )
+
+    def add(
+        self, name: str, summary: str, *examples: tuple[str, str], module: str = "", about: str = ""
+    ) -> argparse.ArgumentParser:
+        made = self.parsers.add_parser(
+            name,
+            help=summary,
+            description=about or summary[:1].upper() + summary[1:] + ".",
+            epilog=_examples(*examples) if examples else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=[self.general],
+        )
+        if module:
+            made.set_defaults(module=module)
+        return made
+
+    def group(self, name: str, summary: str, *, module: str, default: str = "") -> _Group:
+        """Commands below a word; `default` is meant when the word stands alone."""
+        made = self.add(name, summary, module=module)
+        return _Group(made, self.general, dest="action", required=not default)
+
+
+def _examples(*examples: tuple[str, str]) -> str:
+    wide = max(len(command) for command, _ in examples)
+    lines = [f"  {command:<{wide}}  {what}" for command, what in examples]
+    return "\n".join(["examples:", *lines])
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def _running(commands: _Group) -> None:
+    up = commands.add(
+        "up",
+        "run the gateway in the foreground",
+        ("everhold up", "until Ctrl-C"),
+        ("everhold --home ./lab up --port 0", "another home, any free port"),
+        ("everhold up --last-good", "although config.yaml is broken right now"),
+        module="up",
+        about="Runs the gateway in the foreground. SIGTERM or Ctrl-C gives running turns 30 seconds, a second one\n"
+        "stops at once; either way everything resumes at the next start.",
+    )
+    up.add_argument("--port", type=_port, metavar="N", help="listen here instead of the configured port; 0: any")
+    up.add_argument("--last-good", action="store_true", help="start with the configuration that was last in force")
+
+
+def _talking(commands: _Group) -> None:
+    chat = commands.add(
+        "chat",
+        "talk in this terminal",
+        ("everhold chat", "go on where you were"),
+        ("everhold chat --session work", "a conversation of its own"),
+        ("everhold chat --agent coder", "with another agent"),
+        module="chat",
+        about="Talks through a running gateway if there is one, else by itself. Commands such as /help and /undo are\n"
+        "messages like any other. Ctrl-C stops a reply, Ctrl-D leaves; the session stays.",
+    )
+    chat.add_argument("--session", default="me", metavar="NAME", help=f"name of the chat; or {_ID} (default: me)")
+    chat.add_argument("--agent", default="", metavar="A", help="who should answer")
+    send = commands.add(
+        "send",
+        "send one message and print the reply",
+        ("everhold send 'What did we decide?'", ""),
+        ("everhold send --session work --json 'hello'", "with session and entry, for programs"),
+        ("echo hello | everhold send -", "from standard input"),
+        module="send",
+        about="Sends one message and prints the reply. Exits 0 once answered, 75 if the message is kept but was not\n"
+        "answered in time: it will be, as soon as a gateway runs.",
+    )
+    send.add_argument("text", metavar="TEXT", help="what to say; - reads standard input")
+    send.add_argument("--session", default="me", metavar="NAME", help=f"name of the chat; or {_ID} (default: me)")
+    send.add_argument("--agent", default="", metavar="A", help="who should answer")
+    send.add_argument("--id", default="", metavar="ID", help="sent again with the same id, a message counts once")
+    send.add_argument(
+        "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds to wait for the reply (default: 300)"
+    )
+
+
+def _looking(commands: _Group) -> None:
+    status = commands.add(
+        "status", "health at a glance; exit 1 if something is wrong", ("everhold status --watch", "again and again"),
+        module="status",
+    )  # fmt: skip
+    status.add_argument("--watch", action="store_true", help="show it again every two seconds")
+    sessions = commands.group(
+        "sessions", "the log, and the exact context of any turn", module="sessions", default="list"
+    )
+    listed = sessions.add("list", "the newest sessions", ("everhold sessions list --json", ""))
+    listed.add_argument("--limit", type=_number, default=50, metavar="N", help="how many (default: 50)")
+    shown = sessions.add("show", "a session's log", ("everhold sessions show last", ""))
+    _name(shown)
+    shown.add_argument("--after", type=int, default=0, metavar="SEQ", help="only entries behind this one")
+    context = sessions.add(
+        "context",
+        "what the model was shown, or would be next",
+        ("everhold sessions context last", "what the next turn would be shown"),
+        ("everhold sessions context last --at 12", "what was shown for the thought at or behind entry 12"),
+    )
+    _name(context)
+    context.add_argument(
+        "--at", type=_number, metavar="SEQ", help="the turn that thought at, or next after, this entry"
+    )
+    _name(sessions.add("folds", "a session's summaries, and what each stands for"))
+    search = sessions.add("search", "find what was said", ("everhold sessions search 'dentist tuesday'", ""))
+    search.add_argument("text", metavar="TEXT", help="words that must all occur")
+    search.add_argument("--limit", type=_number, default=50, metavar="N", help="how many at most (default: 50)")
+    export = sessions.add(
+        "export",
+        "a whole session to standard output",
+        ("everhold sessions export last > session.jsonl", "every entry, one per line"),
+        ("everhold sessions export last --format markdown", "the conversation, to read"),
+    )
+    _name(export)
+    export.add_argument("--format", choices=("jsonl", "markdown"), default="jsonl", help="(default: jsonl)")
+    audit = commands.add(
+        "audit",
+        "check the eight promises on the store; exit 1 if one is broken",
+        ("everhold audit", "everything"),
+        ("everhold audit last", "one session"),
+        module="audit",
+        about="Checks the eight promises on the store and prints the evidence. What is merely doubtful is listed, not\n"
+        "hidden.",
+    )
+    audit.add_argument("id", nargs="?", metavar="ID", help=_ID)
+    commands.add("agents", "the agents there are, and what they work with", module="agents")
+    logs = commands.add("logs", "the gateway's log lines", ("everhold logs -f", "as they come"), module="logs")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on as lines come")
+    logs.add_argument(
+        "-n", "--lines", type=_number, default=50, metavar="N", help="how many to begin with (default: 50)"
+    )
+
+
+def _changing(commands: _Group) -> None:
+    undo = commands.add(
+        "undo",
+        "take back the last turns, or the last compression",
+        ("everhold undo last turn", ""),
+        ("everhold undo last turn -n 3", "the last three"),
+        ("everhold undo last compress", "the originals are back"),
+        module="amend",
+    )
+    _name(undo)
+    undo.add_argument("what", nargs="?", choices=("turn", "compress"), default="turn", help="(default: turn)")
+    undo.add_argument("-n", dest="count", type=_number, default=1, metavar="N", help="how many turns (default: 1)")
+    _name(commands.add("stop", "end the turn that is running in a session", module="amend"))
+    memory = commands.group("memory", "what is remembered, and what could not be delivered", module="memory")
+    note = memory.add("note", "remember a fact", ("everhold memory note 'Ada likes tea'", ""))
+    note.add_argument("text", metavar="TEXT", help="the fact")
+    note.add_argument("--session", default="last", metavar="ID", help=f"{_ID} (default: last)")
+    memory.add("parked", "what was given up on, and why")
+    replay = memory.add(
+        "replay", "send parked items again", ("everhold memory replay", "all"), ("everhold memory replay 3 4", "these")
+    )
+    replay.add_argument("ids", nargs="*", type=_number, metavar="N", help="ids from `everhold memory parked`")
+
+
+def _keeping(commands: _Group) -> None:
+    config = commands.group("config", "look at the configuration, or change it", module="config")
+    config.add("check", "is it sound? exit 78 if not")
+    config.add("show", "everything in force, secrets by name only")
+    get = config.add("get", "one value", ("everhold config get agents.main.model", ""))
+    get.add_argument("key", metavar="KEY", help="for example agents.main.model or people[0].name")
+    change = config.add(
+        "set",
+        "change one value in config.yaml; comments stay",
+        ("everhold config set defaults.budget.usd_per_day 5", ""),
+        ("everhold config set agents.coder '{persona: You write code.}'", "YAML works, too"),
+    )
+    change.add_argument("key", metavar="KEY", help="for example defaults.model")
+    change.add_argument("value", metavar="VALUE", help="text, a number, true, or YAML; null unsets")
+    completion = commands.add(
+        "completion",
+        "completions for your shell",
+        ('eval "$(everhold completion bash)"', "in ~/.bashrc"),
+        ("everhold completion fish | source", "in ~/.config/fish/config.fish"),
+        module="completion",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def _name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help=_ID)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port (0 to 65535)")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
+
+
+def leaves(parser: argparse.ArgumentParser) -> list[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """Every command with its words, in the order they are listed."""
+    found: list[tuple[tuple[str, ...], argparse.ArgumentParser]] = []
+    for name, inner in subcommands(parser).items():
+        deeper = leaves(inner)
+        found += [((name, *words), leaf) for words, leaf in deeper] if deeper else [((name,), inner)]
+    return found
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands directly below a parser."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.option_strings]
+
+
+def positionals(parser: argparse.ArgumentParser) -> Sequence[argparse.Action]:
+    return [
+        action
+        for action in parser._actions
+        if not action.option_strings and not isinstance(action, argparse._SubParsersAction)
+    ]

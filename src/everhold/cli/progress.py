@@ -1,0 +1,40 @@
+"""Shows that long work goes on: a line on a terminal's standard error that goes away again. Nothing for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from everhold.cli.render import Screen
+
+SILENT_SECONDS: Final = 1.0
+
+
+@contextlib.asynccontextmanager
+async def waiting(screen: Screen, what: str) -> AsyncIterator[None]:
+    """While the block runs, say `what` is being done and for how long."""
+    if not screen.err.isatty():
+        yield
+        return
+    task = asyncio.ensure_future(_tick(screen, what))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _tick(screen: Screen, what: str) -> None:
+    began = time.monotonic()
+    await asyncio.sleep(SILENT_SECONDS)
+    try:
+        while True:
+            screen.err.write(f"\r{what} · {time.monotonic() - began:.0f} s ")
+            screen.err.flush()
+            await asyncio.sleep(0.5)
+    finally:
+        screen.err.write("\r\x1b[K")
+        screen.err.flush()

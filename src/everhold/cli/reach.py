@@ -1,0 +1,125 @@
+"""How a command gets at control: through the socket of whoever holds the home, else by holding it for a moment."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from everhold.cli.render import Screen
+from everhold.errors import HomeBusy, NotFound
+from everhold.home import Home
+from everhold.remote.client import Calls, Gone, RemoteControl
+
+if TYPE_CHECKING:
+    from everhold.app import App
+
+BUSY_SECONDS: Final = 5.0
+"""How long a home may be held by somebody who does not answer yet, or only for a moment."""
+DRAIN_SECONDS: Final = 10.0
+"""How long work begun for others may take to end when a chat of our own ends."""
+
+
+@dataclass
+class Reached:
+    """Control, and whose it is. `app` is set when it works in this process."""
+
+    calls: Calls
+    role: str = ""
+    app: App | None = None
+
+    async def close(self, *, seconds: float = 0.0) -> None:
+        if self.app is not None:
+            app, self.app = self.app, None
+            await app.stop(seconds=seconds)
+
+
+def home_of(args: argparse.Namespace) -> Home:
+    return Home.find(args.home, environ=os.environ)
+
+
+@asynccontextmanager
+async def looking(args: argparse.Namespace, screen: Screen) -> AsyncIterator[Calls]:
+    """Control for a command that looks, or changes a record. Nothing is answered meanwhile if no gateway runs."""
+    home = home_of(args)
+    if not home.store.exists():
+        raise NotFound(
+            f"nothing has been said in {home.path} yet", remedy="`everhold chat` begins; --home names another place"
+        )
+    reached = await reach(args, screen, role="", starts=False)
+    try:
+        yield reached.calls
+    finally:
+        await reached.close()
+
+
+@asynccontextmanager
+async def talking(args: argparse.Namespace, screen: Screen, *, role: str) -> AsyncIterator[Calls]:
+    """Control with somebody at work who answers: a running gateway, or this process for as long as it takes."""
+    reached = await reach(args, screen, role=role, starts=True)
+    seconds = 0.0
+    try:
+        yield reached.calls
+        seconds = DRAIN_SECONDS
+    finally:
+        await reached.close(seconds=seconds)
+
+
+async def reach(args: argparse.Namespace, screen: Screen, *, role: str, starts: bool) -> Reached:
+    """Whoever holds the home, or this process."""
+    home = home_of(args)
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        found = await answering(home)
+        if found is not None:
+            return found
+        try:
+            return await _here(home, args, screen, role=role, starts=starts)
+        except HomeBusy:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.1)
+
+
+async def answering(home: Home) -> Reached | None:
+    """Whoever answers at the home's socket."""
+    calls = RemoteControl(home.control)
+    try:
+        return Reached(calls, role=(await calls.ping())["role"])
+    except Gone:
+        return None
+
+
+async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: str, starts: bool) -> Reached:
+    from everhold.app import App, SystemClock, settings_of
+    from everhold.config import ConfigError
+    from everhold.logs import open_log
+    from everhold.remote.near import NearControl
+
+    home.create()
+    try:
+        settings = settings_of(home, environ=os.environ)
+    except ConfigError as error:
+        if starts or not home.last_good.exists():
+            raise
+        # looking at the log must not depend on a typing error: what was in force last will do
+        settings = settings_of(home, environ=os.environ, last_good=True)
+        screen.note(f"config.yaml is refused, going by the last good one: {error.problems[0]}")
+    stream = screen.err if args.log else open(os.devnull, "w")  # noqa: SIM115, ASYNC230  # as long as the process
+    log = open_log(
+        clock=SystemClock(), home=home.path if starts else None, form=args.log or "text", stream=stream
+    )  # fmt: skip
+    app = App(home, settings, log=log, environ=os.environ)
+    app.role = role
+    if starts:
+        try:
+            await app.start(listen=False)
+        except BaseException:
+            await app.stop(seconds=0)
+            raise
+    return Reached(NearControl(app.methods), role=role, app=app)

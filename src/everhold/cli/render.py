@@ -1,0 +1,145 @@
+"""How things look in a terminal: colours where there are any, tables, times. Shows text, never obeys what is in it."""
+
+from __future__ import annotations
+
+import json as json_
+import os
+import time
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TextIO
+
+_CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_UNSAFE: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"} | {
+    code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Characters that move the cursor, change colours or turn the direction of writing: shown by their number."""
+
+
+def safe(text: str) -> str:
+    """`text` with nothing in it that a terminal would obey. Character by character: a beginning stays a beginning."""
+    return text.translate(_UNSAFE)
+
+
+def one_line(text: str, *, most: int = 0) -> str:
+    """`text` on one line, cut to `most` columns if given."""
+    text = " ".join(safe(text).split())
+    return cut(text, most) if most else text
+
+
+def width(text: str) -> int:
+    """Columns a terminal needs for `text`."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
+
+
+def cut(text: str, columns: int) -> str:
+    if width(text) <= columns:
+        return text
+    while text and width(text) > columns - 1:
+        text = text[:-1]
+    return text + "…"
+
+
+def moment(at: float) -> str:
+    """A time of the log, where the reader is."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def ago(seconds: float) -> str:
+    """A span, in the unit one would say it in."""
+    seconds = max(0.0, seconds)
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+@dataclass(frozen=True)
+class Paint:
+    """Colours, or none."""
+
+    on: bool
+
+    def __call__(self, text: str, *styles: str) -> str:
+        if not self.on or not styles or not text:
+            return text
+        return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where a command prints: results to `out`, remarks to `err`."""
+
+    out: TextIO
+    err: TextIO
+    json: bool
+    paint: Paint
+    paint_err: Paint
+
+    @classmethod
+    def of(cls, out: TextIO, err: TextIO, *, environ: Mapping[str, str], json: bool) -> Screen:
+        plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+        for stream in (out, err):
+            reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                reconfigure(errors="backslashreplace")
+        return cls(
+            out=out,
+            err=err,
+            json=json,
+            paint=Paint(not plain and out.isatty()),
+            paint_err=Paint(not plain and err.isatty()),
+        )
+
+    @property
+    def columns(self) -> int:
+        """How wide the terminal is; 0 if the output is read by something else and nothing may be cut."""
+        if not self.out.isatty():
+            return 0
+        try:
+            return os.get_terminal_size(self.out.fileno()).columns
+        except OSError:
+            return 80
+
+    def say(self, text: str = "") -> None:
+        print(text, file=self.out)
+
+    def note(self, text: str) -> None:
+        print(text, file=self.err)
+
+    def show(self, value: Any) -> None:
+        """A result for programs."""
+        print(json_.dumps(value, ensure_ascii=False, indent=2), file=self.out)
+
+    def fail(self, what: str, remedy: str) -> None:
+        """What went wrong, and what to do about it."""
+        self.out.flush()
+        print(f"{self.paint_err('everhold:', 'red', 'bold')} {safe(what)}", file=self.err)
+        if remedy:
+            print(f"  → {safe(remedy)}", file=self.err)
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()) -> None:
+        """Columns below their headers; the last one is cut at the terminal's edge."""
+        widths = [max(width(row[i]) for row in (headers, *rows)) for i in range(len(headers))]
+        room = self.columns - sum(widths[:-1]) - 2 * (len(widths) - 1)
+        self._row([header.upper() for header in headers], widths, room, ["dim"] * len(headers))
+        for row in rows:
+            self._row(row, widths, room, styles)
+
+    def _row(self, row: Sequence[str], widths: Sequence[int], room: int, styles: Sequence[str]) -> None:
+        cells = []
+        for place, (cell, wide) in enumerate(zip(row, widths, strict=True)):
+            style = [styles[place]] if place < len(styles) and styles[place] else []
+            if place == len(row) - 1:
+                cells.append(self.paint(cut(cell, max(room, 20)) if self.columns else cell, *style))
+            else:
+                cells.append(self.paint(cell, *style) + " " * (wide - width(cell)))
+        self.say("  ".join(cells).rstrip())
