@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal
 
 from msgspec import Struct
 
-from everhold.core.context import View, messages
-from everhold.core.entries import Ended, Folded
+from everhold.core.context import View, messages, rendered
+from everhold.core.entries import (
+    Call,
+    Called,
+    Ended,
+    Folded,
+    Heard,
+    Kept,
+    Noted,
+    Returned,
+    Said,
+    Thought,
+)
 from everhold.core.tokens import weigh_messages
 from everhold.ports.model import Message, Request
 
@@ -19,14 +31,34 @@ ASK: Final = (
 )
 
 
+MOST_KEPT: Final = 12_000
+"""Characters that may stay verbatim in a fold; beyond it the oldest are left to the summary."""
+MOST_EFFECTS: Final = 200
+"""Lines of what was done outside; beyond it the oldest are left to the summary."""
+
+_RULE: Final = re.compile(
+    r"\b(always|never|from now on|do not ever|don't ever|must not|make sure|remember that|remember to"
+    r"|immer|niemals|nie wieder|ab jetzt|von jetzt an|merk dir|denk daran)\b",
+    re.IGNORECASE,
+)
+_CORRECTION: Final = re.compile(
+    r"^\W*(no\b|actually\b|correction\b|i meant\b|that's wrong|that is wrong|nein\b|doch\b|ich meinte\b|korrektur\b"
+    r"|das stimmt nicht)",
+    re.IGNORECASE,
+)
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     """Fold everything up to and with operation `covers`, starting from the summary already in force."""
 
     covers: int
+    """0: only what a branch has from its parent."""
     part: View
     based_on: int
     tokens_before: int
     tokens_kept: int
+    kept: tuple[Kept, ...] = ()
+    effects: tuple[str, ...] = ()
 
 
 def tokens(messages_: tuple[Message, ...]) -> int:
@@ -41,24 +73,98 @@ def due(used: int, window: int, *, soft: float, hard: float) -> Literal["", "sof
     return "soft" if used >= window * soft else ""
 
 
-def plan(view: View, *, keep: int) -> Plan | None:
+def plan(view: View, *, keep: int, session: str) -> Plan | None:
     """What to fold so that the last `keep` exchanges stay verbatim; None if nothing is left to fold.
 
-    Only whole, ended operations are covered; a message nobody has consumed is in no exchange and so never is.
+    Only whole, ended operations are covered; a message nobody has consumed is in no exchange and so never is. What a
+    branch has from its parent folds as a whole: a mark is a place in the session's own log.
     """
     ended = [e for e in view.exchanges if any(isinstance(s.body, Ended) for s in e.steps)]
-    folded = ended[: max(0, len(ended) - keep)]
-    if not folded:
+    inherited = sum(exchange.steps[0].session != session for exchange in ended)
+    count = max(0, len(ended) - keep)
+    if not count:
         return None
-    part = View(fold=view.fold, exchanges=tuple(folded))
+    folded = ended[: max(count, inherited)]
+    own = [exchange for exchange in folded if exchange.steps[0].session == session]
+    before = view.fold
+    part = View(fold=before, exchanges=tuple(folded))
     rest = View(exchanges=view.exchanges[len(folded) :])
     return Plan(
-        covers=folded[-1].op,
+        covers=own[-1].op if own else 0,
         part=part,
-        based_on=view.fold.op or 0 if view.fold is not None else 0,
+        based_on=(before.op or 0) if before is not None and before.session == session else 0,
         tokens_before=tokens(messages(view)),
         tokens_kept=tokens(messages(rest)),
+        kept=_kept(part),
+        effects=_effects(part)[-MOST_EFFECTS:],
     )
+
+
+def _kept(part: View) -> tuple[Kept, ...]:
+    """Rules, corrections and questions nobody answered, verbatim; those of the earlier fold first."""
+    found = list(part.fold.body.kept) if part.fold is not None and isinstance(part.fold.body, Folded) else []
+    for exchange in part.exchanges:
+        outcome = next((s.body.outcome for s in exchange.steps if isinstance(s.body, Ended)), "done")
+        for entry in exchange.heard:
+            if isinstance(entry.body, Heard) and (why := _why_kept(entry.body, outcome)):
+                found.append(Kept(seq=entry.seq, text=entry.body.text, who=entry.body.sender, why=why))
+    room = MOST_KEPT
+    newest: list[Kept] = []
+    for kept in reversed(found):
+        room -= len(kept.text)
+        if room < 0:
+            break
+        newest.append(kept)
+    return tuple(reversed(newest))
+
+
+def _why_kept(heard: Heard, outcome: str) -> Literal["", "rule", "correction", "question"]:
+    if heard.bot:
+        return ""  # another machine's words are material: they never become a rule
+    if heard.asks and outcome in ("failed", "stopped"):
+        return "question"
+    if len(heard.text) > MOST_KEPT // 8:
+        return ""
+    if _CORRECTION.search(heard.text):
+        return "correction"
+    return "rule" if _RULE.search(heard.text) else ""
+
+
+def _effects(part: View) -> tuple[str, ...]:
+    """What was done outside in the part, and how it ended; what the earlier fold lists first."""
+    lines = list(part.fold.body.effects) if part.fold is not None and isinstance(part.fold.body, Folded) else []
+    for exchange in part.exchanges:
+        calls: dict[str, Call] = {}
+        started: set[str] = set()
+        for step in exchange.steps:
+            match step.body:
+                case Thought(calls=made):
+                    calls.update({call.id: call for call in made})
+                case Called(call=call):
+                    started.add(call)
+                case Returned(call=call) if call in started:
+                    started.discard(call)
+                    lines.append(_effect(calls.get(call), step.body, step.seq))
+                case Said(to=to, text=text) if any(
+                    isinstance(h.body, Heard) and h.body.origin != to for h in exchange.heard
+                ):
+                    lines.append(f"#{step.seq} said to {to.platform} {to.chat}: {_short(text)}")
+                case Noted(text=text, action=action):
+                    lines.append(f"#{step.seq} noted ({action}): {_short(text)}")
+                case _:
+                    pass
+    return tuple(lines)
+
+
+def _effect(call: Call | None, returned: Returned, seq: int) -> str:
+    what = f"{call.tool} {_short(str(call.arguments))}" if call is not None else "a tool"
+    how = "outcome unknown" if returned.unknown else "failed" if returned.error else "done"
+    return f"#{seq} {what}: {how}, {_short(returned.text)}"
+
+
+def _short(text: str, most: int = 160) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= most else f"{flat[: most - 1]}…"
 
 
 def request(plan_: Plan, *, focus: str = "") -> Request:
@@ -73,14 +179,15 @@ def objection(summary: str, plan_: Plan) -> str:
     if not summary.strip():
         return "the summary is empty"
     before = tokens(messages(plan_.part))
-    after = tokens((Message(role="user", text=summary),))
+    after = tokens((Message(role="user", text=rendered(summary, plan_.kept, plan_.effects)),))
     if after >= before:
         return f"the summary does not shrink the context ({after} tokens for {before})"
     return ""
 
 
 def tokens_after(folded: Folded, plan_: Plan) -> int:
-    return tokens((Message(role="user", text=folded.summary),)) + plan_.tokens_kept
+    text = rendered(folded.summary, folded.kept, folded.effects)
+    return tokens((Message(role="user", text=text),)) + plan_.tokens_kept
 
 
 def _line(message: Message) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from everhold.core.entries import Began, Ended, Entry, Folded, Heard, Returned, Thought, Took
+from everhold.core.entries import Began, Ended, Entry, Folded, Heard, Kept, Returned, Thought, Took
 from everhold.core.turn import NOT_RUN
 from everhold.ports.model import Message, Request, ToolSpec
 from everhold.ports.store import Operation
@@ -220,7 +220,20 @@ def _stub(entry: Entry) -> str:
 
 
 def _summary(fold: Folded) -> str:
-    return (
+    return rendered(fold.summary, fold.kept, fold.effects)
+
+
+def rendered(summary: str, kept: Sequence[Kept], effects: Sequence[str]) -> str:
+    """A fold as the model reads it: the summary, then what stays word for word, then what was done outside."""
+    parts = [
         "[Summary of the conversation so far, made by everhold so that it fits. "
-        f"The originals are kept and can be searched.]\n{fold.summary}"
-    )
+        "The originals are kept and can be searched; the numbers are their entries.]",
+        summary,
+    ]
+    if kept:
+        parts.append("[Said, word for word:]")
+        parts += [f"#{it.seq} {it.who or 'somebody'} ({it.why}): {it.text}" for it in kept]
+    if effects:
+        parts.append("[Done, with its outcome:]")
+        parts += effects
+    return "\n".join(parts)

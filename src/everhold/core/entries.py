@@ -214,11 +214,23 @@ class Ended(Record, frozen=True):
     usage: Usage = Usage()
 
 
+class Kept(Record, frozen=True):
+    """Words that stay as they were said when what is around them is folded."""
+
+    seq: int
+    text: str
+    who: str = ""
+    why: Literal["rule", "correction", "question"] = "rule"
+
+
 class Folded(Record, frozen=True):
     """A summary that stands for every whole operation up to `covers`."""
 
     summary: str
     covers: int
+    kept: tuple[Kept, ...] = ()
+    effects: tuple[str, ...] = ()
+    """What was done outside, and how it ended, a line each."""
     based_on: int = 0
     """The earlier fold whose summary went into this one (its operation id)."""
     generation: int = 0

@@ -10,12 +10,13 @@ from everhold.core import compression
 from everhold.core.context import View, messages
 from everhold.core.entries import Began, Body, Draft, Ended, Folded, Place, Thought, Told
 from everhold.core.retry import wait_seconds
-from everhold.core.turn import Answered
+from everhold.core.turn import Answered, Broken, Overlong, Unreachable
 from everhold.errors import Conflict
 from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at
+from everhold.ports.log import Log
 from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait
 
 READER: Final = "fold"
@@ -49,7 +50,7 @@ class Fold:
         The mark is taken before the summary is asked for; what arrives meanwhile is after it, and stays live. A view
         that was changed by somebody else meanwhile makes the summary void.
         """
-        plan = compression.plan(view, keep=keep)
+        plan = compression.plan(view, keep=keep, session=session.id)
         if plan is None:
             return False
         began = Began(
@@ -68,8 +69,11 @@ class Fold:
             op = await self._commit(Step.FOLD_BEGIN, (began, *notice), op=None, generation=session.generation)
         except Conflict:
             return False  # another fold runs already, or the view moved: decide anew
-        log = self.log.bind(op=op, trigger=trigger, mark=plan.covers)
-        log.info("compression.started", messages=len(plan.part.exchanges), tokens=plan.tokens_before)
+        messages_ = sum(len(exchange.heard) for exchange in plan.part.exchanges)
+        log = self.log.bind(
+            op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
+        )
+        log.info("compression.started", tokens=plan.tokens_before)
         asked = await perform.ask(
             self.gates,
             (self.runtime.summariser,),
@@ -78,17 +82,20 @@ class Fold:
             record=lambda answer: Thought(text=answer.text, model=answer.model, usage=answer.usage),
         )
         if not isinstance(asked, Answered):
-            return await self._refuse(op, f"no summary: {getattr(asked, 'reason', 'cut short')}")
+            reason = asked.reason if isinstance(asked, Unreachable | Overlong | Broken) else "cut short"
+            return await self._refuse(op, f"no summary: {reason}", log)
         if reason := compression.objection(asked.thought.text, plan):
-            return await self._refuse(op, reason)
+            return await self._refuse(op, reason, log)
         folded = Folded(
             summary=asked.thought.text,
             covers=plan.covers,
+            kept=plan.kept,
+            effects=plan.effects,
             based_on=plan.based_on,
             generation=session.generation,
             model=asked.thought.model,
             trigger=trigger,
-            messages=len(plan.part.exchanges),
+            messages=messages_,
             tokens_before=plan.tokens_before,
         )
         folded = structs.replace(folded, tokens_after=compression.tokens_after(folded, plan))
@@ -97,17 +104,17 @@ class Fold:
                 Step.FOLD_END, (folded, Ended(usage=asked.thought.usage)), op=op, generation=session.generation
             )
         except Conflict:
-            return await self._refuse(op, "the view changed while the summary was made")
+            return await self._refuse(op, "the view changed while the summary was made", log)
         log.info("compression.done", tokens_before=folded.tokens_before, tokens_after=folded.tokens_after)
         return True
 
     async def close(self, operation: Operation, reason: str) -> None:
         """End a fold that somebody left running."""
-        await self._refuse(operation.op, reason)
+        await self._refuse(operation.op, reason, self.log.bind(op=operation.op))
 
-    async def _refuse(self, op: int, reason: str) -> bool:
+    async def _refuse(self, op: int, reason: str, log: Log) -> bool:
         await self._commit(Step.FOLD_END, (Ended(outcome="refused", reason=reason),), op=op)
-        self.log.bind(op=op).warning("compression.refused", reason=reason)
+        log.warning("compression.refused", reason=reason)
         return False
 
     async def _commit(
@@ -155,7 +162,7 @@ class Ahead:
             soft=runtime.soft,
             hard=runtime.hard,
         )
-        possible = bool(due) and compression.plan(view, keep=runtime.keep) is not None
+        possible = bool(due) and compression.plan(view, keep=runtime.keep, session=session.id) is not None
         refused = possible and not await fold.compress(session, view, trigger="soft", keep=runtime.keep)
         attempts = self.claim.lane.attempts + 1 if refused else 0
         wait = wait_seconds(attempts, jitter=self.gates.chance.random()) if refused else None
