@@ -292,22 +292,31 @@ class Control:
         return Stamp(address=session.address, audience=(f"chat:{session.address}",))
 
     async def erase(self, name: str, seqs: Sequence[int], *, by: str = "operator", why: str = "") -> tuple[int, ...]:
-        """Remove the words of these entries for good, with everything that repeats them here. What went."""
+        """Remove the words of these entries for good, with everything that repeats them here. What went.
+
+        Branches forget with their parent: summaries they made of what they have from it go, too.
+        """
+        session = await self.find(name)
+        gone = await self._erase(session.id, seqs, by=by, why=why)
+        await self._erase_inherited(session, min(seqs), by=by, why=why)
+        return gone
+
+    async def _erase(self, id: str, seqs: Sequence[int], *, by: str, why: str) -> tuple[int, ...]:
         while True:
-            session = await self.find(name)
+            session = await self.store.session(id)
             plan = await amend.erasure(self.store, session, seqs, by=by, why=why)
             self._write_down(session.id, plan.seqs)
-            ends = tuple(
-                Draft(body=Ended(outcome="erased", reason="something it had read was erased"), author="system", op=op)
-                for op in plan.ends
-            )
+            ended = Ended(outcome="erased", reason="something it had read was erased")
             try:
                 await self.store.commit(
                     Change(
                         step=Step.ERASE,
                         session=session.id,
                         at=self.gates.clock.now(),
-                        entries=(*(Draft(body=body, author=by) for body in plan.bodies), *ends),
+                        entries=(
+                            *(Draft(body=body, author=by) for body in plan.bodies),
+                            *(Draft(body=ended, author="system", op=op) for op in plan.ends),
+                        ),
                         seen=session.last_seq,
                         erase=plan.seqs,
                         drop_blobs=plan.blobs,
@@ -317,6 +326,18 @@ class Control:
                 continue
             self.bells.ring(session.id)
             return plan.seqs
+
+    async def _erase_inherited(self, parent: Session, first: int, *, by: str, why: str) -> None:
+        for branch in await self.store.branches(parent.id):
+            if branch.parent_at < first:
+                continue  # it branched off before the first of them was there
+            folds = await self.store.entries(branch.id, kinds=(Kind.FOLDED,))
+            summaries = [entry.seq for entry in folds if entry.body is not None]
+            running = await self.store.operations(branch.id, states=("running",))
+            if summaries or running:
+                # what runs there may have read it; a summary, or the branching itself, stands for what it saw
+                await self._erase(branch.id, summaries, by=by, why=why)
+            await self._erase_inherited(branch, 1, by=by, why=why)
 
     def _write_down(self, session: str, seqs: tuple[int, ...]) -> None:
         """Note an erasure beside the database, before it is done: a backup put back is made to forget again."""

@@ -530,3 +530,43 @@ def test_the_view_of_a_session_is_the_same_read_at_once_or_grown(house: House) -
         return [m.text for m in messages(await view_at(house.store, found, at=found.last_seq + 1))]
 
     assert [m.text for m in house.furniture.model.asked[-1].messages] == house.run(look())[:-1]
+
+
+def test_a_branch_that_folded_what_it_inherited_forgets_with_its_parent(house: House) -> None:
+    folding(house, keep=0, ahead=False)
+    house.furniture.summariser = ScriptedModel(lambda request: Answer(text="they spoke of 4711"))
+    parent = house.say(f"{SECRET} {LONG}").session
+    house.say("/branch")
+    house.furniture.settings["ahead"] = True
+    branch = house.say(f"on we go {LONG}").session
+    assert branch != parent
+    assert [fold.summary for fold in house.bodies(branch, Folded)] == ["they spoke of 4711"]
+    seqs = [e.seq for e in house.log(parent) if e.body is not None and "4711" in str(e.body)]
+    house.run(house.control.erase(parent, seqs))
+    house.say("and now?")
+    assert not any("4711" in str(m) for m in house.furniture.model.asked[-1].messages)
+    assert any("on we go" in m.text for m in house.furniture.model.asked[-1].messages), "the originals are back"
+    assert b"4711" not in b"".join(path.read_bytes() for path in house.path.glob("log.db*"))
+    house.sound()
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 3])
+def test_a_branch_folds_its_inheritance_whole_and_loses_nothing(house: House, keep: int) -> None:
+    folding(house, keep=keep, ahead=False)
+    for n in range(3):
+        house.say(f"parent {n} {LONG}")
+    house.say("/branch")
+    branch = ""
+    for n in range(4):
+        house.furniture.settings["ahead"] = n == 3
+        branch = house.say(f"child {n} {LONG}").session
+    shown = " ".join(texts(house, branch))
+    for n in range(4):
+        assert (f"child {n} " in shown) or house.bodies(branch, Folded)
+    folds = house.bodies(branch, Folded)
+    assert folds
+    covered = [op for op in house.run(house.store.operations(branch, what=("turn",))) if op.op > folds[-1].covers]
+    assert len(covered) >= min(keep, 4)
+    assert shown.count("child 3 ") >= (1 if keep else 0)
+    assert "parent 0 " not in shown
+    house.sound()

@@ -110,11 +110,16 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
     operations = await store.operations(session.id)
     holders = _holders(entries.values(), set(seqs))
     # an operation that began at or after the first of them may have had it in its context
-    first = min(seqs)
+    first = min(seqs, default=0)
+    # a summary holds what it covers, and what the summary it was made from held
+    summaries = [entries[seq].op or 0 for seq in seqs if entries[seq].kind is Kind.FOLDED]
     folds = tuple(
         op.op
         for op in operations
-        if op.what == "fold" and op.covers and any(holder <= op.covers for holder in holders) and op.last > first
+        if op.what == "fold"
+        and op.state == "done"
+        and (any(holder <= op.covers for holder in holders) or any(op.op >= fold for fold in summaries))
+        and op.last > first
     )
     gone = set(seqs)
     blobs: set[str] = set()

@@ -353,6 +353,9 @@ class Store(Protocol):
 
     async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]: ...
 
+    async def branches(self, id: str) -> list[Session]:
+        """The sessions that branched off this one."""
+
     async def resolve(self, address: str) -> str | None:
         """The session an address leads to."""
 

@@ -167,6 +167,9 @@ class SqliteStore:
     async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]:
         return [sessions.of(self._cursor, row) for row in self._rows(sessions.PAGE, (after, limit))]
 
+    async def branches(self, id: str) -> list[Session]:
+        return [sessions.of(self._cursor, row) for row in self._rows(sessions.BRANCHES, (id,))]
+
     async def resolve(self, address: str) -> str | None:
         return self._try(lambda: bindings.resolve(self._cursor, address))
 
