@@ -41,7 +41,7 @@ from everhold.flow.runtime import Runtimes
 from everhold.flow.view import view_at
 from everhold.ports.model import Request, ToolSpec
 from everhold.ports.platform import Accept as Door, Incoming, Verdict
-from everhold.ports.store import Change, Operation, Parked, Session, Step
+from everhold.ports.store import Change, Operation, Parked, Session, Step, Wake
 
 PAGE = 1_000
 
@@ -318,6 +318,8 @@ class Control:
                             *(Draft(body=ended, author="system", op=op) for op in plan.ends),
                         ),
                         seen=session.last_seq,
+                        # what else those operations had been asked is answered by new ones
+                        wakes=(Wake(reader="mind"),) if plan.ends else (),
                         erase=plan.seqs,
                         drop_blobs=plan.blobs,
                     )

@@ -120,7 +120,7 @@ class Model:
         op = self.guard(session, number, fence)
         op.state = outcome
         op.last = self.append(session, "ended")
-        if outcome == "released":
+        if outcome in ("released", "erased"):
             self.give_back(session, op)
 
     def fold(self, session: str, number: int, covers: int, generation: int, fence: int | None) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from everhold.core.entries import (
+    GIVES_BACK,
     Began,
     Bound,
     Branched,
@@ -212,7 +213,7 @@ class _Walk:
         self.ended[op] = body
         if self.open_calls.pop(op, None) and body.outcome != "erased":
             self.find("P2", f"operation {op} ended with calls that had no result", seq=entry.seq)
-        if body.outcome == "released":
+        if body.outcome in GIVES_BACK:
             for seq in self.takes.pop(op, []):
                 self.consumed.pop(seq, None)
 

@@ -204,10 +204,12 @@ class Told(Record, frozen=True):
 
 
 OUTCOMES: Final = ("done", "failed", "stopped", "interrupted", "released", "refused", "erased")
+GIVES_BACK: Final = frozenset({"released", "erased"})
+"""Outcomes after which what an operation consumed is pending again, as far as it was not erased itself."""
 
 
 class Ended(Record, frozen=True):
-    """An operation is over. `released`: it did nothing and its messages are pending again."""
+    """An operation is over. `released`: it did nothing. `erased`: it had read what must not be known any more."""
 
     outcome: Literal["done", "failed", "stopped", "interrupted", "released", "refused", "erased"] = "done"
     reason: str = ""

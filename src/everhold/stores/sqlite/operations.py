@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import apsw
 
-from everhold.core.entries import Began, Heard, Kind, Took, Undone, decode
+from everhold.core.entries import GIVES_BACK, Began, Heard, Kind, Took, Undone, decode
 from everhold.errors import Conflict, LeaseLost, NotFound
 from everhold.ports.store import Claim, Operation
 from everhold.stores.sqlite.read import rows
@@ -61,7 +61,7 @@ def end(cur: apsw.Cursor, session: str, seq: int, op: int | None, outcome: str) 
     )
     if cur.connection.changes() != 1:
         raise LeaseLost(f"session {session}: operation {op} is not running")
-    if outcome == "released" and op is not None:
+    if outcome in GIVES_BACK and op is not None:
         _give_back(cur, session, op)
 
 

@@ -14,6 +14,7 @@ import apsw
 import msgspec
 
 from everhold.core.entries import (
+    GIVES_BACK,
     VERSION,
     Began,
     Body,
@@ -173,7 +174,7 @@ def _rebuild(bodies: list[tuple[int, int | None, Kind, Body | None]]) -> Rebuilt
                 if ended.state != "running":
                     now.twice.append(f"entry {seq} ends operation {op}, which was over")
                 ended.state, ended.last = body.outcome, seq
-                if body.outcome == "released":
+                if body.outcome in GIVES_BACK:
                     again(op)
             case Folded() if op in now.ops:
                 now.ops[op].covers = body.covers
