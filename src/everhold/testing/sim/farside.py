@@ -16,7 +16,7 @@ import msgspec
 from everhold.core import compression
 from everhold.core.entries import Call, Noted, Place, Usage
 from everhold.core.tokens import weigh_messages
-from everhold.errors import InDoubt, TooLong, Transient
+from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.ports.memory import Batch
 from everhold.ports.model import Answer, Message, Request
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
@@ -49,6 +49,9 @@ class FarSide:
             seconds = LONG_WAITS[int(world.pick(0, len(LONG_WAITS)))]
             world.tell("far side", f"asks {lane} of {session} to wait {seconds:.0f} s")
             raise busy(Told(lane, session, seconds))
+        if world.chance(0.15):
+            world.tell("far side", f"refuses {lane} of {session} for good")
+            raise Refused("never")
         raise Transient("not now")
 
 
@@ -79,8 +82,10 @@ class SimModel(FarSide):
         if self.world.chance(self.world.profile.slow):
             await asyncio.sleep(self.world.pick(5, 40))
         answer = self._answer(request.messages, tokens, rounds)
-        if on_text is not None and answer.text:
-            on_text(answer.text)
+        if on_text is not None:
+            for start in range(0, len(answer.text), 25):
+                on_text(answer.text[start : start + 25])
+                await asyncio.sleep(1.0 if start else 0.0)
         return answer
 
     def _summary(self, text: str) -> Answer:
@@ -182,6 +187,8 @@ class SimPlatform(FakePlatform, FarSide):
         self.seen_upto = 0
         """Of a polled platform: updates before this one were confirmed by asking for later ones."""
         self.handlers: dict[str, tuple[Process, Accept]] = {}
+        self.drafts: dict[str, str] = {}
+        """remote id -> what stands there now."""
         self.news = asyncio.Event()
         self.polled = delivery is Delivery.BLIND
 
@@ -247,8 +254,22 @@ class SimPlatform(FakePlatform, FarSide):
         self.witness.arrives(lane, session, out.text)
         self.trouble(lane, session)
         remote = await super().send(out)
-        self.world.tell(self.name, f"shows {out.key} {out.text!r}")
+        if out.edits:
+            self.drafts[out.edits] = out.text
+        self.world.tell(self.name, f"shows {out.key} {out.text!r}{' in place of a draft' if out.edits else ''}")
         return remote
+
+    async def draft(self, out: Outgoing) -> str:
+        """Show an unfinished reply. The key is honoured: asked twice, it shows one."""
+        self.witness.arrives("draft", out.key.partition(":")[0], out.text)
+        remote = f"draft {out.key}"
+        self.drafts.setdefault(remote, out.text)
+        self.world.tell(self.name, f"shows {remote} {out.text!r}")
+        return remote
+
+    async def revise(self, remote: str, out: Outgoing) -> None:
+        self.drafts[remote] = out.text
+        self.world.tell(self.name, f"shows {remote} {out.text!r}")
 
 
 class Ear:

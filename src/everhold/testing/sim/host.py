@@ -8,16 +8,18 @@ from typing import Final
 
 from msgspec import Struct
 
+from everhold.control import Control
 from everhold.core.entries import Place
 from everhold.flow.accept import Accept
-from everhold.flow.gates import Bells, Gates
+from everhold.flow.gates import Bells
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.supervise import Supervisor
 from everhold.ports.memory import MemoryProvider
-from everhold.ports.platform import Drafting, Platform
+from everhold.ports.platform import Delivery, Drafting, Platform
 from everhold.ports.store import Store
 from everhold.testing.sim import people
 from everhold.testing.sim.farside import TOOLS, Ear, SimModel, SimPlatform, SimProvider, SimTool
+from everhold.testing.sim.operator import Operator
 from everhold.testing.sim.process import Process, SimGates
 from everhold.testing.sim.profile import Profile
 from everhold.testing.sim.witness import Witness
@@ -27,8 +29,6 @@ LOOK_SECONDS: Final = 2.0
 MOST_CALM_SECONDS: Final = 3 * 3_600.0
 """After the storm everything must come to rest within this, the longest waits included."""
 MOST_PROCESSES: Final = 24
-
-Supervise = Callable[..., Supervisor]
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Parts(Struct, frozen=True, kw_only=True):
 
 
 class Surroundings:
-    """The far sides, and what an agent is configured to be. Implements `flow.runtime.Runtimes`."""
+    """The far sides, and what an agent is configured to be."""
 
     def __init__(self, world: World, witness: Witness, platforms: list[SimPlatform], chats: list[people.Chat]) -> None:
         profile = world.profile
@@ -54,8 +54,13 @@ class Surroundings:
         }
         places = [chat.place for chat in chats]
         self.model = SimModel(world, witness, places=places)
+        self.drafts = world.profile.drafts
         self.tools = {name: SimTool(world, name, effect, places) for name, effect in TOOLS.items()}
-        self._runtime = Runtime(
+
+    def configure(self) -> Runtime:
+        """An agent as one process knows it; what it learns about its model is forgotten with the process."""
+        profile = self.profile
+        return Runtime(
             agent="main",
             system="You are simulated.",
             models=(self.model,),
@@ -72,20 +77,31 @@ class Surroundings:
     def _limit(self, place: Place) -> int:
         return self.platforms[place.platform, place.account].text_limit
 
+
+class Inside:
+    """The surroundings as one process sees them. Implements `flow.runtime.Runtimes`."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.surroundings = surroundings
+        self._runtime = surroundings.configure()
+
     def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
         return self._runtime
 
     def platform(self, name: str, account: str) -> Platform | None:
-        return self.platforms.get((name, account))
+        return self.surroundings.platforms.get((name, account))
 
     def drafting(self, name: str, account: str) -> Drafting | None:
-        return None
+        platform = self.surroundings.platforms.get((name, account))
+        if platform is None or platform.delivery is not Delivery.KEYED or not self.surroundings.drafts:
+            return None
+        return platform
 
     def in_doubt(self, reader: str) -> str:
-        return self.profile.policy
+        return self.surroundings.profile.policy
 
     def memory(self, instance: str, agent: str) -> MemoryProvider | None:
-        return self.providers.get(instance)
+        return self.surroundings.providers.get(instance)
 
 
 class Host:
@@ -98,7 +114,8 @@ class Host:
         self.chats = chats
         self.parts = parts
         self.processes: list[Process] = []
-        self.gates: dict[str, SimGates] = {}
+        self.controls: dict[str, Control] = {}
+        self.operator = Operator(world, witness, self._answering)
         self.serving: list[Process] = []
         """Those that are meant to serve. Whoever is not among them any more and still runs is a zombie."""
 
@@ -107,8 +124,10 @@ class Host:
         world, profile = self.world, self.world.profile
         for chat in self.chats:
             world.loop.create_task(chat.live())
+        operator = world.loop.create_task(self.operator.live())
         for _ in range(2 if profile.mode == "peers" else 1):
             self._start()
+        calm_since = 0.0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._look_after(profile)
@@ -118,7 +137,7 @@ class Host:
                 calm_since = world.loop.time()
             if not world.calm:
                 continue
-            left = self._left()
+            left = self._left() or ("" if operator.done() else "the operator is at work")
             if not left:
                 return ""
             if world.loop.time() > calm_since + MOST_CALM_SECONDS:
@@ -164,13 +183,13 @@ class Host:
         parts = self.parts
         log = process.log(self.witness.complaints)
         gates = SimGates(process, store=parts.store(process), log=log)
-        self.gates[process.name] = gates
         if self.world.profile.mode == "seize":
             await gates.store.seize(owner=process.name, at=gates.clock.now())
         bells = Bells()
-        runtimes = parts.runtimes(self.surroundings)
+        runtimes = parts.runtimes(Inside(self.surroundings))
         supervisor = parts.supervisor(gates, runtimes=runtimes, bells=bells, poll=self.world.profile.poll)
         accept = parts.accept(gates, reception=people.reception, bells=bells)
+        self.controls[process.name] = Control(gates, bells=bells, accept=accept, runtimes=runtimes)
         start = self.world.loop.create_task
         start(supervisor.keep("dispatch", supervisor.dispatch))
         start(supervisor.keep("renew", supervisor.renew))
@@ -178,11 +197,12 @@ class Host:
             ear = parts.ear(platform, process, gates)
             start(supervisor.keep(f"listen {platform.name}", lambda ear=ear: ear.listen(accept)))  # type: ignore[misc]
 
+    def _answering(self) -> Control | None:
+        """The control of a process that serves, if one does."""
+        found = [self.controls[one.name] for one in self.serving if one.alive and one.name in self.controls]
+        return found[-1] if found else None
+
     async def close(self) -> None:
+        self.operator.close()
         for process in self.processes:
             await process.disk.close()
-
-
-def gates_of(host: Host) -> Gates | None:
-    """The gates of a process that serves, if one does."""
-    return next((host.gates[process.name] for process in host.serving if process.alive), None)

@@ -66,6 +66,7 @@ def remembered(
         doubtful = {r.key for found in receipts.values() for r in found if r.reader == reader and r.doubtful}
         doubtful |= {one.key for one in parked if one.reader == reader and one.doubtful}
         given_up = {one.key for one in parked if one.reader == reader and one.state in ("parked", "dropped")}
+        replayed = {one.key for one in parked if one.reader == reader and one.state in ("replaying", "replayed")}
         for session, log in logs.items():
             expected = places(session, log)
             order = {place.key: number for number, place in enumerate(expected)}
@@ -78,15 +79,20 @@ def remembered(
                 else:
                     yield from (f"{name}: {why}" for why in _identity(item, by_key[item.key], log))
             # where nobody can tell what arrived, a whole batch may stand there twice, one behind the other
-            found = _last(order[item.key] for item in kept if item.key in order)
+            found = _last(order[item.key] for item in kept if item.key in order and item.key not in replayed)
             if found != sorted(found):
                 yield f"{name} has the memories of {session} out of order: {found}"
             if provider.delivery is Delivery.UPSERT:
-                written = [order[key] for where, key in provider.writes if where == session and key in order]
+                written = [
+                    order[key]
+                    for where, key in provider.writes
+                    if where == session and key in order and key not in replayed
+                ]
                 if _last(written) != sorted(set(written)):
                     yield f"{name} had an older memory of {session} written over a newer one: {written}"
             for key, count in times.items():
-                if count > 1 and (provider.delivery is not Delivery.BLIND or policy == "hold"):
+                bold = policy != "hold" or key in replayed
+                if count > 1 and (provider.delivery is not Delivery.BLIND or not bold):
                     yield f"{name} keeps {key} {count} times"
                 elif count > 1 and key not in doubtful:
                     yield f"{name} keeps {key} {count} times, and no doubt about it is on record"

@@ -278,7 +278,7 @@ def folded(facts: Facts) -> Iterator[str]:
 
 def thought_of(facts: Facts) -> Iterator[str]:
     """Every request a model answered is the one that a naive reader of the log arrives at."""
-    runtime = facts.surroundings.runtime("main", {})
+    runtime = facts.surroundings.configure()
     tools = [tool.spec for tool in runtime.tools.values()]
     for session, log in facts.logs.items():
         for entry in log:
@@ -302,6 +302,7 @@ def delivered(facts: Facts) -> Iterator[str]:
     doubtful = {r.key for found in facts.receipts.values() for r in found if r.doubtful}
     doubtful |= {parked.key for parked in facts.parked if parked.doubtful}
     given_up = {parked.key for parked in facts.parked if parked.state in ("parked", "dropped")}
+    replayed = {parked.key for parked in facts.parked if parked.state in ("replaying", "replayed")}
     expected: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     optional: set[str] = set()
     erased: set[str] = set()
@@ -329,12 +330,16 @@ def delivered(facts: Facts) -> Iterator[str]:
                 yield f"{platform.name} shows {out.key}, which was never said"
             elif text is not None and text != out.text:
                 yield f"{platform.name} shows {out.key} as {out.text!r} instead of {text!r}"
+            if out.edits and platform.drafts[out.edits] != out.text:
+                yield f"{platform.name} shows an unfinished {out.key} again: {platform.drafts[out.edits]!r}"
         for session, keys in shown.items():
-            places = [tuple(map(int, key.split(":")[1:])) for key in keys]
+            # what somebody sent again comes when it comes
+            places = [tuple(map(int, key.split(":")[1:])) for key in keys if key not in replayed]
             if places != sorted(places):
                 yield f"{platform.name} shows the replies of {session} out of order: {places}"
         for key, count in times.items():
-            if count > 1 and (platform.delivery is not Delivery.BLIND or facts.world.profile.policy == "hold"):
+            bold = facts.world.profile.policy != "hold" or key in replayed
+            if count > 1 and (platform.delivery is not Delivery.BLIND or not bold):
                 yield f"{platform.name} shows {key} {count} times"
             elif count > 1 and key not in doubtful:
                 yield f"{platform.name} shows {key} {count} times, and no doubt about it is on record"

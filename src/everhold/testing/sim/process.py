@@ -225,6 +225,10 @@ class GatedStore:
         await self._late()
         return await self.disk.sessions(limit=limit, after=after)
 
+    async def branches(self, id: str) -> list[Session]:
+        await self._late()
+        return await self.disk.branches(id)
+
     async def resolve(self, address: str) -> str | None:
         await self._late()
         return await self.disk.resolve(address)
@@ -260,6 +264,10 @@ class GatedStore:
     async def pending(self, session: str) -> list[Entry]:
         await self._late()
         return await self.disk.pending(session)
+
+    async def waiting(self) -> int:
+        await self._late()
+        return await self.disk.waiting()
 
     async def operations(
         self,

@@ -12,13 +12,9 @@ from everhold.ports.platform import Delivery
 from everhold.ports.store import Step
 
 UNREACHED: Final[dict[Step, str]] = {
-    Step.NOTE: "notes are committed with the tool result that made them; nothing notes by itself yet",
     Step.NOTICE: "notices are committed with what they are about; nothing gives one by itself yet",
-    Step.DRAFT: "nothing shows drafts yet",
     Step.POSITION: "positions are committed with what was accepted; no platform moves one by itself yet",
     Step.PEOPLE: "people are admitted by the simulated reception; nothing links identities yet",
-    Step.REPLAY: "lanes do not take up replayed dead letters yet",
-    Step.ERASE: "there is no control function that erases yet",
 }
 """Commits that no flow makes yet, and why. Every other step is crashed at, before and after."""
 
@@ -55,6 +51,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     context_tokens: int
     poll: float
     commands: float
+    deeds: float
+    """How often the person in charge does something, when they look."""
+    drafts: bool
 
 
 def draw(seed: int) -> Profile:
@@ -83,4 +82,6 @@ def draw(seed: int) -> Profile:
         context_tokens=chance.choice((400, 800, 1_600, 100_000)),
         poll=chance.choice((5.0, 20.0, 60.0)),
         commands=chance.choice((0.0, 0.15, 0.4)),
+        deeds=chance.choice((0.0, 0.3, 0.8)),
+        drafts=chance.random() < 0.5,
     )

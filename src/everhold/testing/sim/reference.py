@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from everhold.core.context import rendered
 from everhold.core.entries import (
     Began,
     Branched,
@@ -36,11 +37,6 @@ NOTES: Final = {
     "interrupted": "[This turn was cut short by the message that follows.]",
 }
 NOT_RUN: Final = "Not run: the turn ended before this call was started."
-SUMMARY: Final = (
-    "[Summary of the conversation so far, made by everhold so that it fits. "
-    "The originals are kept and can be searched.]\n"
-)
-
 Logs = Mapping[str, Sequence[Entry]]
 
 
@@ -126,7 +122,7 @@ class Reading:
             entry = next(entry for entry in self.whole.values() if entry.op == pinned and entry.kind == "folded")
             if not isinstance(entry.body, Folded):
                 raise Inexact
-            shown.append(Message(role="user", name="everhold", text=SUMMARY + entry.body.summary))
+            shown.append(Message(role="user", name="everhold", text=_summary(entry.body)))
             after = max(after, entry.body.covers)
         elif not self.fresh and self.branch is not None:
             parent = Reading(self.logs, self.branch.parent, self.branch.at + 1, self.pos)
@@ -193,6 +189,11 @@ def request_of(logs: Logs, thought: Entry, *, system: str, tools: Sequence[ToolS
     reading = Reading(logs, thought.session, thought.op, log[thought.op].pos, stubs=thought.body.stubs)
     current = reading.turn(thought.op, before=thought.seq)
     return Request(system=system, messages=(*reading.history(pins[-1]), *current), tools=tuple(tools))
+
+
+def _summary(fold: Folded) -> str:
+    """How a summary is worded is for whoever words it; that this one is shown, and here, is what is checked."""
+    return rendered(fold.summary, fold.kept, fold.effects)
 
 
 def fingerprint(request: Request) -> str:

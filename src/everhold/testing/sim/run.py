@@ -54,7 +54,7 @@ def run(seed: int, *, parts: Parts | None = None) -> Outcome:
 
 
 def _play(seed: int, profile: Profile, disk: Path, parts: Parts) -> Outcome:
-    loop = SimLoop(seed)
+    loop = SimLoop(seed)  # type: ignore[abstract]  # it has what is used here; sockets and signals it has not
     world = World(seed, profile, loop, disk)
     witness = Witness(world)
     world.tell("world", f"seed {seed} {profile}")

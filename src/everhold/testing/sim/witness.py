@@ -111,7 +111,9 @@ class Witness:
                         self.erased.setdefault(self.secrets[change.session, each], self.world.loop.time())
 
     def _one_session(self, change: Change) -> None:
-        found = self._look.execute("select pos, session from entries where pos > ?", (self._pos,)).fetchall()
+        found: list[tuple[int, str]] = self._look.execute(
+            "select pos, session from entries where pos > ?", (self._pos,)
+        ).fetchall()  # type: ignore[assignment]  # the columns are what the schema says
         if found:
             self._pos = found[-1][0]
         if others := {session for _, session in found} - {change.session}:

@@ -1,0 +1,75 @@
+"""The person in charge of the simulated house: erases, notes, takes back, sends parked things again. Through control."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import apsw
+
+from everhold.control import Control
+from everhold.errors import EverholdError
+from everhold.testing.sim.witness import Witness
+from everhold.testing.sim.world import World
+
+PACE_SECONDS: Final = 12.0
+DEEDS: Final = ("erase", "erase", "erase", "note", "undo", "stop", "replay", "replay")
+
+
+class Operator:
+    """Somebody who does a thing now and then, with whichever process answers. Never tries twice."""
+
+    def __init__(self, world: World, witness: Witness, answering: Callable[[], Control | None]) -> None:
+        self.world = world
+        self.witness = witness
+        self.answering = answering
+        self.dice = random.Random(f"{world.seed}/operator")
+        self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READONLY)
+
+    async def live(self) -> None:
+        while not self.world.calm:
+            await asyncio.sleep(PACE_SECONDS * 2 * self.dice.random())
+            if self.dice.random() < self.world.profile.deeds:
+                self._start(self._deed)
+        # what was given up goes out once more when the storm is over
+        await asyncio.sleep(PACE_SECONDS)
+        self._start(lambda control: control.replay())
+
+    def close(self) -> None:
+        self._look.close()
+
+    def _start(self, deed: Callable[[Control], Coroutine[Any, Any, object] | None]) -> None:
+        control = self.answering()
+        if control is not None and (work := deed(control)) is not None:
+            self.world.loop.create_task(self._try(work))
+
+    async def _try(self, work: Coroutine[Any, Any, object]) -> None:
+        try:
+            await work
+        except EverholdError as error:
+            self.world.tell("operator", f"is told: {error}")
+
+    def _deed(self, control: Control) -> Coroutine[Any, Any, object] | None:
+        dice = self.dice
+        deed = dice.choice(DEEDS)
+        sessions = [row[0] for row in self._look.execute("select id from sessions order by id")]
+        if not sessions:
+            return None
+        session = dice.choice(sessions)
+        self.world.tell("operator", f"{deed}s in {session}")
+        match deed:
+            case "erase":
+                known = sorted(seq for where, seq in self.witness.secrets if where == session)
+                if not known:
+                    return None
+                return control.erase(session, [dice.choice(known)], why="somebody asked")
+            case "note":
+                return control.note(session, f"note of the operator {dice.random():.6f}")
+            case "undo":
+                return control.undo(session, what=dice.choice(("turn", "compress")))
+            case "stop":
+                return control.stop(session)
+            case _:
+                return control.replay()
