@@ -14,28 +14,31 @@ def split(text: str, limit: int) -> tuple[str, ...]:
     """
     assert limit >= 2
     parts: list[str] = []
-    while _units(text) > limit:
-        head = _prefix(text, limit)
-        for seam in _SEAMS:
-            cut = head.rfind(seam, len(head) // 2)
-            if cut > 0:
-                head = head[: cut + len(seam)]
-                break
-        parts.append(head)
-        text = text[len(head) :]
-    if text or not parts:
-        parts.append(text)
-    return tuple(parts)
+    start = 0
+    while (end := _reach(text, start, limit)) < len(text):
+        cut = _seam(text, start, end)
+        parts.append(text[start:cut])
+        start = cut
+    return (*parts, text[start:])
 
 
-def _units(text: str) -> int:
-    return len(text) + sum(ord(char) > 0xFFFF for char in text)
-
-
-def _prefix(text: str, limit: int) -> str:
+def _reach(text: str, start: int, limit: int) -> int:
+    """Where `limit` units from `start` end. Looks no further than that, so a long text costs its length."""
+    piece = text[start : start + limit]
+    if not piece or max(piece) <= "\uffff":
+        return start + len(piece)
     units = 0
-    for index, char in enumerate(text):
-        units += 2 if ord(char) > 0xFFFF else 1
+    for index, char in enumerate(piece):
+        units += 2 if char > "\uffff" else 1
         if units > limit:
-            return text[:index]
-    return text
+            return start + index
+    return start + len(piece)
+
+
+def _seam(text: str, start: int, end: int) -> int:
+    """Where to cut between `start` and `end`: after the best seam in the second half, or else at the end."""
+    for seam in _SEAMS:
+        cut = text.rfind(seam, start + (end - start) // 2, end)
+        if cut > start:
+            return cut + len(seam)
+    return end
