@@ -9,8 +9,9 @@ from msgspec import Struct
 
 from everhold.core.address import Address
 
+# what stands before the word is never given back (`*+`): a megabyte of dots costs a megabyte, not its square
 _BARE: Final = re.compile(
-    r"[\s.…!?,:;*_~-]*"
+    r"[\s.…!?,:;*_~-]*+"
     r"(?:ok(?:ay)?|k|ack|acknowledged|roger|noted|thanks?|thank you|👍|✅|🙏)?"
     r"[\s.…!?,:;*_~-]*",
     re.IGNORECASE,

@@ -51,15 +51,18 @@ def parse(text: str) -> Address:
     labels = dict(zip(parts[5::2], parts[6::2], strict=True))
     if not set(labels) <= {"thread", "person"} or len(labels) != (len(parts) - 5) // 2:
         raise Misuse(f"{text!r} is not an address", remedy="after the chat only thread and person may follow")
-    return Address(
-        agent=_unescape(parts[1]),
-        platform=_unescape(platform),
-        account=_unescape(account),
-        kind=parts[3],  # type: ignore[arg-type]  # checked against KINDS above
-        chat=_unescape(parts[4]),
-        thread=_unescape(labels.get("thread", "")),
-        person=_unescape(labels.get("person", "")),
-    )
+    try:
+        return Address(
+            agent=_unescape(parts[1]),
+            platform=_unescape(platform),
+            account=_unescape(account),
+            kind=parts[3],  # type: ignore[arg-type]  # checked against KINDS above
+            chat=_unescape(parts[4]),
+            thread=_unescape(labels.get("thread", "")),
+            person=_unescape(labels.get("person", "")),
+        )
+    except UnicodeError as error:
+        raise Misuse(f"{text!r} is not an address", remedy="what is escaped in it is no text") from error
 
 
 def derive(
