@@ -1,0 +1,51 @@
+"""Every body there can be, for whoever has to cope with all of them."""
+
+from __future__ import annotations
+
+import types
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from everhold.core.entries import BODIES, Body, Kind, Record
+
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+_PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    str: TEXT,
+    int: st.integers(-(2**63), 2**63 - 1),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    type(None): st.none(),
+    Any: JSON,
+}
+
+
+@cache
+def anything(type_: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type that a body may have for a field."""
+    if type_ in _PLAIN:
+        return _PLAIN[type_]
+    origin, args = get_origin(type_), get_args(type_)
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin in (Union, types.UnionType):
+        return st.one_of([anything(arg) for arg in args])
+    if origin is tuple:
+        assert args[1:] == (...,), "bodies hold tuples of one type"
+        return st.lists(anything(args[0]), max_size=2).map(tuple)
+    if origin is dict:
+        return st.dictionaries(anything(args[0]), anything(args[1]), max_size=2)
+    assert issubclass(type_, Record), f"a body holds {type_}, which this file cannot make yet"
+    hints = get_type_hints(type_)
+    return st.builds(type_, **{name: anything(hints[name]) for name in type_.__struct_fields__})
+
+
+def bodies(kind: Kind) -> st.SearchStrategy[Body]:
+    """Any body of a kind."""
+    return anything(BODIES[kind])

@@ -1,0 +1,33 @@
+"""A property that never fails proves nothing: plant a bug, and let the property find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TypeVar
+
+from hypothesis import HealthCheck, Phase, find, settings
+from hypothesis.strategies import SearchStrategy
+
+T = TypeVar("T")
+
+
+def finds(strategy: SearchStrategy[T], prop: Callable[[T], None], *, within: int = 400) -> T:
+    """An example on which `prop` fails; raises NoSuchExample if there is none among the first `within`."""
+
+    def breaks(example: T) -> bool:
+        try:
+            prop(example)
+        except AssertionError:
+            return True
+        return False
+
+    bounded = settings(
+        max_examples=within,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    return find(strategy, breaks, settings=bounded, random=Random(0))

@@ -1,0 +1,51 @@
+"""What only acknowledges: bots do not thank each other for ever, and a question is never mistaken for thanks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from everhold.core.access import bare
+
+JUNK = st.text(alphabet=" \t\n.…!?,:;*_~-", max_size=20)
+WORDS = ("ok", "okay", "k", "ack", "acknowledged", "roger", "noted", "thank", "thanks", "thank you", "👍", "✅", "🙏")
+
+
+@settings(max_examples=80, deadline=None)
+@given(JUNK, st.sampled_from(("", *WORDS)), st.booleans(), JUNK)
+def test_a_word_of_thanks_is_bare_whatever_stands_around_it(before: str, word: str, loud: bool, after: str) -> None:
+    assert bare(before + (word.upper() if loud else word) + after)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ok, and then?",
+        "ok go",
+        "thanks for nothing",
+        "not ok",
+        "kk",
+        "no",
+        "yes",
+        "noted?!x",
+        "1",
+        "ack ack",
+        "👍👍 but why",
+        "thank  yourself",
+        "okok",
+    ],
+)
+def test_what_says_more_is_not_bare(text: str) -> None:
+    assert not bare(text)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(max_size=30))
+def test_whatever_holds_another_word_is_not_bare(text: str) -> None:
+    assert not bare(text + "question")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["." * 1_000_000 + "x", " ." * 500_000 + "okx", "!" * 1_000_000])
+def test_a_megabyte_of_dots_holds_nobody_up(text: str) -> None:
+    assert bare(text) == (not text.endswith("x"))

@@ -1,0 +1,235 @@
+"""A1: one address per conversation, and never one for two, whatever a platform puts into its ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+from msgspec import structs
+
+from everhold.core.access import audience
+from everhold.core.address import KINDS, Address, derive, parse
+from everhold.errors import Misuse
+from tests.core.planted import finds
+
+HOSTILE = st.one_of(
+    st.text(max_size=6),  # surrogates included: they are no characters, but ids hold what they hold
+    st.text(alphabet=":/%#?&\\ \t\n\0.-_~@+=aA0\ud800\udfffé😀", max_size=6),
+    st.sampled_from(["", "42", "%2F", "%3A", "%25", "%", ":", "/", "thread", "person", "dm", "main", "agent", "a:b"]),
+)
+
+
+def addresses() -> st.SearchStrategy[Address]:
+    return st.builds(
+        Address,
+        agent=HOSTILE,
+        platform=HOSTILE,
+        kind=st.sampled_from(KINDS),
+        chat=HOSTILE,
+        account=HOSTILE,
+        thread=HOSTILE,
+        person=HOSTILE,
+    ).map(normal)
+
+
+def normal(address: Address) -> Address:
+    """An account named like the agent is left out: those two are one."""
+    return structs.replace(address, account="") if address.account == address.agent else address
+
+
+@settings(max_examples=150, deadline=None)
+@given(addresses(), addresses())
+@example(
+    Address(agent="a", platform="t", kind="group", chat="1", thread="42"),
+    Address(agent="a", platform="t", kind="group", chat="1", person="42"),
+)
+@example(
+    Address(agent="a", platform="t", account="b", kind="dm", chat="1"),
+    Address(agent="a", platform="t/b", kind="dm", chat="1"),
+)
+@example(
+    Address(agent="a", platform="t", kind="dm", chat="\ud83d\ude00"),
+    Address(agent="a", platform="t", kind="dm", chat="😀"),
+)
+def test_two_conversations_never_share_an_address(one: Address, other: Address) -> None:
+    assert (str(one) == str(other)) == (one == other)
+
+
+@settings(max_examples=150, deadline=None)
+@given(addresses())
+def test_an_address_reads_back_as_what_it_was(address: Address) -> None:
+    assert parse(str(address)) == address
+    assert str(parse(str(address))) == str(address)
+
+
+@settings(max_examples=80, deadline=None)
+@given(addresses())
+def test_an_address_is_plain_enough_for_a_log_a_file_and_a_terminal(address: Address) -> None:
+    assert str(address).isascii()
+    assert str(address).isprintable()
+    assert " " not in str(address)
+
+
+def unlabelled(address: Address) -> str:
+    return str(structs.replace(address, thread="", person="")) + "".join(
+        ":" + part.encode("utf-8", "surrogatepass").hex() for part in (address.thread, address.person) if part
+    )
+
+
+def unescaped(address: Address) -> str:
+    return f"agent:{address.agent}:{address.platform}:{address.kind}:{address.chat}"
+
+
+def thread_or_person(address: Address) -> str:
+    return str(structs.replace(address, thread=address.thread or address.person, person=""))
+
+
+def replacing(address: Address) -> str:
+    return str(structs.replace(address, chat=address.chat.encode("utf-8", "replace").decode()))
+
+
+@pytest.mark.parametrize("spelling", [unlabelled, unescaped, thread_or_person, replacing])
+def test_a_spelling_that_lets_two_meet_is_found(spelling: Callable[[Address], str]) -> None:
+    def prop(pair: tuple[Address, Address]) -> None:
+        one, other = pair
+        assert (spelling(one) == spelling(other)) == (one == other)
+
+    plain = st.text(alphabet="?:\ud800\udfff", max_size=2)
+    few = st.builds(Address, agent=plain, platform=plain, kind=st.just("dm"), chat=plain, thread=plain, person=plain)
+    swapped = few.map(lambda one: (one, structs.replace(one, thread=one.person, person=one.thread)))
+    moved = st.tuples(few, plain).map(lambda drawn: (drawn[0], structs.replace(drawn[0], chat=drawn[1])))
+    finds(swapped | moved, prop)
+
+
+def test_user_42_in_a_group_and_thread_42_in_that_group_are_two() -> None:
+    here: dict[str, Any] = {"agent": "main", "platform": "telegram", "account": "main", "kind": "group", "chat": "-100"}
+    user = derive(**here, sender="42")
+    thread = derive(**here, thread="42", sender="42")
+    assert str(user) == "agent:main:telegram:group:-100:person:42"
+    assert str(thread) == "agent:main:telegram:group:-100:thread:42"
+
+
+@pytest.mark.parametrize("account", ["", "main"])
+def test_a_plain_direct_chat_has_exactly_the_plain_form(account: str) -> None:
+    address = derive(agent="main", platform="telegram", account=account, kind="dm", chat="123", sender="123")
+    assert str(address) == "agent:main:telegram:dm:123"
+
+
+def test_an_account_named_like_the_agent_is_left_out_and_any_other_is_told() -> None:
+    named = Address(agent="main", platform="telegram", account="main", kind="dm", chat="1")
+    other = Address(agent="main", platform="telegram", account="second", kind="dm", chat="1")
+    assert str(named) == "agent:main:telegram:dm:1"
+    assert str(other) == "agent:main:telegram/second:dm:1"
+    assert parse(str(other)).account == "second"
+
+
+@pytest.mark.parametrize(
+    "kind, thread, group, threads, per_person",
+    [
+        ("dm", "", "per-person", "per-person", False),
+        ("dm", "7", "per-person", "per-person", False),
+        ("group", "", "per-person", "shared", True),
+        ("group", "", "shared", "per-person", False),
+        ("group", "7", "per-person", "shared", False),
+        ("group", "7", "shared", "per-person", True),
+        ("channel", "", "per-person", "shared", True),
+        ("channel", "", "shared", "shared", False),
+        ("thread", "7", "per-person", "shared", False),
+        ("thread", "7", "shared", "per-person", True),
+    ],
+)
+def test_who_shares_a_session_is_what_the_rules_say(
+    kind: str, thread: str, group: str, threads: str, per_person: bool
+) -> None:
+    address = derive(
+        agent="main",
+        platform="slack",
+        account="main",
+        kind=kind,
+        chat="C1",
+        thread=thread,
+        sender="U1",
+        group=group,
+        threads=threads,
+    )
+    assert address.person == ("U1" if per_person else "")
+    assert address.thread == thread
+    assert parse(str(address)) == address
+
+
+@settings(max_examples=80, deadline=None)
+@given(HOSTILE, HOSTILE, HOSTILE, st.sampled_from(["group", "channel", "thread"]))
+def test_in_a_shared_place_everybody_gets_the_same_address(agent: str, one: str, other: str, kind: str) -> None:
+    def of(sender: str) -> str:
+        return str(
+            derive(
+                agent=agent, platform="p", account="a", kind=kind, chat="c", thread="t", sender=sender, threads="shared"
+            )
+        )
+
+    assert of(one) == of(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "agent",
+        "main:telegram:dm:1",
+        "agent:main:telegram:dm",
+        "agent:main:telegram:phone:1",
+        "user:main:telegram:dm:1",
+        "agent:main:telegram:dm:1:thread",
+        "agent:main:telegram:dm:1:topic:2",
+        "agent:main:telegram:dm:1:thread:2:thread:3",
+        "agent:main:telegram:dm:1:thread:2:person:3:person:4",
+        "agent:main:telegram:dm:%FF",
+        "agent:main:telegram:dm:%C3",
+        "agent:main:telegram:dm:\ud800",
+    ],
+)
+def test_what_is_no_address_is_refused_as_misuse(text: str) -> None:
+    with pytest.raises(Misuse):
+        parse(text)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet=":/%agentdmthrpson0123FC\ud800é", max_size=40) | st.text(max_size=30))
+def test_whatever_is_typed_as_an_address_is_an_address_or_misuse(text: str) -> None:
+    try:
+        address = parse(text)
+    except Misuse:
+        return
+    assert parse(str(address)) == normal(address)
+
+
+def test_a_kind_nobody_knows_is_misuse() -> None:
+    with pytest.raises(Misuse):
+        derive(agent="main", platform="p", account="", kind="phone", chat="1")
+
+
+class TestAudience:
+    """Who was there, as P5 needs to know it."""
+
+    def test_in_a_direct_chat_it_is_its_person(self) -> None:
+        assert audience(Address(agent="a", platform="p", kind="dm", chat="1"), "ada") == ("person:ada",)
+
+    def test_in_a_session_of_ones_own_it_is_that_person(self) -> None:
+        assert audience(Address(agent="a", platform="p", kind="group", chat="1", person="7"), "ada") == ("person:ada",)
+
+    def test_in_a_shared_place_it_is_the_place(self) -> None:
+        address = Address(agent="a", platform="p", kind="group", chat="1")
+        assert audience(address, "ada") == audience(address, "bob") == (f"chat:{address}",)
+
+    @settings(max_examples=80, deadline=None)
+    @given(addresses(), addresses())
+    def test_two_places_are_never_one_audience(self, one: Address, other: Address) -> None:
+        def shared(address: Address) -> bool:
+            return address.kind != "dm" and not address.person
+
+        if shared(one) and shared(other) and one != other:
+            assert audience(one, "ada") != audience(other, "ada")
+        if not shared(one) and shared(other):
+            assert audience(one, "ada") != audience(other, "ada")

@@ -1,0 +1,166 @@
+"""What is written reads back, and an altered line shows. Bodies of every kind, salted digests, strange text."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from everhold.core import entries
+from everhold.core.entries import (
+    BODIES,
+    OUTCOMES,
+    VERSION,
+    Began,
+    Body,
+    Draft,
+    Ended,
+    Entry,
+    Heard,
+    Kind,
+    Place,
+    Record,
+    Took,
+    Usage,
+    clean,
+    decode,
+    digest,
+    encode,
+    kind_of,
+    takes_of,
+)
+from tests.core.bodies import TEXT, bodies
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_every_body_reads_back_as_it_was_written(kind: Kind, data: st.DataObject) -> None:
+    body = data.draw(bodies(kind))
+    text = encode(body)
+    assert decode(kind, text) == body
+    assert decode(kind, text.encode()) == body
+    assert encode(decode(kind, text)) == text, "written again it is the same to the byte"
+    assert kind_of(body) is kind is Draft(body=body, author="system").kind
+
+
+def test_every_kind_has_its_own_body_and_every_body_its_kind() -> None:
+    assert set(BODIES) == set(Kind)
+    assert len(set(BODIES.values())) == len(Kind)
+    assert set(get_args(Body)) == set(BODIES.values())
+
+
+def test_every_record_is_frozen_and_leaves_out_what_it_need_not_say() -> None:
+    records = [it for _, it in inspect.getmembers(entries, inspect.isclass) if issubclass(it, Record)]
+    assert len(records) > 25
+    for record in records:
+        assert record.__struct_config__.frozen, record
+        assert record.__struct_config__.omit_defaults, record
+
+
+def test_a_field_added_later_reads_from_what_was_written_before() -> None:
+    """Every field but the essential ones has a default, so old logs stay readable."""
+    assert decode(Kind.HEARD, '{"origin":{"platform":"p"},"text":"x"}') == Heard(origin=Place(platform="p"), text="x")
+    assert decode(Kind.ENDED, "{}") == Ended()
+    assert decode(Kind.HEARD, '{"origin":{"platform":"p"},"text":"x","mood":"gay"}') == Heard(
+        origin=Place(platform="p"), text="x"
+    ), "and what a later build added is passed over, not choked on"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"text":1}', '{"what":"dream"}', "null", "\ud800"])
+def test_what_is_no_body_is_an_error_and_never_half_a_body(text: str) -> None:
+    with pytest.raises((msgspec.DecodeError, UnicodeError)):
+        decode(Kind.HEARD, text)
+
+
+def test_the_outcomes_are_those_an_operation_can_end_with() -> None:
+    for outcome in OUTCOMES:
+        assert decode(Kind.ENDED, f'{{"outcome":"{outcome}"}}') == Ended(outcome=outcome)
+    with pytest.raises(msgspec.ValidationError):
+        decode(Kind.ENDED, '{"outcome":"lost"}')
+
+
+# -- digests -----------------------------------------------------------------------------------------------------------
+
+LINE = st.fixed_dictionaries(
+    {
+        "salt": st.binary(min_size=16, max_size=16),
+        "session": TEXT,
+        "seq": st.integers(1, 2**40),
+        "kind": st.sampled_from([kind.value for kind in Kind]),
+        "op": st.none() | st.integers(1, 2**40),
+        "author": TEXT,
+        "at": st.integers(0, 2**40).map(lambda n: n / 8),
+        "body": TEXT,
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(LINE, LINE, st.sets(st.sampled_from(["salt", "session", "seq", "kind", "op", "author", "at", "body"])))
+def test_a_digest_changes_with_every_field(line: dict[str, Any], other: dict[str, Any], which: set[str]) -> None:
+    altered = {**line, **{field: other[field] for field in which}}
+    assert (digest(**line) == digest(**altered)) == (line == altered)
+
+
+@settings(max_examples=100, deadline=None)
+@given(LINE, st.text(alphabet='",\\\n[]', max_size=3), st.text(alphabet='",\\\n[]', max_size=3))
+def test_what_moves_from_one_field_to_the_next_shows(line: dict[str, Any], tail: str, more: str) -> None:
+    first = digest(**{**line, "author": line["author"] + tail, "body": more + line["body"]})
+    second = digest(**{**line, "author": line["author"] + tail + more, "body": line["body"]})
+    assert (first == second) == (more == "")
+
+
+def test_a_digest_is_the_same_for_ever() -> None:
+    """Written down, so that a change of format shows here and not in somebody's log."""
+    made = digest(
+        salt=bytes(range(16)),
+        session="s",
+        seq=1,
+        kind="heard",
+        op=None,
+        author="person:ada",
+        at=1.5,
+        body='{"text":"x"}',
+    )
+    assert made.hex() == "7af7c397d590c22a75e409cba7b85e17896fe37cb29ee525f8397b1bd1f2e2fe"
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=st.characters(), max_size=20) | st.text(alphabet="a\ud800\udfff\U0001f600", max_size=8))
+def test_text_is_kept_to_the_letter_unless_it_cannot_be(text: str) -> None:
+    kept, mangled = clean(text)
+    assert mangled == any("\ud800" <= char <= "\udfff" for char in text)
+    assert kept.encode().decode() == kept
+    if not mangled:
+        assert kept is text
+    else:
+        assert [c for c in kept if c != "\ufffd"] == [
+            c for c in text if not "\ud800" <= c <= "\udfff" and c != "\ufffd"
+        ]
+    assert clean(kept) == (kept, False)
+
+
+def test_what_an_operation_took_is_told_in_the_order_it_took_it() -> None:
+    def entry(seq: int, body: Body | None) -> Entry:
+        kind = Kind.HEARD if body is None else kind_of(body)
+        return Entry(
+            session="s", seq=seq, pos=seq, kind=kind, op=2, author="a", at=0.0, version=VERSION, body=body, digest=b""
+        )
+
+    log = [entry(2, Began(what="turn", takes=(1,))), entry(5, Took(takes=(4, 3))), entry(6, Ended()), entry(7, None)]
+    assert takes_of(log) == (1, 4, 3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(*[st.builds(Usage, input=st.integers(0, 99), cached=st.integers(0, 99), output=st.integers(0, 99))] * 3)
+def test_costs_add_up_in_any_order(one: Usage, two: Usage, three: Usage) -> None:
+    assert one + two == two + one
+    assert (one + two) + three == one + (two + three)
+    assert one + Usage() == one

@@ -1,0 +1,149 @@
+"""A reply is cut once, into parts a platform takes, and joins back to what was said."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from everhold.core.split import split
+from tests.core.planted import finds
+
+Splitter = Callable[[str, int], tuple[str, ...]]
+
+TEXT = st.one_of(
+    st.text(max_size=80),
+    st.text(alphabet="ab. \n😀é\ud800", max_size=120),
+    st.lists(st.text(alphabet="abc😀", min_size=1, max_size=9), max_size=20).map(" ".join),
+)
+LIMIT = st.integers(2, 40)
+
+
+def units(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def keeps_its_promise(text: str, limit: int, splitter: Splitter) -> None:
+    parts = splitter(text, limit)
+    assert "".join(parts) == text, "nothing is lost or added"
+    assert all(units(part) <= limit for part in parts), "a platform would refuse it"
+    assert all(parts) or parts == ("",), "nobody sends nothing"
+    assert len(parts) <= 4 * units(text) // limit + 2, "crumbs"
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXT, LIMIT)
+@example("", 2)
+@example("😀", 2)
+@example("a😀", 2)
+@example("ab", 2)
+@example("\n\n\n\n\n", 2)
+def test_parts_join_back_fit_and_are_never_empty(text: str, limit: int) -> None:
+    keeps_its_promise(text, limit, split)
+
+
+def by_characters(text: str, limit: int) -> tuple[str, ...]:
+    return tuple(text[at : at + limit] for at in range(0, len(text), limit)) or ("",)
+
+
+def swallowing_the_seam(text: str, limit: int) -> tuple[str, ...]:
+    return tuple(part.rstrip(" ") for part in split(text, limit))
+
+
+def with_an_empty_end(text: str, limit: int) -> tuple[str, ...]:
+    parts = split(text, limit)
+    return (*parts, "") if text and units(text) % limit == 0 else parts
+
+
+def in_crumbs(text: str, limit: int) -> tuple[str, ...]:
+    return tuple(text) or ("",)
+
+
+@pytest.mark.parametrize("bug", [by_characters, swallowing_the_seam, with_an_empty_end, in_crumbs])
+def test_a_splitter_that_breaks_a_promise_is_found(bug: Splitter) -> None:
+    finds(st.tuples(TEXT, LIMIT), lambda drawn: keeps_its_promise(*drawn, bug), within=1_000)
+
+
+def test_the_best_seam_in_the_second_half_wins() -> None:
+    assert split("one two. three four\nfive six\n\nseven eight nine", 40)[0] == "one two. three four\nfive six\n\n"
+    assert split("one two. three four\nfive six seven", 30)[0] == "one two. three four\n"
+    assert split("one two three four. five six seven", 30)[0] == "one two three four. "
+    assert split("one two three four five six seven", 30)[0] == "one two three four five six "
+
+
+def test_a_seam_in_the_first_half_is_passed_over() -> None:
+    assert split("one\n\ntwo three four five", 20)[0] == "one\n\ntwo three four "
+    assert split("a b" + "c" * 30, 20)[0] == "a b" + "c" * 17
+
+
+def test_what_fits_is_one_part_to_the_last_unit() -> None:
+    assert split("x" * 4_000, 4_000) == ("x" * 4_000,)
+    assert split("😀" * 2_000, 4_000) == ("😀" * 2_000,)
+    assert split("😀" * 2_000 + "x", 4_000) == ("😀" * 2_000, "x")
+
+
+def test_a_character_of_two_units_is_never_torn() -> None:
+    assert split("😀😀😀", 3) == ("😀", "😀", "😀")
+    assert split("a😀b😀", 2) == ("a", "😀", "b", "😀")
+
+
+class Counted(str):
+    """A text that counts how many characters of it, or of any piece of it, are looked at."""
+
+    looked = 0
+
+    def __getitem__(self, index: object) -> str:
+        piece = Counted(super().__getitem__(index))  # type: ignore[index]  # whatever split asks for
+        Counted.looked += len(piece)
+        return piece
+
+    def __iter__(self) -> Iterator[str]:
+        for char in super().__iter__():
+            Counted.looked += 1
+            yield char
+
+    def rfind(self, sub: str, start: object = 0, end: object = None, /) -> int:
+        assert isinstance(start, int)
+        stop = end if isinstance(end, int) else len(self)
+        Counted.looked += stop - start
+        return super().rfind(sub, start, stop)
+
+
+def by_what_is_left(text: str, limit: int) -> tuple[str, ...]:
+    """Measures all that is left, for every part."""
+    parts = []
+    while sum(1 for _ in text) > limit:
+        parts.append(text[:limit])
+        text = text[limit:]
+    return (*parts, text)
+
+
+def work(splitter: Splitter, text: str) -> int:
+    Counted.looked = 0
+    splitter(Counted(text), 200)
+    return Counted.looked
+
+
+@pytest.mark.parametrize("word", ["word ", "x", "\n", "😀", "line\n\n"])
+def test_the_work_grows_with_the_text_and_not_with_its_square(word: str) -> None:
+    """Counted in characters looked at, so that a slow machine cannot fail it and a fast one cannot hide it."""
+    few, many = (work(split, (word * length)[:length]) for length in (10_000, 80_000))
+    assert many <= 8.5 * few
+    assert many <= 12 * 80_000
+
+
+def test_a_splitter_whose_work_grows_faster_is_noticed() -> None:
+    few, many = (work(by_what_is_left, "x" * length) for length in (1_000, 8_000))
+    assert many > 20 * few
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("word", ["word ", "x", "😀 ", "naïve. "])
+def test_a_megabyte_is_split_while_somebody_waits(word: str) -> None:
+    text = (word * (1_000_000 // len(word) + 1))[:1_000_000]
+    parts = split(text, 4_000)
+    assert "".join(parts) == text
+    assert len(parts) < 1_100
+    assert not any(a.isspace() for a, _ in itertools.pairwise(parts))
