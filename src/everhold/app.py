@@ -14,6 +14,7 @@ from everhold.agents import Agents
 from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
 from everhold.config.settings import ValidatePlugin
 from everhold.control import Control
+from everhold.core.entries import Kind, takes_of
 from everhold.errors import StoreError, StoreFull
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
@@ -167,7 +168,7 @@ class App:
         await self.store.seize(owner=self.gates.owner, at=self.clock.now())
         await self.control.reapply_erasures()
         self.ballast.take_aboard()
-        waiting = await self.store.waiting()
+        waiting = await self._unanswered()
         self._connect_agents()
         for name, work in (
             ("dispatch", self.supervisor.dispatch),
@@ -242,6 +243,16 @@ class App:
         if settings.send_to:
             tools["send"] = Send(settings.name, settings.send_to)
         return tools
+
+    async def _unanswered(self) -> int:
+        """How many messages have no answer: those that wait, and those a turn had taken when everything stopped."""
+        count = await self.store.waiting()
+        for lane in await self.store.lanes(reader="mind", waiting=True):
+            for turn in await self.store.operations(lane.session, what=("turn",), states=("running",)):
+                kinds = (Kind.BEGAN, Kind.TOOK)
+                its = await self.store.entries(lane.session, after=turn.first - 1, kinds=kinds)
+                count += len(takes_of(entry for entry in its if entry.op == turn.op))
+        return count
 
     def _on_text(self, session: str, op: int, piece: str) -> None:
         for watcher in self.watchers:

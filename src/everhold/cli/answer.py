@@ -18,13 +18,13 @@ class Answer:
         self.said: list[str] = []
         self.told: list[str] = []
 
-    def see(self, entry: dict[str, Any]) -> None:
-        """Entries behind `seq`, in order."""
+    def see(self, entry: dict[str, Any]) -> bool:
+        """Take the next entry behind `seq` into account; whether the message is answered now."""
         kind, body, op = entry["kind"], entry["body"] or {}, entry["op"]
         if kind in ("began", "took") and self.seq in body.get("takes", ()):
             self.op = entry["seq"] if kind == "began" else op
         if self.op is None or op != self.op:
-            return
+            return False
         if kind == "said":
             self.said.append(body.get("text", ""))
         elif kind == "told":
@@ -34,6 +34,7 @@ class Answer:
                 self.op, self.released = None, True
             else:
                 self.outcome, self.reason = body.get("outcome", "done"), body.get("reason", "")
+        return bool(self.outcome)
 
     @property
     def text(self) -> str:

@@ -197,9 +197,8 @@ class Talk:
 
     def _check(self, answer: Answer, entry: dict[str, Any]) -> None:
         if entry["seq"] > answer.seq and not answer.outcome:
-            answer.see(entry)
             # a message that waits for a model is answered some time; whoever sits there can go on meanwhile
-            if answer.outcome or (answer.released and self.terminal.live):
+            if answer.see(entry) or (answer.released and self.terminal.live):
                 self._answered.set()
 
     def _show(self, entry: dict[str, Any]) -> None:
