@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import random
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from everhold import __version__
 from everhold.agents import Agents
@@ -25,6 +26,7 @@ from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
 from everhold.ports.platform import Incoming, Platform, Verdict
+from everhold.ports.store import Change
 from everhold.ports.tool import Tool
 from everhold.remote.follow import Followers
 from everhold.remote.methods import Methods
@@ -33,6 +35,10 @@ from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
 from everhold.tools.send import Send
+from everhold.web.tail import Tail
+
+if TYPE_CHECKING:
+    from everhold.web.server import Server as Web
 
 DRAIN_SECONDS: Final = 30.0
 _CATALOGUES: Final[dict[str, Any]] = {
@@ -58,6 +64,14 @@ class SystemChance:
 
     def random(self) -> float:
         return random.random()
+
+
+def local_user() -> str:
+    """Who runs this process; at this machine nobody else is believed to speak."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no entry for this user id
+        return "me"
 
 
 def settings_of(home: Home, *, environ: Mapping[str, str], last_good: bool = False) -> Settings:
@@ -130,13 +144,15 @@ class App:
             sleep=asyncio.sleep,
         )
         self.followers = Followers()
-        self.store.on_commit = self.followers.committed
-        self.watchers.append(self.followers.grew)
+        self.tail = Tail()
+        self.store.on_commit = self._committed
+        self.watchers += [self.followers.grew, self.tail.grew]
         self.role = "gateway"
         """What this process is for: a gateway stays, a `chat` or `send` goes again and leaves its work to the next."""
         self.since = self.clock.now()
         self.url = ""
         """Where people find the page, empty while there is none."""
+        self.web: Web | None = None
         self.methods = Methods(self.control, about=self.about, followers=self.followers)
         self.remote = Server(home.control, self.methods, log=log)
         self.full = False
@@ -183,12 +199,33 @@ class App:
         return waiting
 
     async def serve(self, *, port: int | None = None) -> str:
-        """Open HTTP, on `port` or the configured one; where people find the page. Empty: this build has none yet."""
+        """Open HTTP, on `port` or the configured one; where people find the page."""
+        from everhold.web.office import Office  # only a gateway needs a web server
+        from everhold.web.once import Once
+        from everhold.web.server import Server as Web
+
+        http = self.watcher.settings.http
+        office = Office(
+            control=self.control,
+            local=local_user(),
+            agents=self.agents,
+            tail=self.tail,
+            log=self.log,
+            fresh=self.watcher.fresh,
+            trouble=lambda: str(self.broken) if self.broken else "the disk is full" if self.full else "",
+            scrub=self.log.redaction.scrub,
+            once=Once(monotonic=self.clock.monotonic),
+        )
+        self.web = Web(office, host=http.host, port=http.port if port is None else port)
+        await self.web.start()
+        self.url = self.web.url
         return self.url
 
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
         """Give what runs some time, then let go. Everything that is not finished resumes at the next start."""
         await self.supervisor.drain(seconds)
+        if self.web is not None:
+            await self.web.stop()
         await self.remote.close()
         for task in self.tasks:
             task.cancel()
@@ -243,6 +280,10 @@ class App:
         if settings.send_to:
             tools["send"] = Send(settings.name, settings.send_to)
         return tools
+
+    def _committed(self, change: Change) -> None:
+        self.followers.committed(change)
+        self.tail.committed(change)
 
     async def _unanswered(self) -> int:
         """How many messages have no answer: those that wait, and those a turn had taken when everything stopped."""

@@ -1,0 +1,137 @@
+"""/api: messages in, the log and its views out, and what a person in charge may do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from everhold.control import entry_json, parked_json, session_json
+from everhold.web import shapes
+from everhold.web.answers import JSON, Refusal, answer
+from everhold.web.call import Call
+
+PAGE = 500
+MOST_SESSIONS = 1_000
+
+
+async def send(call: Call) -> Response:
+    """Keep a message. Answered only after it is committed."""
+    given = call.body(shapes.Message)
+    message = call.office.incoming(
+        agent=call.agent(given.agent or ""),
+        chat=given.chat,
+        text=given.text,
+        sender=call.caller.speaks_for(given.person or ""),
+        id=given.id or "",
+    )
+    verdict = await call.office.control.send(message)
+    match verdict.outcome:
+        case "accepted":
+            return answer({"session": verdict.session, "seq": verdict.seq}, status=202)
+        case "duplicate":
+            return answer({"session": verdict.session, "seq": verdict.seq})
+        case "differs":
+            raise Refusal(
+                409,
+                "conflict",
+                f"message {given.id!r} was accepted before with another text, as entry {verdict.seq}",
+                remedy="give a new message a new id",
+            )
+        case _:
+            raise Refusal(403, "denied", verdict.reason)
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+async def sessions(call: Call) -> Response:
+    """The newest sessions, newest first."""
+    limit = call.number("limit", least=1, most=MOST_SESSIONS) or 100
+    office = call.office
+    found = await office.control.sessions(limit=limit if call.caller.operator else MOST_SESSIONS)
+    seen = [session for session in found if await office.may_see(call.caller, session.id)]
+    return answer({"sessions": [session_json(session) for session in seen[:limit]]})
+
+
+async def session(call: Call) -> Response:
+    """One session."""
+    return answer(session_json(await call.office.find(call.caller, call.path["id"])))
+
+
+async def entries(call: Call) -> Response:
+    """A session's log, from the entry after `after` on."""
+    after, limit = call.number("after") or 0, call.number("limit", least=1)
+    found = await call.office.find(call.caller, call.path["id"])
+    return StreamingResponse(_entries(call, found.id, after, limit), media_type=JSON)
+
+
+async def _entries(call: Call, session: str, after: int, limit: int | None) -> AsyncIterator[bytes]:
+    """The whole of it as one JSON document, but never more than a page of it in memory."""
+    yield b'{"entries":['
+    first = True
+    while page := await call.office.store.entries(session, after=after, limit=min(PAGE, limit or PAGE)):
+        lines = b",".join(msgspec.json.encode(entry_json(entry)) for entry in page)
+        yield lines if first else b"," + lines
+        first = False
+        after = page[-1].seq
+        if limit is not None:
+            limit -= len(page)
+            if limit <= 0:
+                break
+    yield b"]}"
+
+
+async def context(call: Call) -> Response:
+    """What the model was shown at `at`, or would be shown now."""
+    at = call.number("at", least=1)
+    session = await call.office.find(call.caller, call.path["id"])
+    shown = await call.office.control.context(session.id, at=at)
+    return answer(msgspec.to_builtins(shown))
+
+
+# -- what may be done --------------------------------------------------------------------------------------------------
+
+
+async def undo(call: Call) -> Response:
+    """Take back the newest turns, or the newest compression."""
+    given = call.body(shapes.Undo)
+    session = await call.office.find(call.caller, call.path["id"])
+    by = await _author(call)
+    said = await call.office.control.undo(session.id, what=given.what, count=given.count, by=by)
+    return answer({"session": session.id, "message": said})
+
+
+async def stop(call: Call) -> Response:
+    """End what is running."""
+    session = await call.office.find(call.caller, call.path["id"])
+    said = await call.office.control.stop(session.id, by=await _author(call))
+    return answer({"session": session.id, "message": said})
+
+
+async def note(call: Call) -> Response:
+    """Remember a fact. Answered only after it is committed, whatever the memory services do."""
+    given = call.body(shapes.Note)
+    session = await call.office.find(call.caller, given.session)
+    seq = await call.office.control.note(session.id, given.text, by=await _author(call))
+    return answer({"session": session.id, "seq": seq}, status=202)
+
+
+async def parked(call: Call) -> Response:
+    """What could not be delivered, and why."""
+    call.needs_operator()
+    return answer({"parked": [parked_json(item) for item in await call.office.store.parked()]})
+
+
+async def replay(call: Call) -> Response:
+    """Send parked items again."""
+    call.needs_operator()
+    given = call.body(shapes.Replay)
+    if given.ids is not None and not given.ids:
+        return answer({"replayed": 0})
+    return answer({"replayed": await call.office.control.replay(given.ids or ())})
+
+
+async def _author(call: Call) -> str:
+    return f"person:{await call.office.person(call.caller.sender)}"

@@ -1,0 +1,225 @@
+"""What the OpenAI-compatible routes share: from a request to words that grow, with a session or without.
+
+With a session only what follows the last assistant message is heard: the log knows the rest better than any caller.
+Without one the request goes to the agent's model as it is, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from msgspec import Struct
+
+from everhold.core.entries import Heard, Kind, Thought
+from everhold.core.turn import Answered, Broken, Overlong, Unreachable
+from everhold.flow import perform
+from everhold.platforms.http import address, with_id
+from everhold.ports.model import Answer, Message, Request, ToolSpec
+from everhold.ports.platform import Incoming
+from everhold.web.answers import Refusal, seconds
+from everhold.web.call import Call
+from everhold.web.office import Office
+from everhold.web.reply import Growth, Reply, Words, follow
+
+SESSION: Final = "x-everhold-session"
+PERSON: Final = "x-everhold-person"
+KEY: Final = "idempotency-key"
+PATIENCE_SECONDS: Final = 10.0
+"""How long a stream waits for its first words before it begins: until then a failure still has a status of its own."""
+LOOK_BACK: Final = 100
+
+PARAMS: Final = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed")
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """A request of either kind."""
+
+    agent: str
+    system: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    params: dict[str, Any] = {}
+
+    @property
+    def heard(self) -> str:
+        """What follows the last assistant message."""
+        new: list[str] = []
+        for message in reversed(self.messages):
+            if message.role == "assistant":
+                break
+            if message.role == "user":
+                new.append(message.text)
+        return "\n\n".join(reversed(new))
+
+
+async def grow(call: Call, asked: Asked) -> AsyncIterator[Growth]:
+    """The answer as it grows. Whatever can be refused at once is refused before this returns."""
+    session = header(call, SESSION)
+    if session:
+        return await _in_session(call, asked, session)
+    return _without(call, asked)
+
+
+# -- with a session ----------------------------------------------------------------------------------------------------
+
+
+async def _in_session(call: Call, asked: Asked, chat: str) -> AsyncIterator[Growth]:
+    if not asked.heard.strip():
+        raise Refusal(400, "misuse", "no user message follows the last assistant message", remedy="add one")
+    sender = call.caller.speaks_for(header(call, PERSON))
+    message = call.office.incoming(agent=asked.agent, chat=chat, text=asked.heard, sender=sender, id="")
+    message = with_id(message, await _id(call, message))
+    verdict = await call.office.control.send(message)
+    match verdict.outcome:
+        case "accepted" | "duplicate":
+            return _following(call.office, verdict.session, verdict.seq)
+        case "differs":
+            raise Refusal(
+                409,
+                "conflict",
+                "this Idempotency-Key was used for another message",
+                remedy="give a new message a new key",
+                headers={"x-should-retry": "false"},
+            )
+        case _:
+            raise Refusal(403, "denied", verdict.reason)
+
+
+async def _following(office: Office, session: str, seq: int) -> AsyncIterator[Growth]:
+    with office.tail.watching(session) as watch:
+        async for growth in follow(office, watch, session=session, seq=seq):
+            yield growth
+
+
+async def _id(call: Call, message: Incoming) -> str:
+    """What makes this message recognisable. Clients that repeat by themselves say so and send the very same bytes."""
+    if key := header(call, KEY):
+        return f"key:{key}"
+    digest = hashlib.sha256(call.raw).hexdigest()[:24]
+    repeats = call.headers.get("x-stainless-retry-count", "0")
+    if repeats != "0":
+        found = await call.office.store.whereto(address(message.origin, agent=message.agent))
+        if found and (id := await _heard_before(call.office, found[0], f"auto:{digest}:")):
+            return id
+    return f"auto:{digest}:{call.office.control.gates.chance.bytes(9).hex()}"
+
+
+async def _heard_before(office: Office, session: str, start: str) -> str:
+    last = (await office.store.session(session)).last_seq
+    for entry in reversed(await office.store.entries(session, after=max(0, last - LOOK_BACK), kinds=(Kind.HEARD,))):
+        if isinstance(entry.body, Heard) and entry.body.origin.message.startswith(start):
+            return entry.body.origin.message
+    return ""
+
+
+# -- without one -------------------------------------------------------------------------------------------------------
+
+
+async def _without(call: Call, asked: Asked) -> AsyncIterator[Growth]:
+    """Ask the agent's model. With a key a repeat gets the same answer; without, leaving ends the call."""
+    pieces: asyncio.Queue[str | None] = asyncio.Queue()
+    key = header(call, KEY)
+    if key:
+        digest = hashlib.sha256(call.raw).digest()
+        task = call.office.once.start((call.caller.account, key), digest, lambda: _ask(call.office, asked, pieces))
+    else:
+        task = asyncio.get_running_loop().create_task(_ask(call.office, asked, pieces))
+    task.add_done_callback(lambda _: pieces.put_nowait(None))
+    try:
+        while (piece := await pieces.get()) is not None:
+            yield Words(piece)
+        yield await asyncio.shield(task)
+    finally:
+        if not key and not task.done():
+            task.cancel()
+
+
+async def _ask(office: Office, asked: Asked, pieces: asyncio.Queue[str | None]) -> Reply:
+    runtime = office.agents.runtime(asked.agent, {})
+    request = Request(
+        system="\n\n".join(part for part in (runtime.system, asked.system) if part),
+        messages=asked.messages,
+        tools=asked.tools,
+        params=asked.params,
+    )
+    event = await perform.ask(
+        office.control.gates,
+        runtime.models,
+        request,
+        deadline=runtime.model_deadline,
+        record=_thought,
+        on_text=pieces.put_nowait,
+    )
+    match event:
+        case Answered(thought):
+            id = office.control.gates.chance.bytes(12).hex()
+            return Reply(id=id, text=thought.text, usage=thought.usage, calls=thought.calls)
+        case Unreachable(reason=reason, retry_after=wait):
+            headers = {"retry-after": seconds(wait)} if wait is not None else {}
+            raise Refusal(503, "overloaded", office.scrub(reason), remedy="try again", headers=headers)
+        case Overlong(reason=reason):
+            raise Refusal(400, "too_long", office.scrub(reason), remedy="send less")
+        case Broken(reason=reason):
+            raise Refusal(502, "refused", office.scrub(reason), headers={"x-should-retry": "false"})
+        case _:
+            raise AssertionError(event)
+
+
+def _thought(answer: Answer) -> Thought:
+    return Thought(
+        text=answer.text, calls=answer.calls, reasoning=answer.reasoning, model=answer.model, usage=answer.usage
+    )
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def header(call: Call, name: str) -> str:
+    """A header's text; names that are not ASCII come as UTF-8."""
+    raw = call.headers.get(name, "").strip()
+    try:
+        text = raw.encode("latin-1").decode()
+    except UnicodeError:
+        text = raw
+    if len(text) > 200 or not all(char.isprintable() for char in text):
+        raise Refusal(400, "misuse", f"{name} must be at most 200 printable characters")
+    return text
+
+
+async def primed(growth: AsyncIterator[Growth]) -> AsyncIterator[Growth]:
+    """The same, after its beginning has come or has been waited for: an early failure is raised here."""
+    first = asyncio.ensure_future(anext(growth))
+    await asyncio.wait((first,), timeout=PATIENCE_SECONDS)
+    if first.done():
+        first.result()
+    return _chained(first, growth)
+
+
+async def _chained(first: asyncio.Future[Growth], growth: AsyncIterator[Growth]) -> AsyncIterator[Growth]:
+    try:
+        yield await first
+        async for more in growth:
+            yield more
+    finally:
+        first.cancel()
+
+
+async def whole(call: Call, growth: AsyncIterator[Growth]) -> Reply | None:
+    """The record, once it is there; None if the caller left before."""
+
+    async def last() -> Reply:
+        async for more in growth:
+            if isinstance(more, Reply):
+                return more
+        raise AssertionError("an answer ends with what was recorded")
+
+    reading, gone = asyncio.ensure_future(last()), asyncio.ensure_future(call.left())
+    try:
+        await asyncio.wait((reading, gone), return_when=asyncio.FIRST_COMPLETED)
+        return reading.result() if reading.done() else None
+    finally:
+        gone.cancel()
+        reading.cancel()

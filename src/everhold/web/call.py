@@ -1,0 +1,76 @@
+"""One request on its way to a route: who asks, and what for, already checked."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from everhold.errors import NotFound
+from everhold.web.answers import Refusal
+from everhold.web.caller import Caller
+from everhold.web.guard import BODY, CALLER
+from everhold.web.office import Office
+
+T = TypeVar("T")
+
+MOST: int = 2**53
+
+
+class Call:
+    """A request the guard has let in."""
+
+    def __init__(self, office: Office, scope: Scope, receive: Receive) -> None:
+        self.office = office
+        self.caller: Caller = scope[CALLER]
+        self.raw: bytes = scope[BODY]
+        self.receive = receive
+        self.request = Request(scope)
+        self.headers = self.request.headers
+        self.path: dict[str, str] = scope.get("path_params", {})
+
+    def body(self, type: type[T]) -> T:
+        """The body as `type`. An empty one is an empty object."""
+        try:
+            return msgspec.json.decode(self.raw or b"{}", type=type)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Refusal(400, "misuse", f"the body cannot be read: {error}", remedy="see /openapi.json") from error
+        except RecursionError:
+            raise Refusal(400, "misuse", "the body is nested too deeply") from None
+
+    def number(self, name: str, *, least: int = 0, most: int = MOST) -> int | None:
+        """A whole number from the query, None if it is not there."""
+        found = self.request.query_params.getlist(name)
+        if not found:
+            return None
+        text = found[-1]
+        if len(text) > 20 or not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise Refusal(400, "misuse", f"{name} must be a whole number from {least} to {most}")
+        return int(text)
+
+    def agent(self, name: str) -> str:
+        """The agent called `name`, or the default one."""
+        settings = self.office.agents.settings
+        if name and name not in settings.agents:
+            known = ", ".join(sorted(settings.agents))
+            raise NotFound(f"there is no agent {name!r}", remedy=f"there is {known}")
+        return name or settings.default_agent
+
+    def needs_operator(self) -> None:
+        if not self.caller.operator:
+            raise Refusal(403, "denied", "only an operator may do this", remedy="use a token with operator: true")
+
+    async def left(self) -> None:
+        """Returns when the caller is gone."""
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                return
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
+Json: TypeAlias = dict[str, Any]

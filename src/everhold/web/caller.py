@@ -1,0 +1,162 @@
+"""Who calls: somebody at this machine, or the holder of a token. Looks at headers and settings, keeps nothing."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+
+from msgspec import Struct
+
+from everhold.config.settings import HttpSettings
+from everhold.web.answers import Refusal
+
+LOOPBACK: Final = "loopback"
+
+_FORWARDED: Final = frozenset(
+    """
+    forwarded via x-real-ip x-client-ip x-cluster-client-ip x-originating-ip x-remote-ip x-remote-addr true-client-ip
+    client-ip cf-connecting-ip cf-connecting-ipv6 cf-ray cf-ipcountry fastly-client-ip fly-client-ip x-azure-clientip
+    x-appengine-user-ip x-amzn-trace-id x-original-url x-original-host x-rewrite-url x-host proxy-connection
+    """.split()
+)
+_FORWARDED_KINDS: Final = ("x-forwarded", "x-envoy-", "cf-", "x-arr-", "x-vercel-", "x-proxy")
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """Somebody who may come in. `sender` is who speaks when nobody else is named."""
+
+    account: str
+    sender: str
+    operator: bool
+
+    def speaks_for(self, person: str) -> str:
+        """Who speaks: `person`, if this caller may say so."""
+        if not person or person == self.sender:
+            return self.sender
+        if not self.operator:
+            raise Refusal(
+                403,
+                "denied",
+                f"this token speaks for {self.sender} only",
+                remedy="leave `person` out, or use a token with operator: true",
+            )
+        return person
+
+
+class Head(Struct, frozen=True):
+    """The part of a request that is there before its body."""
+
+    method: str
+    path: str
+    peer: str
+    version: str
+    headers: dict[str, str]
+    """The first of each name."""
+    repeated: frozenset[str]
+
+    def get(self, name: str) -> str:
+        return self.headers.get(name, "")
+
+
+def head_of(method: str, path: str, peer: str, version: str, raw: Iterable[tuple[bytes, bytes]]) -> Head:
+    headers: dict[str, str] = {}
+    repeated = set()
+    for name, value in raw:
+        key = name.decode("latin-1").lower()
+        if key in headers:
+            repeated.add(key)
+        else:
+            headers[key] = value.decode("latin-1")
+    return Head(method, path, peer, version, headers, frozenset(repeated))
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def presented(head: Head) -> str:
+    """The token a request carries: as a bearer, or as the password a browser asks for. Empty if it carries none."""
+    scheme, _, value = head.get("authorization").partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return value.strip()
+        case "basic":
+            try:
+                return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
+            except (binascii.Error, UnicodeDecodeError):
+                return ""
+        case _:
+            return ""
+
+
+def by_token(token: str, settings: HttpSettings) -> Caller | None:
+    """Whose token this is, as settings say now. Every token is compared, whichever fits."""
+    given = token.encode("utf-8", "surrogatepass")
+    found: Caller | None = None
+    for known in settings.tokens:
+        secret = known.token.reveal() if known.token else ""
+        if secret and hmac.compare_digest(given, secret.encode("utf-8", "surrogatepass")):
+            found = Caller(account=f"token:{known.name}", sender=known.person or known.name, operator=known.operator)
+    return found
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+def by_loopback(head: Head, name: str) -> Caller | None:
+    """Whoever sits at this machine, called `name`, if there can be no doubt about it."""
+    if is_loopback(head.peer) and is_loopback(host_of(head)) and not was_forwarded(head):
+        return Caller(account=LOOPBACK, sender=name, operator=True)
+    return None
+
+
+def host_of(head: Head) -> str:
+    """The name in the Host header, without its port."""
+    host = head.get("host").strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
+
+
+def was_forwarded(head: Head) -> bool:
+    """Whether somebody stands between the caller and us. Proxies that say nothing still speak HTTP/1.0 by default."""
+    if head.version == "1.0":
+        return True
+    return any(name in _FORWARDED or name.startswith(_FORWARDED_KINDS) for name in head.headers)
+
+
+# -- pages of others ---------------------------------------------------------------------------------------------------
+
+
+def same_origin(head: Head) -> bool:
+    """Whether no foreign page is behind this request. Programs say nothing about it; browsers always do."""
+    origin = head.get("origin").lower()
+    if origin:
+        scheme, _, rest = origin.partition("://")
+        if scheme not in ("http", "https") or rest != head.get("host").strip().lower():
+            return False
+    site = head.get("sec-fetch-site").lower()
+    if site in ("", "same-origin", "none"):
+        return True
+    # following a link to the page itself is harmless: it holds nothing but code
+    opened = head.get("sec-fetch-mode").lower() == "navigate" and head.get("sec-fetch-dest").lower() == "document"
+    return opened and head.method == "GET" and head.path == "/"
+
+
+def is_browser(head: Head) -> bool:
+    return bool(head.get("origin") or head.get("sec-fetch-site") or head.get("sec-fetch-mode"))

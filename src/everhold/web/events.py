@@ -1,0 +1,96 @@
+"""GET /api/events: every entry the moment it is committed, as server-sent events.
+
+An event's id is the entry's place in the log of all sessions, so whoever comes back with the last one they saw misses
+nothing, whatever restarted meanwhile. Growing replies come as `piece` events without an id: they may be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from everhold.control import entry_json
+from everhold.core.entries import Entry
+from everhold.web.answers import Refusal
+from everhold.web.call import MOST, Call
+from everhold.web.tail import POLL_SECONDS, Piece, Watch
+
+PAGE: Final = 200
+HEARTBEAT_SECONDS: Final = 15.0
+RETRY_MS: Final = 1_000
+MOST_STREAMS: Final = 256
+HEADERS: Final = {"x-accel-buffering": "no"}
+
+
+async def events(call: Call) -> Response:
+    """Everything as it happens; with `Last-Event-ID` (or `after`) everything since."""
+    if call.office.tail.watchers >= MOST_STREAMS:
+        raise Refusal(503, "busy", "too many streams are open", remedy="close some", headers={"retry-after": "5"})
+    after = _after(call)
+    only = call.request.query_params.get("session", "")
+    if only:
+        only = (await call.office.find(call.caller, only)).id
+    return StreamingResponse(_stream(call, after, only), media_type="text/event-stream", headers=HEADERS)
+
+
+def _after(call: Call) -> int | None:
+    last = call.headers.get("last-event-id", "").strip()
+    if not last:
+        return call.number("after")
+    if len(last) > 20 or not last.isascii() or not last.isdigit() or int(last) > MOST:
+        raise Refusal(400, "misuse", "Last-Event-ID must be the id of an event")
+    return int(last)
+
+
+async def _stream(call: Call, after: int | None, only: str) -> AsyncIterator[bytes]:
+    tail, store = call.office.tail, call.office.store
+    with tail.watching(only) as watch:
+        end = await tail.end(store)
+        # a place beyond the end is one of another life: the store was put back from a copy
+        place = end if after is None or after > end else after
+        yield f"retry: {RETRY_MS}\nid: {place}\nevent: hello\ndata: {_json({'pos': place, 'end': end})}\n\n".encode()
+        quiet = 0.0
+        while not tail.closed:
+            text = await _pieces(call, watch)
+            page = await store.feed(after=place, limit=PAGE)
+            if page:
+                place = page[-1].pos
+                text += await _entries(call, page, only)
+            if text:
+                quiet = 0.0
+                yield text.encode()
+            if len(page) == PAGE:
+                continue
+            if not await watch.wait(POLL_SECONDS):
+                quiet += POLL_SECONDS
+                if quiet >= HEARTBEAT_SECONDS:
+                    quiet = 0.0
+                    yield b": still here\n\n"
+
+
+async def _pieces(call: Call, watch: Watch) -> str:
+    """What was said since the last look; neighbouring pieces of one reply go as one."""
+    joined: list[Piece] = []
+    for piece in watch.pieces():
+        if joined and joined[-1][:2] == piece[:2]:
+            joined[-1] = joined[-1]._replace(text=joined[-1].text + piece.text)
+        elif await call.office.may_see(call.caller, piece.session):
+            joined.append(piece)
+    return "".join(f"event: piece\ndata: {_json(piece._asdict())}\n\n" for piece in joined)
+
+
+async def _entries(call: Call, page: list[Entry], only: str) -> str:
+    return "".join(
+        [
+            f"id: {entry.pos}\nevent: entry\ndata: {_json({'session': entry.session, **entry_json(entry)})}\n\n"
+            for entry in page
+            if (not only or entry.session == only) and await call.office.may_see(call.caller, entry.session)
+        ]
+    )
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

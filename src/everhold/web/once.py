@@ -1,0 +1,49 @@
+"""Requests that came with a key of their own and left no trace in the log: asked again, they get the same answer.
+
+Kept in memory and for a while only. Whatever belongs to a session is recognised by the log instead, for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar
+
+from everhold.errors import Conflict
+
+KEEP_SECONDS: Final = 600.0
+MOST: Final = 256
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """One piece of work per key, shared by everybody who asks for it."""
+
+    def __init__(self, *, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._works: OrderedDict[tuple[str, str], tuple[bytes, float, asyncio.Task[T]]] = OrderedDict()
+
+    def start(self, key: tuple[str, str], digest: bytes, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """The work under `key`: the one that was started for the same `digest`, or a new one."""
+        self._drop_old()
+        if key in self._works:
+            known, _, task = self._works[key]
+            if known != digest:
+                raise Conflict(f"key {key[1]!r} was used for another request", remedy="give a new request a new key")
+            if not (task.done() and (task.cancelled() or task.exception() is not None)):
+                return task
+        task = asyncio.get_running_loop().create_task(work())
+        self._works[key] = (digest, self._monotonic(), task)
+        return task
+
+    def _drop_old(self) -> None:
+        now = self._monotonic()
+        while self._works:
+            key, (_, since, task) = next(iter(self._works.items()))
+            if now - since < KEEP_SECONDS and len(self._works) < MOST:
+                return
+            del self._works[key]
+            if not task.done():
+                task.cancel()

@@ -1,0 +1,77 @@
+"""/health, /ready, /metrics: for whoever keeps the machine running."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from starlette.responses import Response
+
+from everhold import __version__
+from everhold.web.answers import Refusal, answer
+from everhold.web.call import Call
+from everhold.web.guard import Guard
+
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+async def health(call: Call) -> Response:
+    """The process is there."""
+    return answer({"status": "ok", "version": __version__})
+
+
+async def ready(call: Call) -> Response:
+    """Messages can be accepted."""
+    trouble = call.office.trouble()
+    if trouble:
+        raise Refusal(503, "not_ready", call.office.scrub(trouble), headers={"retry-after": "5"})
+    return answer({"status": "ready", "version": __version__})
+
+
+class Metrics:
+    """Numbers in the text format Prometheus reads."""
+
+    def __init__(self) -> None:
+        self.guard: Guard | None = None
+
+    async def __call__(self, call: Call) -> Response:
+        """Numbers for Prometheus."""
+        call.needs_operator()
+        store, tail = call.office.store, call.office.tail
+        lanes, parked = await store.lanes(waiting=True), await store.parked()
+        commits = {step: float(count) for step, count in tail.commits.items()}
+        answers = {str(status): float(count) for status, count in (self.guard.answers if self.guard else {}).items()}
+        lines = [
+            *_one("pending", "gauge", "Messages that wait for an answer.", await store.waiting()),
+            *_by("lanes_waiting", "reader", "Lanes with something to do.", Counter(lane.reader for lane in lanes)),
+            *_by(
+                "lanes_failing",
+                "reader",
+                "Lanes whose last attempt failed.",
+                Counter(lane.reader for lane in lanes if lane.error),
+            ),
+            *_by("parked", "reader", "Items given up until replayed.", Counter(item.reader for item in parked)),
+            *_one("in_doubt", "gauge", "Parked items that may have arrived.", sum(item.doubtful for item in parked)),
+            *_one("turns_total", "counter", "Turns ended since the start.", commits.get("end", 0.0)),
+            *_by("commits_total", "step", "Commits since the start.", commits, kind="counter"),
+            *_one("streams", "gauge", "Open streams and requests that wait for a reply.", tail.watchers),
+            *_by("http_answers_total", "status", "Answered requests since the start.", answers, kind="counter"),
+            *_one("agents", "gauge", "Configured agents.", len(call.office.agents.settings.agents)),
+            *_one("ready", "gauge", "Whether messages can be accepted.", int(not call.office.trouble())),
+        ]
+        return Response("\n".join(lines) + "\n", media_type=PROMETHEUS)
+
+
+def _one(name: str, kind: str, help: str, value: float) -> Iterable[str]:
+    return (*_head(name, kind, help), f"everhold_{name} {value:g}")
+
+
+def _by(name: str, label: str, help: str, values: Mapping[str, float], kind: str = "gauge") -> Iterable[str]:
+    rows = (f'everhold_{name}{{{label}="{key.translate(_ESCAPES)}"}} {values[key]:g}' for key in sorted(values))
+    return (*_head(name, kind, help), *rows)
+
+
+def _head(name: str, kind: str, help: str) -> tuple[str, str]:
+    return f"# HELP everhold_{name} {help}", f"# TYPE everhold_{name} {kind}"

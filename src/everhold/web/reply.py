@@ -1,0 +1,153 @@
+"""Waits for the answer to a message that was accepted, as a reader of the log. Leaving early changes nothing there.
+
+Words come as they grow; the last thing that comes is what was committed, or why there is nothing yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Final, TypeAlias
+
+from everhold.core.entries import Began, Call as ToolCall, Ended, Entry, Said, Thought, Told, Took, Usage
+from everhold.web.answers import Refusal, seconds
+from everhold.web.office import Office
+from everhold.web.tail import POLL_SECONDS, Piece, Watch
+
+PAGE: Final = 200
+MOST_SECONDS: Final = 900.0
+"""After this a caller is told that the message is kept, and leaves without an answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """Some more of the reply. Lossy."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Turned:
+    """What was said so far was not the end: the agent uses a tool, or starts over."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reply:
+    """The record. `calls` are tools that the caller was asked to run; only where nothing is stored."""
+
+    id: str
+    text: str
+    usage: Usage
+    calls: tuple[ToolCall, ...] = ()
+
+
+Growth: TypeAlias = Words | Turned | Reply
+
+
+async def follow(office: Office, watch: Watch, *, session: str, seq: int) -> AsyncIterator[Growth]:
+    """The reply to entry `seq` as it is made; ends with a Reply, or raises a Refusal that says what became of it."""
+    clock = office.control.gates.clock
+    until = clock.monotonic() + MOST_SECONDS
+    reader, after = _Reader(session, seq), seq
+    while not office.tail.closed:
+        reader.pieces += watch.pieces()
+        page = await office.store.entries(session, after=after, limit=PAGE)
+        if words := reader.words():
+            yield words
+        for entry in page:
+            after = entry.seq
+            growth = reader.read(entry)
+            if growth is not None:
+                yield growth
+            if isinstance(growth, Reply):
+                return
+        if words := reader.words():
+            yield words
+        if len(page) == PAGE:
+            continue
+        if not reader.op or reader.told:
+            await _check(office, session)
+        if clock.monotonic() > until:
+            raise _kept(504, "timeout", "there is no answer yet")
+        await watch.wait(POLL_SECONDS)
+    raise _kept(503, "closing", "everhold is stopping", wait=2.0)
+
+
+class _Reader:
+    """Recognises, in the entries of a session, what happens to one message."""
+
+    def __init__(self, session: str, seq: int) -> None:
+        self.session = session
+        self.seq = seq
+        self.op = 0
+        """The operation that took it, 0 while none has."""
+        self.told = False
+        """The chat heard that no model can be asked."""
+        self.pieces: list[Piece] = []
+        self.text = ""
+        self.notice = ""
+
+    def words(self) -> Words | None:
+        """What was said in our operation since the last look; while it is not known which that is, all is kept."""
+        if not self.op:
+            return None
+        text = "".join(piece.text for piece in self.pieces if piece.op == self.op)
+        self.pieces.clear()
+        return Words(text) if text else None
+
+    def read(self, entry: Entry) -> Growth | None:
+        body = entry.body
+        if isinstance(body, Began | Took) and self.seq in body.takes:
+            self.op, self.text, self.notice = entry.op or 0, "", ""
+            return None
+        if not self.op or entry.op != self.op:
+            return None
+        match body:
+            case Thought(calls=calls) if calls:
+                return Turned()
+            case Said(text=text):
+                self.text = text
+            case Told(text=text, about=about):
+                self.told = about == "model"
+                self.notice = "" if self.told else text
+            case Ended():
+                return self._ended(body)
+            case _:
+                pass
+        return None
+
+    def _ended(self, ended: Ended) -> Growth | None:
+        match ended.outcome:
+            case "done":
+                return Reply(id=f"{self.session}-{self.op}", text=self.text or self.notice, usage=ended.usage)
+            case "released":
+                self.op = 0
+                return Turned()
+            case "stopped":
+                raise _over(409, "stopped", "somebody stopped this turn", "send it again, or undo it")
+            case "interrupted":
+                raise _over(409, "interrupted", "a later message cut this turn short", "read on in the log")
+            case "erased":
+                raise _over(410, "erased", "what this turn was about was erased")
+            case _:
+                raise _over(502, ended.outcome, ended.reason or "the turn failed", self.notice)
+
+
+async def _check(office: Office, session: str) -> None:
+    """Say so if the message waits for a model that cannot be asked now."""
+    lane = await office.store.lane("mind", session)
+    if lane is None or not lane.error or lane.owner or lane.since is None:
+        return
+    left = lane.since + lane.wait - office.control.gates.clock.now()
+    raise _kept(503, "overloaded", f"no model can be asked now: {office.scrub(lane.error)}", wait=max(left, 1.0))
+
+
+def _kept(status: int, type: str, message: str, *, wait: float | None = None) -> Refusal:
+    headers = {"retry-after": seconds(wait)} if wait is not None else {}
+    remedy = "your message is kept and will be answered; with the same Idempotency-Key this waits for that answer"
+    return Refusal(status, type, message, remedy=remedy, headers=headers)
+
+
+def _over(status: int, type: str, message: str, remedy: str = "") -> Refusal:
+    """It was dealt with, and asking again gives the same."""
+    return Refusal(status, type, message, remedy=remedy, headers={"x-should-retry": "false"})

@@ -1,0 +1,160 @@
+"""What requests and answers of /api look like. The OpenAPI document and the reference page are made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Words = Annotated[str, Meta(min_length=1)]
+Seq = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    """A message to an agent."""
+
+    chat: Annotated[Label, Meta(description="The conversation; you choose its name.")]
+    text: Annotated[Words, Meta(description="What is said. A text such as `/new` is a command.")]
+    agent: Annotated[Name | None, Meta(description="Who is spoken to; the default agent if not given.")] = None
+    person: Annotated[Label | None, Meta(description="Who speaks. Only operators may speak for others.")] = None
+    id: Annotated[Label | None, Meta(description="Your id for it: sent again, it is recognised.")] = None
+
+
+class Undo(Struct, forbid_unknown_fields=True):
+    """What to take back."""
+
+    what: Literal["turn", "compress"] = "turn"
+    count: Annotated[int, Meta(ge=1, le=1000, description="How many turns.")] = 1
+
+
+class Note(Struct, forbid_unknown_fields=True):
+    """A fact to remember."""
+
+    session: Annotated[Label, Meta(description="The session it belongs to.")]
+    text: Annotated[Words, Meta(description="The fact.")]
+
+
+class Replay(Struct, forbid_unknown_fields=True):
+    """Which parked items to send again."""
+
+    ids: Annotated[list[Seq] | None, Meta(description="All of them if not given.")] = None
+
+
+# -- what is answered --------------------------------------------------------------------------------------------------
+
+
+class Problem(Struct):
+    type: str
+    message: str
+    remedy: str
+
+
+class Error(Struct):
+    """Every refusal looks like this."""
+
+    error: Problem
+
+
+class Accepted(Struct):
+    """Where something was committed."""
+
+    session: str
+    seq: int
+
+
+class Done(Struct):
+    """What was done, in words."""
+
+    session: str
+    message: str
+
+
+class Replayed(Struct):
+    replayed: int
+
+
+class SessionView(Struct):
+    """A session. `pending` is how many messages no turn has taken up yet."""
+
+    id: str
+    address: str
+    agent: str
+    title: str
+    last_seq: int
+    pending: int
+    state: str
+    folded_upto: int
+
+
+class EntryView(Struct):
+    """One line of a session's log. `body` is null once erased."""
+
+    pos: int
+    seq: int
+    kind: Literal[
+        "heard", "began", "took", "thought", "called", "returned", "noted", "said", "told", "ended", "folded",
+        "changed", "erased",
+    ]  # fmt: skip
+    op: int | None
+    author: str
+    at: float
+    body: dict[str, Any] | None
+
+
+class Sessions(Struct):
+    sessions: list[SessionView]
+
+
+class Entries(Struct):
+    entries: list[EntryView]
+
+
+class ContextView(Struct):
+    """What a model was, or would be, shown. `exact`: whether it is what was recorded; null if nothing was."""
+
+    session: str
+    at: int
+    exact: bool | None
+    reason: str
+    request: dict[str, Any]
+
+
+class ParkedView(Struct):
+    """Something that could not be delivered, and why."""
+
+    id: int
+    reader: str
+    session: str
+    seq: int
+    part: int
+    reason: str
+    doubtful: bool
+    at: float
+
+
+class ParkedList(Struct):
+    parked: list[ParkedView]
+
+
+class Health(Struct):
+    status: str
+    version: str
+
+
+class ModelView(Struct):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+
+
+class Models(Struct):
+    """The agents, as models."""
+
+    object: str
+    data: list[ModelView]

@@ -1,0 +1,79 @@
+"""Texts, tools and results as OpenAI-compatible clients write them -> ours. Only text is understood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from everhold.core.entries import Call as ToolCall
+from everhold.ports.model import ToolSpec
+from everhold.web.answers import Refusal
+
+TEXTS = frozenset({"text", "input_text", "output_text"})
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of a message's content: a string, or a list of parts."""
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list():
+            return "\n".join(_part(part, where) for part in content)
+        case _:
+            raise _misuse(f"{where} must be text or a list of parts")
+
+
+def _part(part: Any, where: str) -> str:
+    match part:
+        case {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": str(kind), "text": str(text)} if kind in TEXTS:
+            return text
+        case {"type": str(kind)}:
+            raise _misuse(f"{where} holds a part of type {kind!r}; only text is understood here")
+        case _:
+            raise _misuse(f"{where} holds a part without a type")
+
+
+def call_of(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
+    """A tool call that an assistant made earlier."""
+    if not isinstance(id, str) or not isinstance(name, str):
+        raise _misuse(f"{where} must have an id and a name")
+    try:
+        given = msgspec.json.decode(arguments or "{}", type=dict[str, Any]) if isinstance(arguments, str) else {}
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise _misuse(f"{where}: the arguments are not a JSON object") from None
+    return ToolCall(id=id, tool=name, arguments=given)
+
+
+def tools_of(tools: list[dict[str, Any]] | None) -> tuple[ToolSpec, ...]:
+    """Functions in either shape; whatever else a client offers is left out."""
+    found = []
+    for tool in tools or ():
+        if tool.get("type") != "function":
+            continue
+        function = tool.get("function", tool)
+        match function:
+            case {"name": str(name)}:
+                description, parameters = function.get("description"), function.get("parameters")
+                found.append(
+                    ToolSpec(
+                        name=name,
+                        description=description if isinstance(description, str) else "",
+                        parameters=parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}},
+                    )
+                )
+            case _:
+                raise _misuse("a function in `tools` needs a name")
+    return tuple(found)
+
+
+def arguments_of(call: ToolCall) -> str:
+    return msgspec.json.encode(call.arguments).decode()
+
+
+def _misuse(message: str) -> Refusal:
+    return Refusal(400, "misuse", message)

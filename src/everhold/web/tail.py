@@ -1,0 +1,120 @@
+"""The growing end of the log: wakes whoever watches it, and passes on replies while they are made.
+
+All of it is a hint within one process. What was committed is read from the log; a lost hint costs `POLL_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from everhold.ports.store import Change, Store
+
+POLL_SECONDS: Final = 2.0
+MOST_PIECES: Final = 2_000
+"""What a watcher that does not keep up can have waiting; older pieces are dropped, as they may be."""
+
+
+class Piece(NamedTuple):
+    """Some words of a reply that is being made. Lossy: the reply itself is what gets committed."""
+
+    session: str
+    op: int
+    text: str
+
+
+class Watch:
+    """One watcher's bell, and the pieces it has not seen yet."""
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self._bell = asyncio.Event()
+        self._pieces: deque[Piece] = deque(maxlen=MOST_PIECES)
+
+    def ring(self) -> None:
+        self._bell.set()
+
+    def add(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        self._bell.set()
+
+    def pieces(self) -> list[Piece]:
+        """What came since the last look. Look here and into the log, then wait."""
+        self._bell.clear()
+        found = list(self._pieces)
+        self._pieces.clear()
+        return found
+
+    async def wait(self, seconds: float) -> bool:
+        """Until something happens, or for `seconds`; whether something did."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._bell.wait()
+        return self._bell.is_set()
+
+
+class Tail:
+    """One per process. Told of every commit, and of every piece of a reply."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.commits: Counter[str] = Counter()
+        """How many there were of each step, since this process started."""
+        self._end = 0
+        self._watches: set[Watch] = set()
+
+    def committed(self, change: Change) -> None:
+        """Something was written: for the store to call after each commit."""
+        self.commits[change.step] += 1
+        if change.entries:
+            for watch in self._watches:
+                if not watch.session or watch.session == change.session:
+                    watch.ring()
+
+    def grew(self, session: str, op: int, text: str) -> None:
+        """More of a reply. Called from inside a model's answer: never waits, never fails."""
+        for watch in self._watches:
+            if not watch.session or watch.session == session:
+                watch.add(Piece(session, op, text))
+
+    @contextlib.contextmanager
+    def watching(self, session: str = "") -> Iterator[Watch]:
+        """A watch over one session, or over all."""
+        watch = Watch(session)
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.discard(watch)
+
+    async def end(self, store: Store) -> int:
+        """The position of the newest entry there is."""
+        self._end = await _newest(store, self._end)
+        return self._end
+
+    def close(self) -> None:
+        """The house closes: everybody who watches may go."""
+        self.closed = True
+        for watch in self._watches:
+            watch.ring()
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watches)
+
+
+async def _newest(store: Store, low: int) -> int:
+    """The highest position, found by halving: a store tells what comes after a place, not how far it goes."""
+    high = low + 1
+    while page := await store.feed(after=high, limit=1):
+        low, high = page[0].pos, max(high, page[0].pos) * 2
+    while high > low:
+        middle = (low + high) // 2
+        if page := await store.feed(after=middle, limit=1):
+            low = page[0].pos
+        else:
+            high = middle
+    return low
