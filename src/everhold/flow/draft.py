@@ -33,16 +33,27 @@ PART: Final = voice.DRAFT
 class Sketch:
     """One reply as it grows. Collects text at once, shows it at its own pace."""
 
-    def __init__(self, gates: Gates, claim: Claim, *, op: int, place: Place, platform: Drafting, limit: int) -> None:
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        op: int,
+        place: Place,
+        platform: Drafting,
+        limit: int,
+        deadline: float = DEADLINE_SECONDS,
+    ) -> None:
         self.gates = gates
         self.claim = claim
         self.op = op
         self.place = place
         self.platform = platform
         self.limit = limit
+        self.deadline = deadline
         self.text = ""
         self.remote = ""
-        self._closing = False
+        self._closing = asyncio.Event()
         self._grown = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -55,7 +66,7 @@ class Sketch:
 
     async def close(self) -> None:
         """The reply is made: show nothing more, and wait for what is on its way, or it would land on the final text."""
-        self._closing = True
+        self._closing.set()
         self._grown.set()
         if self._task is not None:
             with contextlib.suppress(asyncio.CancelledError):
@@ -76,18 +87,18 @@ class Sketch:
             if not self.remote:
                 self.remote = await self._draw(self.platform.draft)
                 await self.gates.store.commit(self._receipt())
-            while not self._closing:
+            while not self._closing.is_set():
                 self._grown.clear()
-                await self.gates.sleep(PACE_SECONDS)
+                await self.gates.sleep(PACE_SECONDS, bell=self._closing)
                 await self._grown.wait()
-                if not self._closing:
+                if not self._closing.is_set():
                     await self._draw(functools.partial(self.platform.revise, self.remote))
         except EverholdError as error:
             self.gates.log.debug("draft.lost", session=self.claim.session, op=self.op, error=error)
 
     async def _draw(self, how: Callable[[Outgoing], Awaitable[T]]) -> T:
         out = self._out()
-        return await hand_over("draft", lambda: how(out), self.gates, deadline=DEADLINE_SECONDS)
+        return await hand_over("draft", lambda: how(out), self.gates, deadline=self.deadline)
 
     def _out(self) -> Outgoing:
         return Outgoing(to=self.place, text=self.text[: self.limit - 2] + " …", key=key_of(self.claim.session, self.op))

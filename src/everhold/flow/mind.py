@@ -88,6 +88,7 @@ class Mind:
         purses: Purses,
         day: Callable[[], str] = lambda: "",
         on_text: Callable[[str, int, str], None] | None = None,
+        draft_deadline: float = draft.DEADLINE_SECONDS,
     ) -> None:
         self.gates = gates
         self.store = gates.store
@@ -98,6 +99,7 @@ class Mind:
         self.purses = purses
         self.day = day
         self.on_text = on_text
+        self.draft_deadline = draft_deadline
         self.log = gates.log.bind(session=claim.session)
 
     async def run(self) -> None:
@@ -235,7 +237,7 @@ class _TurnWork:
         self.log.info("turn.resumed", attempt=attempts, rounds=self.turn.rounds)
         if self.origin is not None and await draft.left_behind(self.store, self.session.id, op, self.origin):
             # whoever showed it may be stalled, not dead: its last edit must not land on the final text
-            await self.gates.sleep(draft.DEADLINE_SECONDS)
+            await self.gates.sleep(self.mind.draft_deadline)
         return await self._work()
 
     async def _see(self, view: View) -> None:
@@ -369,7 +371,15 @@ class _TurnWork:
         if platform is None:
             return None
         limit = self.runtime.text_limit(self.origin)
-        return Sketch(self.gates, self.mind.claim, op=self.op, place=self.origin, platform=platform, limit=limit)
+        return Sketch(
+            self.gates,
+            self.mind.claim,
+            op=self.op,
+            place=self.origin,
+            platform=platform,
+            limit=limit,
+            deadline=self.mind.draft_deadline,
+        )
 
     async def _unless_cut(self, work: Coroutine[Any, Any, Event], *, cancel: bool = True) -> Event:
         """Wait for `work`, but look at the mailbox whenever something arrives: the turn may be cut short."""

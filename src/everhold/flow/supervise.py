@@ -9,7 +9,7 @@ from typing import Final
 
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
-from everhold.flow import desk, fold, mind, tie
+from everhold.flow import desk, draft, fold, mind, tie
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.lane import Lane
 from everhold.flow.purse import Purses
@@ -42,6 +42,7 @@ class Supervisor:
         poll: float = POLL_SECONDS,
         lease: float = LEASE_SECONDS,
         send_deadline: float = DEADLINE_SECONDS,
+        draft_deadline: float = draft.DEADLINE_SECONDS,
     ) -> None:
         self.gates = gates
         self.runtimes = runtimes
@@ -53,6 +54,7 @@ class Supervisor:
         self.poll = poll
         self.lease = lease
         self.send_deadline = send_deadline
+        self.draft_deadline = draft_deadline
         self.views = Views()
         self.purses = Purses(gates.store, day=day)
         self.tasks: dict[asyncio.Task[None], Claim] = {}
@@ -167,6 +169,7 @@ class Supervisor:
                     purses=self.purses,
                     day=self.day,
                     on_text=self.on_text,
+                    draft_deadline=self.draft_deadline,
                 ).run()
             case desk.READER:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
