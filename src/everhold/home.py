@@ -121,8 +121,6 @@ class Home:
 def _make_directory(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, DIRECTORY_MODE)
-        # mkdir's mode is cut by the umask only; a default ACL or a setgid parent may have added to it.
-        os.chmod(path, DIRECTORY_MODE)
 
 
 def _distrust(path: Path) -> list[Problem]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings as how, strategies as st
 
-from everhold.config import ConfigError, get_key, load, parse, set_key, show, to_yaml
+from everhold.config import ConfigError, Problem, get_key, load, parse, set_key, show, to_yaml
 from everhold.config.edit import edited, parse_value, split_key
 from everhold.config.source import read
-from everhold.errors import Misuse, NotFound
+from everhold.errors import Conflict, Misuse, NotFound
 from everhold.home import Home
 
 
@@ -200,6 +200,18 @@ def test_a_broken_file_is_not_made_worse(home: Home) -> None:
     with pytest.raises(ConfigError):
         set_key(home, "timezone", "UTC", environ={})
     assert home.config.read_text() == "a: {\n"
+
+
+def test_who_edits_at_the_same_time_loses_nothing(home: Home) -> None:
+    home.config.write_text("timezone: UTC\n")
+
+    def meanwhile(group: str, name: str, raw: Any) -> list[Problem]:
+        home.config.write_text("timezone: UTC\nloops: {max_hops: 3}\n")
+        return []
+
+    with pytest.raises(Conflict, match="try again"):
+        set_key(home, "timezone", "Europe/Berlin", environ={}, validate_plugin=meanwhile)
+    assert home.config.read_text() == "timezone: UTC\nloops: {max_hops: 3}\n"
 
 
 def test_a_linked_config_stays_a_link(home: Home, tmp_path: Path) -> None:

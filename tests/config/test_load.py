@@ -6,9 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 
-from everhold.config import ConfigError, Problem, Settings, load, parse, plugin_settings, plugin_validator
+from everhold.config import (
+    ConfigError,
+    Problem,
+    Settings,
+    load,
+    parse,
+    plugin_problems,
+    plugin_settings,
+    plugin_validator,
+)
 from everhold.config.secrets import Environment
 from everhold.errors import Misuse, NotFound
 from everhold.home import Home
@@ -260,7 +269,7 @@ nonsense: 1
         ("models: {a: {provider: openai, name: x}}\ndefaults: {budget: {usd_per_day: 1}}", "models.a: has no price"),
         ("agents: {a: {memories: [{name: builtin, write: 0}]}}", "agents.a.memories[0].write: must be `turn`"),
         ("agents: {a: !!python/object:x {}}", "has a YAML tag"),
-        ("agents: &a {b: *a}", "contains itself"),
+        ("agents: &a {b: *a}", "agents.b: contains itself"),
         ("agents: {? [1] : 2}", "has a key that is not text"),
         ("agents: {=name: {}}", "has a key that starts with ="),
         ("backup: {keep: .nan}", "is not a number everhold can use"),
@@ -444,6 +453,44 @@ agents:
     assert [str(problem) for problem in caught.value.problems] == [
         "config.yaml:4: agents.a.memories[0].workspce: unknown key → did you mean `workspace`?"
     ]
+
+
+def test_what_agents_inherit_is_wrong_where_it_was_written_and_once() -> None:
+    text = """\
+memories: {honcho: {api_key_env: K, workspace: home}}
+defaults:
+  memories: [builtin, {name: honcho, workspce: x}]
+agents: {a: {}, b: {}}
+"""
+    with pytest.raises(ConfigError) as caught:
+        ask(text, K="x")
+    assert [str(problem) for problem in caught.value.problems] == [
+        "config.yaml:3: defaults.memories[1].workspce: unknown key → did you mean `workspace`?"
+    ]
+
+
+def test_nothing_is_said_about_a_secret_that_is_not_there() -> None:
+    class Picky(BaseModel, extra="forbid"):
+        token: Secret
+
+        @field_validator("token")
+        @classmethod
+        def _shape(cls, token: Secret) -> Secret:
+            if not token.reveal().startswith("right-"):
+                raise ValueError("wrong shape")
+            return token
+
+    def ask(**environ: str) -> Settings:
+        return parse(
+            "platforms: {picky: {main: {token_env: T}}}",
+            environment=Environment(environ),
+            validate_plugin=lambda group, name, raw: plugin_problems(group, Picky, raw) if name == "picky" else [],
+        )
+
+    assert [problem.message for problem in ask().problems] == ["T is not set"]
+    assert ask(T="right-1").problems == ()
+    with pytest.raises(ConfigError, match=r"platforms\.picky\.main\.token: .*wrong shape"):
+        ask(T="wrong-1")
 
 
 def test_a_plugin_gets_its_settings_with_secrets_resolved() -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from everhold.config import ConfigError, Settings, load, parse, set_secret, show, to_yaml
-from everhold.config.literals import env_name_for, is_secret_key, looks_secret
+from everhold.config.literals import env_name_for, is_env_name, is_secret_key, looks_secret
 from everhold.config.secrets import Environment, env_line, parse_env
 from everhold.errors import Misuse
-from everhold.home import Home
+from everhold.home import Home, read_file
 from everhold.secret import Secret
 
 TOKENS = {
@@ -103,7 +103,15 @@ def test_what_only_resembles_a_secret_is_let_through(text: str) -> None:
     parse(text)
 
 
+def test_a_syntax_error_quotes_nothing() -> None:
+    said = problems("platforms: {x: {a: {password: *hunter2}}}")
+    assert "hunter2" not in said
+    assert "config.yaml:1" in said
+
+
 def test_keys_and_shapes() -> None:
+    assert is_env_name("MY_TOKEN")
+    assert not is_env_name(TOKENS["github"])
     assert not any(map(is_secret_key, ["tokens", "max_tokens", "token_env", "key", "secretary", "halt_word", "keep"]))
     assert not any(map(looks_secret, ["sk-short", "a:b", "12:30", "https://host:80/x", "1001"]))
 
@@ -266,4 +274,6 @@ def test_a_linked_secrets_file_is_refused(home: Home) -> None:
         load(home, environ={})
     with pytest.raises(ConfigError, match="symbolic link"):
         set_secret(home, "A", Secret("2"))
+    with pytest.raises(ConfigError, match="symbolic link"):
+        read_file(home.env, private=True)
     assert other.read_text() == "A=1\n"

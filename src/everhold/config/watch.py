@@ -77,10 +77,10 @@ class Watcher:
 
     def look(self) -> float:
         """Compare, and load what has come to rest; seconds until it may have, 0 if nothing moves."""
-        marks = {path: self._mark(path) for path in self._seen}
-        if marks == self._seen:
+        if all(self._mark(path) == mark for path, mark in self._seen.items()):
             self._moving = None
             return 0.0
+        marks = {path: self._mark(path) for path in self._seen}
         now = self._monotonic()
         if self._moving is None or self._moving[0] != marks:
             self._moving = (marks, now)
