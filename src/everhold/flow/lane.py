@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from msgspec import Struct, structs
 
 from everhold.core.retry import must_hold, resolution, wait_seconds
-from everhold.errors import EverholdError, InDoubt, Poisoned, Refused, Transient
+from everhold.errors import Conflict, EverholdError, InDoubt, Poisoned, Refused, Transient
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.ports.platform import Delivery
@@ -31,6 +31,8 @@ class Load(Struct, frozen=True, kw_only=True):
     digest: str
     payload: object
     name: str = ""
+    generation: int = 0
+    """The session's, before the load was made: an erasure since then must not find it on its way."""
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -39,6 +41,8 @@ class Look(Struct, frozen=True, kw_only=True):
     load: Load | None
     upto: int
     """The last seq it looked at."""
+    generation: int = 0
+    """The session's, as it was then."""
     more: bool = False
     """There is, or may be, more to hand over behind this load."""
 
@@ -91,13 +95,28 @@ class Lane:
         self.log = gates.log.bind(session=claim.session, reader=claim.reader)
 
     async def run(self) -> None:
+        while True:
+            try:
+                return await self._run()
+            except Conflict:
+                # the view changed while a load was made, perhaps by an erasure: make it anew from what is stored
+                found = await self.gates.store.lane(self.claim.reader, self.claim.session)
+                if found is None or found.fence != self.claim.fence:
+                    return
+                self.claim = structs.replace(self.claim, lane=found)
+                self.look = None
+
+    async def _run(self) -> None:
         lane = self.claim.lane
-        self.replays = await self.gates.store.parked(
-            session=self.claim.session, reader=self.claim.reader, state="replaying"
-        )
+        self.replays = await self._replaying()
         leg = await (self._take_up(lane.flight) if lane.flight else self._land(lane.position))
         while leg is not None:
             leg = await self._send(leg)
+
+    async def _replaying(self) -> list[Parked]:
+        return await self.gates.store.parked(
+            session=self.claim.session, reader=self.claim.reader, state="replaying"
+        )
 
     async def _take_up(self, flight: Flight) -> Leg | None:
         """Go on with a flight found in the lane."""
@@ -105,14 +124,15 @@ class Lane:
             # whoever sent this may be stalled, not dead: its request may be carried out until its deadline
             await self.gates.sleep(self.courier.deadline + self.courier.visible_after)
         self.replays = [parked for parked in self.replays if parked.id not in flight.replays]
-        load = await self.courier.again(self.claim, flight)
+        load = await self._again(flight)
         if load is None:
             return await self._land(flight.upto, unparks=flight.replays)
         load = structs.replace(load, upto=flight.upto)
         if flight.state == "void":
-            # something in it was erased: the rest goes again, as what it now is, under its own keys
-            flight = structs.replace(flight, items=load.items, digest=load.digest)
-            return await self._fly(load, flight)
+            # something in it was erased: the rest is in doubt, as what it now is, under its own keys
+            flight = structs.replace(flight, items=load.items, digest=load.digest, state="doubt")
+            await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), generation=load.generation)
+            return await self._resolve(load, flight)
         if load.digest != flight.digest:
             raise Poisoned(
                 f"{self.claim.reader} would not repeat what it sent for {self.claim.session}",
@@ -132,8 +152,14 @@ class Lane:
         """Store that the load is about to leave: from here on nobody knows any more that it has not."""
         since = self.gates.clock.monotonic()
         flight = structs.replace(flight, state="flying")
-        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), receipts=receipts)
+        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), receipts=receipts, generation=load.generation)
         return Leg(load=load, flight=flight, since=since, doubtful=doubtful)
+
+    async def _again(self, flight: Flight) -> Load | None:
+        """The load of a flight as the log has it now."""
+        generation = (await self.gates.store.session(self.claim.session)).generation
+        load = await self.courier.again(self.claim, flight)
+        return None if load is None else structs.replace(load, generation=generation)
 
     async def _resolve(self, load: Load, flight: Flight) -> Leg | None:
         """The answer was lost: ask, send again, or follow the policy; always counted where people see it."""
@@ -164,7 +190,7 @@ class Lane:
     async def _complete(self, load: Load, flight: Flight, there: set[str]) -> Leg | None:
         """Part of a load arrived: that part is done, and the rest goes again by itself, under its own keys."""
         rest = structs.replace(flight, items=tuple(item for item in load.items if item.key not in there))
-        missing = await self.courier.again(self.claim, rest)
+        missing = await self._again(rest)
         arrived = structs.replace(load, items=tuple(item for item in load.items if item.key in there))
         if missing is None:
             return await self._land(load.upto, load.items, receipts=self._receipts(arrived, {}))
@@ -209,6 +235,23 @@ class Lane:
         unparks: tuple[int, ...] = (),
     ) -> Leg | None:
         """Move the position, and in the same commit put the next load in flight or let go of the lane."""
+        while True:
+            try:
+                return await self._settle(upto, done, receipts=receipts, parks=parks, unparks=unparks)
+            except Conflict:
+                # the view changed while the next load was made: look again; what is done with stays done
+                self.look = None
+                self.replays = [parked for parked in await self._replaying() if parked.id not in unparks]
+
+    async def _settle(
+        self,
+        upto: int,
+        done: tuple[Item, ...],
+        *,
+        receipts: tuple[Receipt, ...],
+        parks: tuple[Parked, ...],
+        unparks: tuple[int, ...],
+    ) -> Leg | None:
         while self.replays:
             parked = self.replays.pop(0)
             again = Flight(
@@ -218,16 +261,22 @@ class Lane:
                 state="void",
                 replays=(parked.id,),
             )
-            load = await self.courier.again(self.claim, again)
+            load = await self._again(again)
             if load is None:
                 unparks = (*unparks, parked.id)
                 continue
-            flight = structs.replace(again, items=load.items, digest=load.digest, state="flying", name=load.name)
+            # what may have arrived before it was parked is now sent for the second time at least
+            sends = 2 if parked.doubtful else 1
+            flight = structs.replace(
+                again, items=load.items, digest=load.digest, state="flying", sends=sends, name=load.name
+            )
             load = structs.replace(load, upto=upto)
             update = LaneUpdate(position=upto, flight=flight)
             since = self.gates.clock.monotonic()
-            await self._commit(Step.FLIGHT, update, receipts=receipts, parks=parks, unparks=unparks)
-            return Leg(load=load, flight=flight, since=since, doubtful=parked.doubtful)
+            await self._commit(
+                Step.FLIGHT, update, receipts=receipts, parks=parks, unparks=unparks, generation=load.generation
+            )
+            return Leg(load=load, flight=flight, since=since, doubtful=self._gambled(flight))
         first = self.look is None and not done and self.claim.lane.flight is None
         if self.look is None or self.look.more:
             self.look = await self.courier.next(self.claim, after=upto, done=done)
@@ -245,7 +294,10 @@ class Lane:
         flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
         update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
         step = Step.FLIGHT if first else Step.LANDED
-        await self._commit(step, update, receipts=receipts, parks=parks, unparks=unparks)
+        await self._commit(
+            step, update, receipts=receipts, parks=parks, unparks=unparks, generation=self.look.generation
+        )
+        load = structs.replace(load, generation=self.look.generation)
         return Leg(load=load, flight=flight, since=since)
 
     async def _later(self, load: Load, flight: Flight, error: EverholdError) -> Leg | None:
@@ -307,6 +359,7 @@ class Lane:
         receipts: tuple[Receipt, ...] = (),
         parks: tuple[Parked, ...] = (),
         unparks: tuple[int, ...] = (),
+        generation: int | None = None,
     ) -> None:
         await self.gates.store.commit(
             Change(
@@ -314,6 +367,7 @@ class Lane:
                 session=self.claim.session,
                 at=self.gates.clock.now(),
                 claim=self.claim,
+                generation=generation,
                 lane=update,
                 receipts=receipts,
                 parks=parks,

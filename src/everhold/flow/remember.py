@@ -46,7 +46,8 @@ class Remember:
                     items.append((entry, memory))
             more = len(page) == PAGE or len(places) > MOST_ITEMS
             if items or not more:
-                return Look(load=self._load(session, items) if items else None, upto=upto, more=more)
+                load = self._load(session, items) if items else None
+                return Look(load=load, upto=upto, generation=session.generation, more=more)
             after = (places[MOST_ITEMS - 1] if len(places) > MOST_ITEMS else page[-1]).seq
 
     async def again(self, claim: Claim, flight: Flight) -> Load | None:

@@ -46,20 +46,21 @@ class Voice:
         self.drafts = drafts
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
-        upto = (await self.store.session(claim.session)).last_seq
+        session = await self.store.session(claim.session)
+        upto, generation = session.last_seq, session.generation
         load: Load | None = None
         for entry in await self.store.entries(claim.session, after=after, upto=upto, kinds=(Kind.SAID, Kind.TOLD)):
             place, parts = spoken(entry)
             if place is None or reader_of(place) != claim.reader or await self._undone(claim.session, entry):
                 continue
             if load is not None:
-                return Look(load=load, upto=upto, more=True)
+                return Look(load=load, upto=upto, generation=generation, more=True)
             left = await self._left(claim, entry, len(parts), done)
             if left:
                 load = await self._load(claim, entry, left[0], last=left[0] == left[-1])
                 if len(left) > 1:
-                    return Look(load=load, upto=upto, more=True)
-        return Look(load=load, upto=upto)
+                    return Look(load=load, upto=upto, generation=generation, more=True)
+        return Look(load=load, upto=upto, generation=generation)
 
     async def _left(self, claim: Claim, entry: Entry, parts: int, done: Sequence[Item]) -> list[int]:
         """The parts of an entry that are neither delivered nor given up. The position tells for those of one part."""
