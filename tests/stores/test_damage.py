@@ -96,6 +96,7 @@ def test_an_empty_file_beside_its_log_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_beside_its_log_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, crash=True)
+    path.with_name("log.db.mark").unlink()
     path.unlink()
     refused(path, "gone")
 
@@ -127,6 +128,16 @@ def test_a_crashed_store_opens_with_all_it_acknowledged(tmp_path: Path) -> None:
         await store.close()
 
     run(play())
+
+
+def test_a_database_that_vanished_is_not_replaced_by_an_empty_one(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.unlink()
+    before = fingerprint(path.parent)
+    with pytest.raises(StoreDamaged, match="everything up to 50 was acknowledged"):
+        opened(path)
+    assert fingerprint(path.parent) == before
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("left", [0.5, 0.0])

@@ -264,6 +264,24 @@ def test_one_poisoned_draft_in_a_batch_leaves_its_neighbours_alone(tmp_path: Pat
     run(play())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_writer_that_fell(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+
+        def fall(_: object) -> None:
+            raise SystemExit
+
+        with pytest.raises(StoreError, match="stopped"):
+            await store.writer.write(fall)
+        with pytest.raises(StoreError, match="stopped"):
+            await scene.hear()
+        assert is_broken(store)
+        await store.close()
+
+    run(play())
+
+
 def test_after_closing_a_store_says_that_it_is_closed(tmp_path: Path) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")

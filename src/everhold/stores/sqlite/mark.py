@@ -12,21 +12,35 @@ from pathlib import Path
 from everhold.errors import StoreDamaged
 
 
+def beside(database: Path) -> Path:
+    return database.with_name(database.name + ".mark")
+
+
+def check(path: Path, pos: int) -> None:
+    """Refuse a log that ends at `pos` if the mark at `path` says that more than that was acknowledged."""
+    acknowledged = _read(path)
+    if acknowledged > pos:
+        raise StoreDamaged(
+            f"the log ends at position {pos}, but everything up to {acknowledged} was acknowledged ({path}): "
+            f"the write-ahead log lost its tail, or the database was lost or replaced by an older copy",
+            remedy=f"restore the missing files; if you meant to go back or to begin anew, delete {path}",
+        )
+
+
+def _read(path: Path) -> int:
+    try:
+        text = path.read_bytes().strip()
+    except FileNotFoundError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
 class Mark:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.chmod(path, 0o600)
-        self._pos = self._read()
-
-    def check(self, pos: int) -> None:
-        """Refuse a log that ends at `pos` if more than that was acknowledged."""
-        if self._pos > pos:
-            raise StoreDamaged(
-                f"the log ends at position {pos}, but everything up to {self._pos} was acknowledged "
-                f"({self.path.name}): the write-ahead log lost its tail, or an older copy was put in its place",
-                remedy=f"restore the missing files; if you meant to go back to a backup, delete {self.path}",
-            )
+        self._pos = _read(path)
 
     def move(self, pos: int) -> None:
         if pos == self._pos:
@@ -40,8 +54,3 @@ class Mark:
 
     def close(self) -> None:
         os.close(self._handle)
-
-    def _read(self) -> int:
-        os.lseek(self._handle, 0, os.SEEK_SET)
-        text = os.read(self._handle, 32).strip()
-        return int(text) if text.isdigit() else 0

@@ -5,6 +5,7 @@ Reads are short and wait for nothing. All methods belong to one event loop's thr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -34,6 +35,7 @@ from everhold.stores.sqlite import (
     entries,
     lanes,
     ledger,
+    mark as marks,
     migrate,
     operations,
     outcomes,
@@ -42,7 +44,6 @@ from everhold.stores.sqlite import (
     verify,
 )
 from everhold.stores.sqlite.faults import translate
-from everhold.stores.sqlite.mark import Mark
 from everhold.stores.sqlite.read import rows
 from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
@@ -53,13 +54,20 @@ class SqliteStore:
     """One database file. Made by `open`; implements `ports.store.Store`."""
 
     def __init__(
-        self, path: Path, *, writer: ThreadWriter | InlineWriter, reader: apsw.Connection, chance: Chance
+        self,
+        path: Path,
+        *,
+        writer: ThreadWriter | InlineWriter,
+        reader: apsw.Connection,
+        chance: Chance,
+        vfs: str | None = None,
     ) -> None:
         self.path = path
         self.writer = writer
         self._reader = reader
         self._cursor = reader.cursor()
         self._chance = chance
+        self._vfs = vfs
         self.on_commit: Callable[[Change], None] = _nobody
         """Told of every change once it is durable: a hint for whoever shows the log as it grows."""
 
@@ -83,6 +91,10 @@ class SqliteStore:
         waited for; `migrations` and `vfs` are for tests.
         """
         path = Path(path).absolute()
+        # Only a log that is synced with every commit can be held to what was acknowledged.
+        witness = marks.beside(path) if not inline and synchronous.upper() in ("FULL", "EXTRA") else None
+        if witness is not None and not path.exists():
+            marks.check(witness, 0)
         db = migrate.prepare(
             path,
             migrations=migrations or migrate.known(),
@@ -91,22 +103,20 @@ class SqliteStore:
             patience=patience,
             vfs=vfs,
         )
-        mark: Mark | None = None
         try:
-            if not inline:
-                mark = Mark(path.with_name(path.name + ".mark"))
-                mark.check(db.execute("select max(pos) from entries").get or 0)
+            if witness is not None:
+                marks.check(witness, db.execute("select max(pos) from entries").get or 0)
             reader = connect.for_reading(path, vfs=vfs)
-        except (apsw.Error, StoreError, OSError) as error:
+        except (apsw.Error, StoreError) as error:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.close()
-            if mark is not None:
-                mark.close()
             if isinstance(error, apsw.Error):
                 raise translate(error, path) from error
             raise
-        writer = InlineWriter(db, path) if mark is None else ThreadWriter(db, path, mark)
-        return cls(path, writer=writer, reader=reader, chance=chance)
+        if inline:
+            return cls(path, writer=InlineWriter(db, path), reader=reader, chance=chance, vfs=vfs)
+        mark = None if witness is None else marks.Mark(witness)
+        return cls(path, writer=ThreadWriter(db, path, mark), reader=reader, chance=chance, vfs=vfs)
 
     @property
     def broken(self) -> StoreError | None:
@@ -264,11 +274,11 @@ class SqliteStore:
     # -- the whole
 
     async def verify(self, session: str | None = None) -> list[str]:
-        return self._try(lambda: verify.contradictions(self._cursor, session))
+        return await self._at_length(lambda db: verify.contradictions(db.cursor(), session))
 
     async def backup(self, target: Path) -> Path:
         """A checked copy of everything committed, as one file at `target` or beside it."""
-        return self._try(lambda: migrate.back_up(self._reader, target))
+        return await self._at_length(lambda db: migrate.back_up(db, target))
 
     async def close(self) -> None:
         self._reader.close()
@@ -285,6 +295,20 @@ class SqliteStore:
             return read()
         except apsw.Error as error:
             raise translate(error, self.path) from error
+
+    async def _at_length(self, read: Callable[[apsw.Connection], T]) -> T:
+        """Something that takes long reads over a connection of its own, and not on the event loop's thread."""
+
+        def work() -> T:
+            db = connect.for_reading(self.path, vfs=self._vfs)
+            try:
+                return self._try(lambda: read(db))
+            finally:
+                db.close()
+
+        if isinstance(self.writer, InlineWriter):
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 def _nobody(change: Change) -> None: ...

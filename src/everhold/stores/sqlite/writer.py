@@ -78,7 +78,8 @@ class _Hand:
 
     def refusal(self) -> StoreError:
         """A fresh copy of what broke the writer, for one more caller."""
-        assert self.broken is not None
+        if self.broken is None:
+            return StoreError(f"{self.path} is closed")
         kind = StoreDamaged if isinstance(self.broken, StoreDamaged) else StoreError
         return kind(self.broken.message, remedy=self.broken.remedy)
 
@@ -128,19 +129,18 @@ class InlineWriter(_Hand):
 class ThreadWriter(_Hand):
     """Runs jobs on a thread of its own that alone uses the connection."""
 
-    def __init__(self, db: apsw.Connection, path: Path, mark: Mark) -> None:
+    def __init__(self, db: apsw.Connection, path: Path, mark: Mark | None) -> None:
         super().__init__(db, path)
         self._mark = mark
         self._queue: SimpleQueue[_Queued | None] = SimpleQueue()
+        self._batch: list[_Queued] = []
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="everhold-writer", daemon=True)
         self._thread.start()
 
     async def write(self, job: Job[T]) -> T:
-        if self.broken is not None:
+        if self._closed or self.broken is not None:
             raise self.refusal()
-        if self._closed:
-            raise StoreError(f"{self.path} is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._queue.put((job, future, loop))
@@ -153,13 +153,32 @@ class ThreadWriter(_Hand):
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Whatever ended this thread, nobody may wait for it for ever."""
+        if self.broken is None and not self._closed:
+            self.broken = StoreError(f"the writer of {self.path} has stopped", remedy="start everhold again")
+        left = self._batch
+        while not self._queue.empty():
+            if (queued := self._queue.get()) is not None:
+                left.append(queued)
+        _tell([(future, loop, None, self.refusal()) for _, future, loop in left])
+        if self._mark is not None:
+            self._mark.close()
+        self.db.close()
+
+    def _serve(self) -> None:
         queue = self._queue
         going = True
         while going:
             first = queue.get()
             if first is None:
                 break
-            batch = [first]
+            self._batch = batch = [first]
             while len(batch) < BATCH and not queue.empty():
                 following = queue.get()
                 if following is None:
@@ -171,9 +190,8 @@ class ThreadWriter(_Hand):
             if self.scrub:
                 self.tidy()
             _tell(outcomes)
+            self._batch = []
             self.tidy()
-        self._mark.close()
-        self.db.close()
 
     def _commit(self, batch: list[_Queued]) -> list[_Outcome]:
         if self.broken is not None:
@@ -205,6 +223,8 @@ class ThreadWriter(_Hand):
         return outcomes
 
     def _witness(self) -> None:
+        if self._mark is None:
+            return
         try:
             self._mark.move(self.cursor.execute("select max(pos) from entries").get or 0)
         except apsw.Error as error:
