@@ -114,9 +114,7 @@ class Lane:
             leg = await self._send(leg)
 
     async def _replaying(self) -> list[Parked]:
-        return await self.gates.store.parked(
-            session=self.claim.session, reader=self.claim.reader, state="replaying"
-        )
+        return await self.gates.store.parked(session=self.claim.session, reader=self.claim.reader, state="replaying")
 
     async def _take_up(self, flight: Flight) -> Leg | None:
         """Go on with a flight found in the lane."""
