@@ -132,6 +132,9 @@ class Lane:
             await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), generation=load.generation)
             return await self._resolve(load, flight)
         if load.digest != flight.digest:
+            stored = await self.gates.store.lane(self.claim.reader, self.claim.session)
+            if stored is None or stored.flight != flight:
+                raise Conflict("the flight was voided while it was waited for")
             raise Poisoned(
                 f"{self.claim.reader} would not repeat what it sent for {self.claim.session}",
                 remedy="entries behind a batch in flight were altered; run `everhold audit`",
