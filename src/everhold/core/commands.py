@@ -13,6 +13,7 @@ COMMANDS: Final = {
     "new": "start a fresh context; the session, its history and its memory stay",
     "undo": "take back the last turn, /undo N the last N",
     "retry": "take back the last turn and answer its messages again",
+    "compress": "compress the conversation; /compress here N keeps the last N exchanges, --preview only shows",
     "stop": "end what is running; what waits unanswered is put aside",
     "title": "name this session",
     "branch": "go on in a copy of this conversation, leaving this one as it is",
@@ -43,6 +44,16 @@ def parse(text: str) -> Command | None:
     if name not in COMMANDS:
         return None
     return Command(name=name, argument=(match[2] or "").strip())
+
+
+def compress_arguments(text: str) -> tuple[int | None, str, bool]:
+    """What /compress is told: (exchanges to keep, focus, only a preview)."""
+    words = text.split()
+    preview = "--preview" in words
+    words = [word for word in words if word != "--preview"]
+    if len(words) == 2 and words[0] == "here" and words[1].isdigit():
+        return int(words[1]), "", preview
+    return None, " ".join(words), preview
 
 
 def help_text() -> str:

@@ -174,6 +174,18 @@ def request(plan_: Plan, *, focus: str = "") -> Request:
     return Request(system=system, messages=(Message(role="user", text=text),))
 
 
+def preview(plan_: Plan) -> str:
+    """What a compression would do, in words."""
+    heard = sum(len(exchange.heard) for exchange in plan_.part.exchanges)
+    lines = [
+        f"Would fold {len(plan_.part.exchanges)} exchanges ({heard} messages) up to entry {plan_.covers}: of "
+        f"{plan_.tokens_before} tokens, {plan_.tokens_kept} stay as they are. Nothing was changed."
+    ]
+    lines += [f"stays word for word ({it.why}): {_short(it.text, 80)}" for it in plan_.kept]
+    lines += [f"stays listed: {line}" for line in plan_.effects]
+    return "\n".join(lines)
+
+
 def objection(summary: str, plan_: Plan) -> str:
     """Why this summary must not replace what people said; empty if it may."""
     if not summary.strip():

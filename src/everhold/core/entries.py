@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 VERSION: Final = 1
 """The version of entry bodies this build writes; it reads all versions up to this one."""
+
+S = TypeVar("S", bound=Struct)
 
 OWN: Final = -1
 """A draft's `op` when it belongs to the operation that a `began` in the same change opens."""
@@ -297,6 +299,15 @@ class Halted(Record, frozen=True, tag_field="what", tag="halt"):
     op: int
 
 
+class Wanted(Record, frozen=True, tag_field="what", tag="want"):
+    """Somebody asked for a compression; the fold lane makes it when no turn is running."""
+
+    keep: int | None = None
+    """Exchanges to leave as they are; None: as configured."""
+    focus: str = ""
+    tell: Place | None = None
+
+
 class Named(Record, frozen=True, tag_field="what", tag="name"):
     """The name memory instance `memory` uses for this session."""
 
@@ -311,7 +322,7 @@ class Chose(Record, frozen=True, tag_field="what", tag="choose"):
     value: str = ""
 
 
-ChangeOf: TypeAlias = Fresh | Titled | Undone | Bound | Unbound | Branched | Sprouted | Halted | Named | Chose
+ChangeOf: TypeAlias = Fresh | Titled | Undone | Bound | Unbound | Branched | Sprouted | Halted | Wanted | Named | Chose
 
 
 class Changed(Record, frozen=True):
@@ -432,6 +443,27 @@ def clean(text: str) -> tuple[str, bool]:
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace"), True
     return text, False
+
+
+def cleansed(thing: S) -> S:
+    """`thing` with its texts clean, however deep they lie: what foreign code hands over must be storable."""
+    try:
+        _ENCODER.encode(thing)
+    except UnicodeEncodeError:
+        return msgspec.convert(_cleanse(msgspec.to_builtins(thing)), type(thing))
+    return thing
+
+
+def _cleanse(value: Any) -> Any:
+    match value:
+        case str():
+            return clean(value)[0]
+        case list() | tuple():
+            return [_cleanse(item) for item in value]
+        case dict():
+            return {_cleanse(key): _cleanse(item) for key, item in value.items()}
+        case _:
+            return value
 
 
 def takes_of(entries: Iterable[Entry]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ goes on at the first thing that was not recorded. Nothing in here waits, asks or
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias
 
@@ -218,9 +219,9 @@ def _next(turn: Turn, effects: Mapping[str, Effect]) -> Task:
     call = turn.open[0]
     effect = effects.get(call.tool, Effect.ONCE)
     called = turn.started.get(call.id)
-    if effect is Effect.PURE:
-        return Run(call=call, key=_key(turn, call))
     if called is None:
+        if effect is Effect.PURE:
+            return Run(call=call, key=_key(turn, call))
         return Record((_called(turn, call, effect),))
     if not turn.left_over:
         return Run(call=call, key=called.key)
@@ -266,11 +267,13 @@ def _key(turn: Turn, call: Call) -> str:
 
 def _distinct(calls: tuple[Call, ...], round_: int) -> tuple[Call, ...]:
     """Calls with ids that can be told apart: some models leave them out or give them twice."""
+    given = {call.id for call in calls}
+    made = (id for n in itertools.count() if (id := f"call-{round_}-{n}") not in given)
     seen: set[str] = set()
     distinct: list[Call] = []
-    for index, call in enumerate(calls):
+    for call in calls:
         if not call.id or call.id in seen:
-            call = structs.replace(call, id=f"call-{round_}-{index}")
+            call = structs.replace(call, id=next(made))
         seen.add(call.id)
         distinct.append(call)
     return tuple(distinct)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from everhold.core.commands import help_text
+from everhold.core import compression
+from everhold.core.commands import compress_arguments, help_text
 from everhold.core.entries import (
     OWN,
     Body,
@@ -22,13 +23,15 @@ from everhold.core.entries import (
     Titled,
     Told,
     Usage,
+    Wanted,
 )
 from everhold.core.ids import session_id
 from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
-from everhold.flow import amend
+from everhold.flow import amend, fold
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.view import view_at
 from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Session, Step, Wake
 
 READER: Final = "desk"
@@ -78,6 +81,9 @@ class Desk:
                 if command.name == "retry" and changes:
                     wakes.append(Wake(reader="mind"))
                 wakes += runtime.remembers() if changes else ()
+            case "compress":
+                changes, reply = await self._compress(session, runtime, entry.body, command.argument)
+                wakes += [Wake(reader=fold.READER)] if changes else []
             case "stop":
                 amendment = await amend.stop(self.store, session)
                 changes, reply = amendment.bodies, amendment.say
@@ -123,6 +129,20 @@ class Desk:
             return await amend.undo(self.store, session, what="compress")
         count = int(command.argument) if command.argument.isdigit() else 1
         return await amend.undo(self.store, session, count=max(1, min(count, 1000)))
+
+    async def _compress(
+        self, session: Session, runtime: Runtime, heard: Heard, argument: str
+    ) -> tuple[tuple[Body, ...], str]:
+        """Ask the fold lane for a compression, or only look at what it would do."""
+        keep, focus, preview = compress_arguments(argument)
+        view = await view_at(self.store, session, at=session.last_seq + 1)
+        plan = compression.plan(view, keep=runtime.keep if keep is None else keep, session=session.id)
+        if plan is None:
+            return (), "There is nothing to compress."
+        if preview:
+            return (), compression.preview(plan)
+        wanted = Wanted(keep=keep, focus=focus, tell=heard.origin)
+        return (Changed(change=wanted),), "I am compressing our conversation. What you write meanwhile is kept."
 
     async def _branch(self, session: Session, entry: Entry) -> str:
         """Go on in a branch. Committed in the new session first; this one's record follows through its tie lane."""

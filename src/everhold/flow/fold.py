@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final
 
 from msgspec import structs
 
 from everhold.core import compression
 from everhold.core.context import View, messages
-from everhold.core.entries import Began, Body, Draft, Ended, Folded, Place, Thought, Told
+from everhold.core.entries import (
+    Began,
+    Body,
+    Changed,
+    Draft,
+    Ended,
+    Entry,
+    Folded,
+    Kind,
+    Place,
+    Thought,
+    Told,
+    Wanted,
+)
 from everhold.core.retry import wait_seconds
 from everhold.core.turn import Answered, Broken, Overlong, Unreachable
 from everhold.errors import Conflict
@@ -17,10 +31,24 @@ from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at
 from everhold.ports.log import Log
-from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait
+from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait, Wake
 
 READER: Final = "fold"
 DEADLINE_SECONDS: Final = 180.0
+BUSY_SECONDS: Final = 1.0
+"""How long a compression that was asked for waits for a running turn before it looks again."""
+
+
+class Outcome(StrEnum):
+    """How an attempt to compress ended."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """It was tried, and the context is as it was."""
+    BUSY = "busy"
+    """It could not be begun now."""
+    NOTHING = "nothing"
+    """There was nothing to fold."""
 
 
 class Fold:
@@ -44,15 +72,15 @@ class Fold:
         blocking: bool = False,
         focus: str = "",
         tell: Place | None = None,
-    ) -> bool:
-        """Fold what `view` shows, if it can be and helps. Whether the context changed.
+    ) -> Outcome:
+        """Fold what `view` shows, if it can be and helps.
 
         The mark is taken before the summary is asked for; what arrives meanwhile is after it, and stays live. A view
         that was changed by somebody else meanwhile makes the summary void.
         """
         plan = compression.plan(view, keep=keep, session=session.id)
         if plan is None:
-            return False
+            return Outcome.NOTHING
         began = Began(
             what="fold",
             fold=plan.based_on,
@@ -68,7 +96,7 @@ class Fold:
         try:
             op = await self._commit(Step.FOLD_BEGIN, (began, *notice), op=None, generation=session.generation)
         except Conflict:
-            return False  # another fold runs already, or the view moved: decide anew
+            return Outcome.BUSY  # something runs that must not run beside it, or the view moved: decide anew
         messages_ = sum(len(exchange.heard) for exchange in plan.part.exchanges)
         log = self.log.bind(
             op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
@@ -106,16 +134,16 @@ class Fold:
         except Conflict:
             return await self._refuse(op, "the view changed while the summary was made", log)
         log.info("compression.done", tokens_before=folded.tokens_before, tokens_after=folded.tokens_after)
-        return True
+        return Outcome.DONE
 
     async def close(self, operation: Operation, reason: str) -> None:
         """End a fold that somebody left running."""
         await self._refuse(operation.op, reason, self.log.bind(op=operation.op))
 
-    async def _refuse(self, op: int, reason: str, log: Log) -> bool:
+    async def _refuse(self, op: int, reason: str, log: Log) -> Outcome:
         await self._commit(Step.FOLD_END, (Ended(outcome="refused", reason=reason),), op=op)
         log.warning("compression.refused", reason=reason)
-        return False
+        return Outcome.REFUSED
 
     async def _commit(
         self, step: Step, bodies: tuple[Body, ...], *, op: int | None, generation: int | None = None
@@ -155,22 +183,84 @@ class Ahead:
             if operation.reader == READER:
                 await fold.close(operation, "cut short by a restart")
         session = await store.session(self.claim.session)
+        wanted = await self._wanted(session)
+        if wanted is not None:
+            await self._obey(fold, session, runtime, wanted)
+            return
         view = await view_at(store, session, at=session.last_seq + 1)
-        due = compression.due(
-            compression.tokens(messages(view)),
-            runtime.models[0].context_tokens,
-            soft=runtime.soft,
-            hard=runtime.hard,
-        )
-        possible = bool(due) and compression.plan(view, keep=runtime.keep, session=session.id) is not None
-        refused = possible and not await fold.compress(session, view, trigger="soft", keep=runtime.keep)
-        attempts = self.claim.lane.attempts + 1 if refused else 0
-        wait = wait_seconds(attempts, jitter=self.gates.chance.random()) if refused else None
+        used = runtime.meter.tokens(compression.tokens(messages(view)) + runtime.overhead)
+        outcome = Outcome.NOTHING
+        if compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard):
+            outcome = await fold.compress(session, view, trigger="soft", keep=runtime.keep)
+        await self._settle(session, position=session.last_seq, again=outcome in (Outcome.REFUSED, Outcome.BUSY))
+
+    async def _wanted(self, session: Session) -> Entry | None:
+        """The next compression that somebody asked for."""
+        after = self.claim.lane.position
+        for entry in await self.gates.store.entries(session.id, after=after, kinds=(Kind.CHANGED,)):
+            if isinstance(entry.body, Changed) and isinstance(entry.body.change, Wanted):
+                return entry
+        return None
+
+    async def _obey(self, fold: Fold, session: Session, runtime: Runtime, entry: Entry) -> None:
+        """Make a compression that was asked for. The chat waits for it, and hears how it went."""
+        assert isinstance(entry.body, Changed)
+        assert isinstance(entry.body.change, Wanted)
+        wanted = entry.body.change
+        keep = runtime.keep if wanted.keep is None else wanted.keep
+        view = await view_at(self.gates.store, session, at=session.last_seq + 1)
+        outcome = await fold.compress(session, view, trigger="command", keep=keep, blocking=True, focus=wanted.focus)
+        if outcome is Outcome.BUSY:
+            await self._settle(session, position=None, again=True, seconds=BUSY_SECONDS)
+            return
+        told: tuple[Body, ...] = ()
+        if wanted.tell is not None:
+            text = await self._report(session, outcome)
+            told = (Told(text=text, about="compress", to=wanted.tell, parts=(text,)),)
+        await self._settle(session, position=entry.seq, again=False, told=told, wakes=runtime.voices(told))
+
+    async def _report(self, session: Session, outcome: Outcome) -> str:
+        newest = await self.gates.store.operations(session.id, what=("fold",), newest_first=True, limit=1)
+        entries = await self.gates.store.entries(session.id, after=newest[0].op, upto=newest[0].last) if newest else []
+        if outcome is Outcome.DONE:
+            folded = next(entry.body for entry in entries if isinstance(entry.body, Folded))
+            return (
+                f"Compressed {folded.messages} messages: {folded.tokens_before} tokens are now {folded.tokens_after}. "
+                "/undo compress brings the originals back."
+            )
+        if outcome is Outcome.NOTHING:
+            return "There is nothing to compress."
+        reason = next((entry.body.reason for entry in entries if isinstance(entry.body, Ended)), "")
+        return f"Not compressed: {reason}. Everything is as it was."
+
+    async def _settle(
+        self,
+        session: Session,
+        *,
+        position: int | None,
+        again: bool,
+        seconds: float | None = None,
+        told: tuple[Body, ...] = (),
+        wakes: tuple[Wake, ...] = (),
+    ) -> None:
+        attempts = self.claim.lane.attempts + 1 if again else 0
+        wait = (seconds or wait_seconds(attempts, jitter=self.gates.chance.random())) if again else None
         update = LaneUpdate(
+            position=position,
             attempts=attempts,
             wait=Wait(seconds=wait) if wait is not None else None,
             idle_at=session.last_seq if wait is None else None,
             release=True,
         )
-        change = Change(step=Step.SETTLE, session=session.id, at=self.gates.clock.now(), claim=self.claim, lane=update)
-        await store.commit(change)
+        await self.gates.store.commit(
+            Change(
+                step=Step.SETTLE,
+                session=session.id,
+                at=self.gates.clock.now(),
+                entries=tuple(Draft(body=body, author="system") for body in told),
+                claim=self.claim,
+                lane=update,
+                wakes=wakes,
+            )
+        )
+        self.bells.ring(session.id)

@@ -53,7 +53,7 @@ from everhold.core.turn import (
 from everhold.errors import Conflict, Refused
 from everhold.flow import draft, perform
 from everhold.flow.draft import Sketch
-from everhold.flow.fold import Fold
+from everhold.flow.fold import Fold, Outcome
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Worst
 from everhold.flow.runtime import Runtime, Runtimes, purses_of
@@ -137,8 +137,19 @@ class Mind:
         session = glance.session
         seen = await self.views.now(self.store, glance)
         used = runtime.meter.tokens(seen.tokens + runtime.overhead)
-        if compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard) == "hard":
-            if await fold.compress(session, seen.view, trigger="hard", keep=runtime.keep, blocking=True):
+        if compression.due(
+            used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard
+        ) == "hard" and self.views.may_fold(session.id, self.gates.clock.monotonic()):
+            tell = next((e.body.origin for e in glance.pending if isinstance(e.body, Heard) and e.body.asks), None)
+            outcome = await fold.compress(
+                session, seen.view, trigger="hard", keep=runtime.keep, blocking=True, tell=tell
+            )
+            if outcome is Outcome.DONE:
+                self.views.folded(session.id)
+                return True
+            if outcome is Outcome.REFUSED:
+                # the turn is tried as it is; the next attempt to compress comes after a wait
+                self.views.fold_refused(session.id, self.gates.clock.monotonic(), self.gates.chance.random())
                 return True
         pinned = seen.view.fold.op or 0 if seen.view.fold is not None and seen.view.fold.session == session.id else 0
         began = Began(
@@ -448,7 +459,10 @@ class _TurnWork:
             return Opened()
         session = await self.store.session(self.session.id)
         fold = Fold(self.gates, self.mind.claim, self.runtime, bells=self.mind.bells)
-        if self.seen.view.exchanges and await fold.compress(session, self.seen.view, trigger="too long", keep=0):
+        folded = Outcome.NOTHING
+        if self.seen.view.exchanges:
+            folded = await fold.compress(session, self.seen.view, trigger="too long", keep=0)
+        if folded is Outcome.DONE:
             self.session = await self.store.session(self.session.id)
             newest = await view_at(self.store, self.session, at=self.session.last_seq + 1)
             if newest.fold is not None and newest.fold.op is not None and newest.fold.session == session.id:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from everhold.core.entries import Returned, Thought
+from everhold.core.entries import Returned, Thought, cleansed
 from everhold.core.turn import Answered, Broken, Event, Overlong, Ran, Run, Unreachable
 from everhold.errors import EverholdError, InDoubt, LeaseLost, Overloaded, Refused, TooLong, Transient
 from everhold.flow.gates import Gates
@@ -53,7 +53,7 @@ async def ask(
             gates.log.error("model.failed", model=model.name, error=error)
             reasons.append(f"{model.name}: {type(error).__name__}")
         else:
-            return Answered(record(answer))
+            return Answered(cleansed(record(answer)))
     return Unreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None)
 
 
@@ -62,7 +62,7 @@ async def run(gates: Gates, tool: Tool | None, task: Run, context: ToolContext) 
     if tool is None:
         result = Result(text=f"There is no tool {task.call.tool!r}.", error=True)
     else:
-        result = await _attempt(gates, tool, task, context)
+        result = cleansed(await _attempt(gates, tool, task, context))
     returned = Returned(call=task.call.id, text=result.text, error=result.error)
     return Ran(returned), result
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from everhold.core.compression import tokens
 from everhold.core.context import Exchange, Selection, View, assemble, choose, live, messages
 from everhold.core.entries import Kind
+from everhold.core.retry import wait_seconds
 from everhold.ports.model import Message
 from everhold.ports.store import Glance, Operation, Session, Store
 
@@ -46,6 +47,8 @@ class Views:
         self.most = most
         self._seen: OrderedDict[str, Seen] = OrderedDict()
         self._kept: set[bytes] = set()
+        self._refused: dict[str, tuple[int, float]] = {}
+        """Sessions whose compression was refused: how often, and until when it is not tried again."""
 
     def unkept(self, blobs: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Those of `blobs` that this process has not stored yet: prompts are the same turn after turn."""
@@ -56,6 +59,17 @@ class Views:
         if len(self._kept) > 4 * self.most:
             self._kept.clear()
         self._kept.update(blobs)
+
+    def may_fold(self, session: str, now: float) -> bool:
+        """Whether a compression that was refused has been left alone for long enough."""
+        return now >= self._refused.get(session, (0, 0.0))[1]
+
+    def fold_refused(self, session: str, now: float, jitter: float) -> None:
+        attempts = self._refused.get(session, (0, 0.0))[0] + 1
+        self._refused[session] = (attempts, now + (wait_seconds(attempts, jitter=jitter) or 300.0))
+
+    def folded(self, session: str) -> None:
+        self._refused.pop(session, None)
 
     async def now(self, store: Store, glance: Glance) -> Seen:
         """The session's view as it stands."""
