@@ -211,7 +211,7 @@ async def test_a_slow_but_living_stream_is_waited_for(server: ModelServer, conne
     assert (await connect(deadlines=SOON).answer(HELLO)).text == LONG.text
 
 
-@pytest.mark.parametrize("how", ["end", "drop", "reset", "garbage", "error"])
+@pytest.mark.parametrize("how", ["end", "done", "drop", "reset", "garbage", "error"])
 @pytest.mark.parametrize("after", [1, 2, 4, 9])
 async def test_a_broken_stream_is_never_an_answer(server: ModelServer, connect: Connect, how: Any, after: int) -> None:
     server.script(Reply(text=LONG.text, cut=Cut(how=how, after=after)))

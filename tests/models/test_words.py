@@ -243,6 +243,13 @@ NOT_TOO_LONG: dict[str, tuple[int, Any, type[EverholdError]]] = {
         [say("You exceeded your current quota. Quota exceeded for metric: input_token_count, limit: 250000")],
         Overloaded,
     ),
+    "bedrock throttled": (429, {"message": "Too many tokens, please wait before trying again."}, Overloaded),
+    "bedrock throttled, relayed": (
+        503,
+        say("ThrottlingException: Too many tokens, please wait before trying again."),
+        Overloaded,
+    ),
+    "too many tokens a minute": (429, say("Too many tokens"), Overloaded),
     "too many requests": (429, say("Too many requests"), Overloaded),
     "output limit": (
         400,

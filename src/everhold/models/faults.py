@@ -70,7 +70,8 @@ _TOO_LONG_PHRASES: Final = (
 _TOO_LONG: Final = re.compile("|".join(_TOO_LONG_PHRASES), re.IGNORECASE)
 # limits per minute or day speak of tokens and of shorter prompts too, and pass by waiting
 _RATE: Final = re.compile(
-    r"rate[_ ]limit|per (?:minute|min|hour|day)|too many requests|quota|\b[TR]P[MD]\b", re.IGNORECASE
+    r"rate[_ ]limit|per (?:minute|min|hour|day)|too many requests|please wait|throttl|quota|\b[TR]P[MD]\b",
+    re.IGNORECASE,
 )
 _NEVER_FITS: Final = re.compile(r"request too large for|input or output tokens must be reduced", re.IGNORECASE)
 
@@ -259,7 +260,9 @@ def _text(value: Any) -> str:
 
 def _judge(whom: Whom, said: Complaint, *, status: int, headers: Mapping[str, str], now: float) -> EverholdError:
     words = whom.clean(said.message) or f"HTTP {status}"
-    if status == 413 or (status not in (401, 403, 404) and too_long(said.everything)):
+    # a limit per minute is a wait, unless one request alone breaks it
+    fits = _NEVER_FITS.search(said.everything) is None if status == 429 else not too_long(said.everything)
+    if status == 413 or (status not in (401, 403, 404) and not fits):
         return TooLong(f"{whom}: the request is too long for it: {words}")
     wait = retry_after(headers, status=status, now=now)
     if wait is None:

@@ -323,6 +323,9 @@ async def _stream(
                 case "error":
                     await _chunk(writer, rendered.error(), reply)
                     break
+                case "done":
+                    await _chunk(writer, rendered.over(), reply)
+                    break
                 case "garbage":
                     await _chunk(writer, b"data: \xff\xfe<html>\n\n", reply)
                 case "alive":

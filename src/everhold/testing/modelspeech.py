@@ -39,12 +39,12 @@ class Received(Struct, frozen=True, kw_only=True):
 class Cut(Struct, frozen=True, kw_only=True):
     """What goes wrong after `after` events of a stream, or in the middle of a whole answer.
 
-    `end`: the body ends in good order, the answer does not. `drop`: the connection closes. `reset`: it is reset.
-    `hang`: nothing more comes. `alive`: only keep-alives come. `garbage`: bytes that mean nothing. `error`: the
-    vendor's error event. `repeat`: that event comes `times` times.
+    `end`: the body ends in good order, the answer does not. `done`: even the stream says that it is over. `drop`: the
+    connection closes. `reset`: it is reset. `hang`: nothing more comes. `alive`: only keep-alives come. `garbage`:
+    bytes that mean nothing. `error`: the vendor's error event. `repeat`: that event comes `times` times.
     """
 
-    how: Literal["end", "drop", "reset", "hang", "alive", "garbage", "error", "repeat"]
+    how: Literal["end", "done", "drop", "reset", "hang", "alive", "garbage", "error", "repeat"]
     after: int = 2
     times: int = 100
 
@@ -183,10 +183,13 @@ class Completion:
         if self._usage_asked and reply.usage:
             yield _data({**self._frame("chat.completion.chunk"), "choices": [], "usage": self._usage})
         if reply.done:
-            yield b"data: [DONE]\n\n"
+            yield self.over()
 
     def error(self) -> bytes:
         return _data({"error": {"message": "The server had an error", "type": "server_error", "code": None}})
+
+    def over(self) -> bytes:
+        return b"data: [DONE]\n\n"
 
     def alive(self) -> bytes:
         return b": PROCESSING\n\n"
@@ -236,10 +239,13 @@ class Messages:
         usage = {"output_tokens": self._counts["wrote"]} if self._reply.usage else {}
         yield _event("message_delta", delta={"stop_reason": self._finish, "stop_sequence": None}, usage=usage)
         if self._reply.done:
-            yield _event("message_stop")
+            yield self.over()
 
     def error(self) -> bytes:
         return _event("error", error={"type": "overloaded_error", "message": "Overloaded"})
+
+    def over(self) -> bytes:
+        return _event("message_stop")
 
     def alive(self) -> bytes:
         return _event("ping")
