@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from everhold.core import compression
 from everhold.core.audit import PROMISES, Count, Finding, audit
 from everhold.core.context import View, assemble, build, choose, fingerprint, messages
 from everhold.core.entries import (
@@ -26,6 +27,7 @@ from everhold.core.entries import (
     Draft,
     Ended,
     Entry,
+    Folded,
     Heard,
     Kind,
     Noted,
@@ -33,9 +35,10 @@ from everhold.core.entries import (
     Stamp,
     Thought,
     Took,
+    Wanted,
 )
 from everhold.errors import Conflict, Misuse, NotFound
-from everhold.flow import amend
+from everhold.flow import amend, fold
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import view_at
@@ -44,6 +47,8 @@ from everhold.ports.platform import Accept as Door, Incoming, Verdict
 from everhold.ports.store import Change, Operation, Parked, Session, Step, Wake
 
 PAGE = 1_000
+SNAPSHOT = ".snapshot."
+"""Between a session's id and the compression before which its context is looked at."""
 
 
 class Context(Struct, frozen=True, kw_only=True):
@@ -97,6 +102,11 @@ class Control:
 
     async def find(self, name: str) -> Session:
         """The session that an id, a unique prefix, a title, an address or `last` means."""
+        if SNAPSHOT in name:
+            raise Misuse(
+                f"{name} is a snapshot: a name for what a session's context was, to look at and nothing else",
+                remedy=f"`everhold sessions context {name}` shows it; its session is {name.partition(SNAPSHOT)[0]}",
+            )
         found = await self.store.find_session(name)
         if not found:
             raise NotFound(f"there is no session {name!r}", remedy="`everhold sessions list` shows those there are")
@@ -152,7 +162,10 @@ class Control:
 
         What is shown is built again from the log and compared with the digest recorded when it was sent.
         """
+        name, _, moment = name.partition(SNAPSHOT)
         session = await self.find(name)
+        if moment:
+            return await self._snapshot(session, moment)
         if at is None:
             return await self._upcoming(session)
         thought = await self._thought(session, at)
@@ -190,6 +203,20 @@ class Control:
             if isinstance(entry.body, Thought):
                 return entry
         raise NotFound(f"no model was asked at or after entry {at} of session {session.id}")
+
+    async def _snapshot(self, session: Session, moment: str) -> Context:
+        """The context as it was just before a compression took effect."""
+        folds = await self.store.operations(session.id, what=("fold",), states=("done",))
+        fold = next((operation for operation in folds if str(operation.op) == moment), None)
+        if fold is None:
+            raise NotFound(
+                f"session {session.id} has no snapshot {moment}", remedy="`everhold sessions folds` lists them"
+            )
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        view = await view_at(self.store, session, at=fold.last)
+        tools = tuple(tool.spec for tool in runtime.tools.values())
+        request = build(messages(view), system=runtime.system, tools=tools)
+        return Context(session=session.id, at=fold.last, request=request, exact=None)
 
     async def _upcoming(self, session: Session) -> Context:
         runtime = self.runtimes.runtime(session.agent, session.choices)
@@ -267,6 +294,60 @@ class Control:
             amendment = await amend.stop(self.store, session)
             if await self._amend(session, amendment, by=by, trigger="stop"):
                 return amendment.say
+
+    async def compress(
+        self, name: str, *, keep: int | None = None, focus: str = "", preview: bool = False, by: str = "operator"
+    ) -> str:
+        """Ask for a compression; what came of it. With `preview` only what it would do."""
+        session = await self.find(name)
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        view = await view_at(self.store, session, at=session.last_seq + 1)
+        plan = compression.plan(view, keep=runtime.keep if keep is None else keep, session=session.id)
+        if plan is None:
+            return "There is nothing to compress."
+        if preview:
+            return compression.preview(plan)
+        wanted = amend.Amendment(bodies=(Changed(change=Wanted(keep=keep, focus=focus)),), say="")
+        while not await self._amend(session, wanted, by=by, trigger="compress", wakes=(Wake(reader=fold.READER),)):
+            session = await self.find(name)
+        asked_at = session.last_seq
+        with self.bells.listening(session.id) as bell:
+            while True:
+                bell.clear()
+                for operation in await self.store.operations(session.id, what=("fold",), after=asked_at):
+                    if operation.state != "running":
+                        return await self._compressed(session.id, operation)
+                await self.gates.sleep(1.0, bell=bell)
+
+    async def _compressed(self, session: str, operation: Operation) -> str:
+        for entry in await self.store.entries(session, after=operation.op, upto=operation.last):
+            if isinstance(entry.body, Folded):
+                body = entry.body
+                return f"Compressed {body.messages} messages: {body.tokens_before} tokens are now {body.tokens_after}."
+            if isinstance(entry.body, Ended) and entry.op == operation.op:
+                return f"Not compressed: {entry.body.reason}. Everything is as it was."
+        return "Compressed."
+
+    async def diff(self, name: str, *, fold: int) -> dict[str, Any]:
+        """What a compression replaced, and with what."""
+        session = await self.find(name)
+        entry = next(
+            (e for e in await self.store.entries(session.id, after=fold, kinds=(Kind.FOLDED,)) if e.op == fold), None
+        )
+        if entry is None or not isinstance(entry.body, Folded):
+            raise NotFound(
+                f"session {session.id} has no compression {fold}", remedy="`everhold sessions folds` lists them"
+            )
+        before = await view_at(self.store, session, at=entry.seq)
+        part = View(
+            fold=before.fold, exchanges=tuple(e for e in before.exchanges if e.op <= entry.body.covers or not e.steps)
+        )
+        return {
+            "session": session.id,
+            "fold": fold,
+            "replaced": [msgspec.to_builtins(message) for message in messages(part)],
+            "by": [msgspec.to_builtins(message) for message in messages(View(fold=entry))],
+        }
 
     async def note(self, name: str, text: str, *, by: str = "operator", stamp: Stamp | None = None) -> int:
         """Remember a fact in a session; its seq. Acknowledged after commit, whatever the providers do."""
@@ -381,7 +462,9 @@ class Control:
         self.bells.work.set()
         return count
 
-    async def _amend(self, session: Session, amendment: amend.Amendment, *, by: str, trigger: str) -> bool:
+    async def _amend(
+        self, session: Session, amendment: amend.Amendment, *, by: str, trigger: str, wakes: tuple[Wake, ...] = ()
+    ) -> bool:
         """Commit an amendment as an operation; False if the session moved and it must be decided anew."""
         if not amendment.bodies:
             return True
@@ -395,7 +478,7 @@ class Control:
                     at=self.gates.clock.now(),
                     entries=tuple(Draft(body=body, author=by, op=OWN) for body in bodies),
                     seen=session.last_seq,
-                    wakes=runtime.remembers(),
+                    wakes=runtime.remembers() + wakes,
                 )
             )
         except Conflict:

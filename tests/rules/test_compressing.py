@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everhold.core.entries import Began, Call, Ended, Folded, Told
-from everhold.errors import Overloaded
+from everhold.errors import Misuse, Overloaded
 from everhold.ports.model import Answer, Request
 from everhold.ports.tool import Effect
 from everhold.testing.fakes import FakeTool, ScriptedModel
@@ -248,3 +248,31 @@ def test_the_session_id_is_stable_over_many_folds(house: House) -> None:
     ]
     assert not house.bodies(session, Told)
     house.sound()
+
+
+class TestControl:
+    def test_a_person_in_charge_compresses_and_sees_what_it_replaced(self, wide: House) -> None:
+        session = talk(wide, 4)
+        before = texts(wide, session)
+        assert "Nothing was changed" in wide.run(wide.control.compress(session, preview=True))
+        assert wide.run(wide.control.compress(session, keep=1)).startswith("Compressed 3 messages")
+        op = wide.run(wide.control.folds(session))[0][0].op
+        diff = wide.run(wide.control.diff(session, fold=op))
+        assert [m["text"] for m in diff["replaced"]] == before[:6]
+        assert "the story so far" in diff["by"][0]["text"]
+        wide.sound()
+
+    def test_a_snapshot_is_a_name_to_look_at_and_nothing_else(self, wide: House) -> None:
+        session = talk(wide, 4)
+        before = texts(wide, session)
+        wide.say("/compress here 1")
+        op = wide.run(wide.control.folds(session))[0][0].op
+        name = f"{session}.snapshot.{op}"
+        shown = wide.run(wide.control.context(name))
+        assert [m.text for m in shown.request.messages] == before
+        for attempt in (wide.control.undo(name), wide.control.compress(name), wide.control.stop(name)):
+            with pytest.raises(Misuse, match="snapshot"):
+                wide.run(attempt)
+        wide.say(f"/resume {name}", chat="elsewhere")
+        assert wide.say("who am I?", chat="elsewhere").session != session
+        assert name not in [s.id for s in wide.run(wide.store.sessions())]
