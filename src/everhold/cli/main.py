@@ -24,6 +24,9 @@ def run(argv: Sequence[str]) -> int:
     if list(argv) == ["--version"]:
         print(f"everhold {__version__}")
         return 0
+    if not argv:
+        build().print_help(sys.stderr)
+        return 2
     sys.excepthook = _unforeseen
     try:
         args = parse(argv)

@@ -32,6 +32,8 @@ class Terminal:
         self._prompting = False
         self._growing: tuple[int, str] | None = None
         """The operation whose reply is being written, and what of it is on the screen."""
+        self._unwanted = 0
+        """The operation whose reply nobody wants to see growing any more."""
 
     # -- typing ------------------------------------------------------------------------------------------------------
 
@@ -95,7 +97,7 @@ class Terminal:
     def grow(self, who: str, op: int, text: str) -> None:
         """A reply as far as it is known. Only while nobody types."""
         with self._lock:
-            if not self.live or self._prompting or not text:
+            if not self.live or self._prompting or not text or op == self._unwanted:
                 return
             shown = safe(text)
             if self._growing is None or self._growing[0] != op or not shown.startswith(self._growing[1]):
@@ -120,6 +122,13 @@ class Terminal:
     def settle(self) -> None:
         """What has grown so far stays on the screen; whatever comes begins a line of its own."""
         with self._lock:
+            self._end_growing()
+
+    def hush(self) -> None:
+        """Stop showing how the present reply grows."""
+        with self._lock:
+            if self._growing is not None:
+                self._unwanted = self._growing[0]
             self._end_growing()
 
     def _end_growing(self) -> None:

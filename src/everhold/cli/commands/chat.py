@@ -77,7 +77,7 @@ def _exchange(beside: Beside, talk: Talk, terminal: Terminal, text: str) -> bool
                 terminal.remark("not waiting any longer; the answer will be here when it comes")
                 return False
             stopped = True
-            terminal.settle()
+            terminal.hush()
             terminal.remark("stopping")
             beside.start(talk.stop())
         except EverholdError as error:

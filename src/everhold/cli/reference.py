@@ -1,0 +1,92 @@
+"""Writes docs/reference/cli.md from the parser: `python -m everhold.cli.reference > docs/reference/cli.md`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from everhold.cli.parser import build, leaves, options, positionals
+
+_INTRODUCTION: Final = """\
+# Commands
+
+<!-- Written by `python -m everhold.cli.reference`; change src/everhold/cli/parser.py instead. -->
+
+Everything `everhold` can do from a terminal. A command talks to the gateway that runs in the home, through
+`control.sock`, and needs no configuration of its own; where none runs, it holds the home for as long as it takes and
+lets go again. `chat` and `send` then answer by themselves.
+
+These work before and after every command:
+
+| option | meaning |
+|---|---|
+| `--home DIR` | the home; else `$EVERHOLD_HOME`, else `~/.everhold` |
+| `--json` | print results as JSON; errors, too, as `{"error": {"type", "message", "remedy"}}` |
+| `--log text\\|json` | how log lines look: those of `up`, and of a `chat` or `send` that answers by itself |
+| `--help` | what a command takes, with examples |
+
+Colours are used on terminals only, and not if `NO_COLOR` is set. Results go to standard output, remarks to standard
+error. An error is one line that names the thing and one with the remedy; `EVERHOLD_DEBUG=1` adds the trace.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | found wrong: what was looked for is not there, a check failed, a turn did not end well |
+| 2 | usage: the command makes no sense as it was written |
+| 75 | try again: kept but not answered yet, busy, or no room |
+| 78 | configuration: refused, with file, line, key and remedy |
+
+ID is an id, the unique beginning of one, a title, an address, or `last`. Who wants to talk (`chat`, `send`) gives the
+name of a chat or an ID; a name that means nothing yet begins a new session.
+"""
+_GENERAL: Final = ("--help", "--home", "--log", "--json")
+
+
+def render() -> str:
+    """The page."""
+    return _INTRODUCTION + "".join(_command(words, parser) for words, parser in leaves(build()))
+
+
+def _command(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
+    lines = [f"\n## everhold {' '.join(words)}\n", " ".join((parser.description or "").split()), ""]
+    lines += ["```", f"everhold {' '.join((*words, *_usage(parser)))}", "```"]
+    rows = [*_rows(parser)]
+    if rows:
+        lines += ["", "| argument | meaning |", "|---|---|", *rows]
+    examples = [line.strip() for line in (parser.epilog or "").splitlines()[1:] if line.strip()]
+    if examples:
+        lines += ["", "```", *examples, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _usage(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in positionals(parser):
+        name = _name(action)
+        yield {"?": f"[{name}]", "*": f"[{name} …]"}.get(str(action.nargs), name)
+    for action in _own(parser):
+        yield f"[{action.option_strings[-1]}{f' {_name(action)}' if action.nargs != 0 else ''}]"
+
+
+def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in (*positionals(parser), *_own(parser)):
+        names = ", ".join(action.option_strings) or _name(action)
+        if action.option_strings and action.nargs != 0:
+            names += f" {_name(action)}"
+        cells = (f"`{names}`", action.help or "")
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _own(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in options(parser) if action.option_strings[-1] not in _GENERAL]
+
+
+def _name(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return "|".join(map(str, action.choices))
+    return str(action.metavar or action.dest)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
