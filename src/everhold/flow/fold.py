@@ -34,6 +34,8 @@ from everhold.ports.log import Log
 from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait, Wake
 
 READER: Final = "fold"
+MOST_REFUSALS: Final = 5
+"""So often in a row a fold ahead of need is tried; every try is an operation in the log."""
 DEADLINE_SECONDS: Final = 180.0
 BUSY_SECONDS: Final = 1.0
 """How long a compression that was asked for waits for a running turn before it looks again."""
@@ -192,7 +194,10 @@ class Ahead:
         outcome = Outcome.NOTHING
         if compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard):
             outcome = await fold.compress(session, view, trigger="soft", keep=runtime.keep)
-        await self._settle(session, position=session.last_seq, again=outcome in (Outcome.REFUSED, Outcome.BUSY))
+        # a summary that was refused again and again waits until there is more to summarise
+        tired = outcome is Outcome.REFUSED and self.claim.lane.attempts + 1 >= MOST_REFUSALS
+        again = outcome in (Outcome.REFUSED, Outcome.BUSY) and not tired
+        await self._settle(session, position=session.last_seq, again=again)
 
     async def _wanted(self, session: Session) -> Entry | None:
         """The next compression that somebody asked for."""
