@@ -1,0 +1,4 @@
+"""Real processes, really killed: everything a gateway talks to lives outside it and keeps the truth.
+
+`python -m everhold.testing.kill` kills a process at random moments, or at every named commit, and says what it found.
+"""

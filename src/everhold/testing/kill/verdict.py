@@ -1,0 +1,375 @@
+"""Compares what the town knows with what the log says, once the last process has ended. Every sentence is a failure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+import apsw
+import msgspec
+from msgspec import Struct
+
+from everhold.core.audit import audit
+from everhold.core.entries import (
+    Began,
+    Called,
+    Changed,
+    Ended,
+    Entry,
+    Heard,
+    Kind,
+    Noted,
+    Returned,
+    Said,
+    Thought,
+    Told,
+    Took,
+    Undone,
+)
+from everhold.errors import EverholdError
+from everhold.ports.memory import Exchange
+from everhold.ports.platform import Delivery
+from everhold.ports.store import Operation, Parked, Receipt
+from everhold.ports.tool import Effect
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.kill.people import People
+from everhold.testing.kill.town import TOKEN, TOOLS, Archive, Square, Town, named
+
+
+class Log:
+    """One session's log, walked once."""
+
+    def __init__(self, session: str, entries: list[Entry], operations: list[Operation]) -> None:
+        self.session = session
+        self.entries = entries
+        self.operations = operations
+        self.what: dict[int, str] = {}
+        self.ended: dict[int, Ended] = {}
+        self.taken: dict[int, list[int]] = {}
+        """heard seq -> operations that took it and did not give it back."""
+        self.said: dict[int, list[str]] = {}
+        self.told: Counter[int] = Counter()
+        self.undone: set[int] = set()
+        self.erased = {entry.seq for entry in entries if entry.body is None}
+        for entry in entries:
+            self._step(entry, entry.op or 0)
+
+    def _step(self, entry: Entry, op: int) -> None:
+        match entry.body:
+            case Began(what=what, takes=takes):
+                self.what[entry.seq] = what
+                for seq in takes:
+                    self.taken.setdefault(seq, []).append(entry.seq)
+            case Took(takes=takes):
+                for seq in takes:
+                    self.taken.setdefault(seq, []).append(op)
+            case Said(text=text):
+                self.said.setdefault(op, []).append(text)
+            case Told():
+                self.told[op] += 1
+            case Ended() as ended:
+                self.ended[op] = ended
+                if ended.outcome == "released":
+                    self._give_back({op})
+            case Changed(change=Undone(ops=ops, again=again)):
+                self.undone |= set(ops)
+                if again:
+                    self._give_back(set(ops))
+
+    def _give_back(self, ops: set[int]) -> None:
+        for taken in self.taken.values():
+            taken[:] = [op for op in taken if op not in ops]
+
+    def parts(self, platform: str) -> list[tuple[str, str, bool]]:
+        """(key, text, may be missing) of everything to be delivered there, in order."""
+        found = []
+        for entry in self.entries:
+            if isinstance(entry.body, Said | Told) and entry.body.to is not None and entry.body.to.platform == platform:
+                cancelled = isinstance(entry.body, Said) and entry.op in self.undone
+                for part, text in enumerate(entry.body.parts or (entry.body.text,)):
+                    found.append((f"{self.session}:{entry.seq}:{part}", text, cancelled))
+        return found
+
+    def memories(self) -> list[str]:
+        """The keys a provider must have got, in order."""
+        keys = []
+        for entry in self.entries:
+            match entry.body:
+                case Ended(outcome=outcome) if self.what.get(entry.op or 0) == "turn":
+                    if outcome in ("done", "stopped", "interrupted"):
+                        keys.append(f"{self.session}:{entry.op}")
+                case Noted():
+                    keys.append(f"{self.session}:{entry.seq}:note")
+                case Changed(change=Undone(ops=ops)) if any(self.what.get(op) == "turn" for op in ops):
+                    keys.append(f"{self.session}:{entry.seq}:retract")
+        return keys
+
+
+class Books(Struct, kw_only=True):
+    """Everything the store holds at the end."""
+
+    logs: list[Log]
+    parked: list[Parked]
+    receipts: dict[str, Receipt]
+    problems: list[str]
+    people: dict[str, str | None]
+
+
+async def read(home: Path, *, identities: Sequence[str] = ()) -> Books:
+    """Open what the last process left behind, and have it verified."""
+    path = home / "log.db"
+    store = SqliteStore.open(path, chance=_NoChance())
+    try:
+        problems = [f"the store contradicts itself: {text}" for text in await store.verify()]
+        logs: list[Log] = []
+        receipts: dict[str, Receipt] = {}
+        after = ""
+        while page := await store.sessions(limit=500, after=after):
+            for session in page:
+                entries = await store.entries(session.id)
+                logs.append(Log(session.id, entries, await store.operations(session.id)))
+                receipts |= {f"{r.reader} {r.key}": r for r in await store.receipts(session.id)}
+                findings, _ = audit(session.id, entries)
+                problems += [f"audit, {f.promise}: {f.text} ({f.session})" for f in findings if f.level == "broken"]
+            after = page[-1].id
+        parked = await store.parked(state="")
+        people = {identity: await store.person_of(identity) for identity in identities}
+    finally:
+        await store.close()
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    problems += [f"integrity_check: {row[0]}" for row in db.execute("pragma integrity_check") if row[0] != "ok"]
+    db.close()
+    return Books(logs=logs, parked=parked, receipts=receipts, problems=problems, people=people)
+
+
+class _NoChance:
+    """Reading needs none."""
+
+    def bytes(self, n: int, /) -> bytes:
+        raise EverholdError("nothing is written here")
+
+    def random(self) -> float:
+        raise EverholdError("nothing is written here")
+
+
+def failures(town: Town, people: People, books: Books, home: Path) -> list[str]:
+    """Everything that is not as it was promised."""
+    found = list(books.problems)
+    found += _heard(town, books)
+    found += _answered(books)
+    for square in town.squares.values():
+        found += _shown(square, books)
+        found += _in_order(square, people, books)
+    found += _tools(town, books)
+    for archive in town.archives.values():
+        found += _remembered(archive, books)
+    found += _orders(people, books, home)
+    return found
+
+
+# -- what came in ------------------------------------------------------------------------------------------------------
+
+
+def _heard(town: Town, books: Books) -> Iterator[str]:
+    """Every message is in the log once, in the order it was written. What was erased still has its place."""
+    log: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for entry in (entry for log_ in books.logs for entry in log_.entries if entry.kind is Kind.HEARD):
+        if entry.dedup is None:
+            yield f"{entry.session} {entry.seq}: a message without a dedup key"
+            chat = entry.body.origin.chat if isinstance(entry.body, Heard) else ""
+            platform, message = chat.partition("-")[0], f"?{entry.seq}"
+        else:
+            platform, _, chat, message, _, revision = msgspec.json.decode(entry.dedup)
+            message = f"{message}/{revision}"
+        log.setdefault((platform, chat), []).append((entry.pos, message))
+    for square in town.squares.values():
+        written: dict[str, list[str]] = {}
+        for update in square.updates:
+            written.setdefault(update.origin.chat, []).append(f"{update.origin.message}/{update.revision}")
+        for chat, messages in written.items():
+            kept = [message for _, message in sorted(log.get((square.name, chat), []))]
+            if lost := [message for message in messages if message not in kept]:
+                yield f"{chat}: lost {lost}"
+            if twice := [message for message, count in Counter(kept).items() if count > 1]:
+                yield f"{chat}: heard twice {twice}"
+            if not lost and not twice and kept != messages:
+                yield f"{chat}: reordered, written {messages}, kept {kept}"
+
+
+def _answered(books: Books) -> Iterator[str]:
+    """Every message that asks was answered by one turn, or its turn ended otherwise, visibly."""
+    for log in books.logs:
+        for entry in log.entries:
+            if not isinstance(entry.body, Heard) or not entry.body.asks:
+                continue
+            ops = log.taken.get(entry.seq, [])
+            where = f"{log.session}: message {entry.seq} ({entry.body.text[:30]!r})"
+            if len(ops) != 1:
+                yield f"{where} was taken by {ops or 'nobody'}"
+                continue
+            ended = log.ended.get(ops[0])
+            if ended is None:
+                yield f"{where} was taken by operation {ops[0]}, which never ended"
+            elif entry.body.command is None and log.what[ops[0]] == "turn":
+                said = " ".join(log.said.get(ops[0], []))
+                if ended.outcome == "done" and not set(TOKEN.findall(entry.body.text)) <= set(TOKEN.findall(said)):
+                    yield f"{where} is not in the answer {said[:60]!r}"
+                if ended.outcome == "failed" and not log.told[ops[0]]:
+                    yield f"{where} failed silently"
+
+
+# -- what went out -----------------------------------------------------------------------------------------------------
+
+
+def _shown(square: Square, books: Books) -> Iterator[str]:
+    """Every part of every reply arrived once and in order; where nobody can tell, what is doubtful is recorded."""
+    reader = f"voice:{square.name}:main"
+    parked = {item.key: item for item in books.parked if item.reader == reader}
+    arrived: dict[str, list[tuple[str, str]]] = {}
+    for shown in square.shown:
+        arrived.setdefault(shown.key.partition(":")[0], []).append((shown.key, shown.text))
+    for log in books.logs:
+        expected = log.parts(square.name)
+        erased = {f"{log.session}:{seq}" for seq in log.erased}
+        got = [(key, text) for key, text in arrived.get(log.session, []) if key.rpartition(":")[0] not in erased]
+        texts = {key: text for key, text, _ in expected}
+        for key, text in got:
+            if texts.get(key) != text:
+                yield f"{square.name}: {key} shows {text[:40]!r}, the log says {(texts.get(key) or 'nothing')[:40]!r}"
+        keys = [key for key, _ in got]
+        # a part that was taken back or given up, and put back into its lane later, may come later too
+        free = {key for key, _, cancelled in expected if cancelled} | set(parked)
+        for key in [key for key in texts if key not in keys and key not in free]:
+            yield f"{square.name}: {key} {texts[key][:40]!r} was never shown"
+        yield from _repeats(square, keys, books, reader, parked)
+        once = [key for key, _ in groupby(key for key in keys if key not in free)]
+        order = [key for key, _, _ in expected if key in set(once)]
+        if once != order:
+            yield f"{square.name}: shown out of order in {log.session}: {once}, the log says {order}"
+
+
+def _repeats(square: Square, keys: list[str], books: Books, reader: str, parked: dict[str, Parked]) -> Iterator[str]:
+    for key, count in Counter(keys).items():
+        if count == 1:
+            continue
+        receipt = books.receipts.get(f"{reader} {key}")
+        known = (receipt is not None and receipt.doubtful) or (key in parked and parked[key].doubtful)
+        if square.delivery is not Delivery.BLIND or not known:
+            yield f"{square.name}: {key} was shown {count} times"
+        elif square.name == "hold" and parked.get(key) is None:
+            yield f"{square.name}: {key} was sent again where it had to be held"
+
+
+def _in_order(square: Square, people: People, books: Books) -> Iterator[str]:
+    """As people see it, whatever the log says: what they wrote is answered in that order, each once."""
+    excused = _excused(books, f"voice:{square.name}:main")
+    for chat in people.chats.values():
+        if chat.square is not square or chat.odd:
+            continue
+        texts = [shown.text for shown in square.shown if shown.chat == chat.name]
+        if square.delivery is Delivery.BLIND:
+            texts = [text for text, _ in groupby(texts)]  # whether a repeat was recorded is looked at elsewhere
+        seen = [token for text in texts for token in TOKEN.findall(text)]
+        wanted = [token for token in chat.tokens if token not in excused]
+        if [token for token in seen if token not in excused] != wanted:
+            yield f"{chat.name}: people wrote {wanted} and saw answers to {seen}"
+
+
+def _excused(books: Books, reader: str) -> set[str]:
+    """Messages whose answer need not be seen: their turn did not come to one, or it was given up, or taken back."""
+    given_up = {item.key.rpartition(":")[0] for item in books.parked if item.reader == reader}
+    excused: set[str] = set()
+    for log in books.logs:
+        for entry in log.entries:
+            match entry.body:
+                case Said(text=text) if f"{log.session}:{entry.seq}" in given_up or entry.op in log.undone:
+                    excused |= set(TOKEN.findall(text))
+                case Heard(text=text) if _unanswered(log, entry.seq):
+                    excused |= set(TOKEN.findall(text))
+                case None if entry.dedup is not None:
+                    excused.add(named(entry.dedup))
+    return excused
+
+
+def _unanswered(log: Log, seq: int) -> bool:
+    ops = log.taken.get(seq, [])
+    return not ops or any(log.ended.get(op, Ended()).outcome != "done" or log.what[op] != "turn" for op in ops)
+
+
+# -- what was done and remembered --------------------------------------------------------------------------------------
+
+
+_COUNTED: Final = (Effect.KEYED, Effect.PROBE, Effect.ONCE)
+
+
+def _tools(town: Town, books: Books) -> Iterator[str]:
+    """Nothing that changes something was done twice, and what is recorded as done was done."""
+    for (tool, message), count in town.workshop.done.items():
+        if count > 1 and TOOLS[tool] in _COUNTED:
+            yield f"{tool} ({TOOLS[tool]}) was done {count} times for {message}"
+    for log in books.logs:
+        started: dict[str, str] = {}
+        wants: dict[str, str] = {}
+        for entry in log.entries:
+            match entry.body:
+                case Thought(calls=calls):
+                    started = {}
+                    wants = {call.id: str(call.arguments.get("for")) for call in calls}
+                case Called(call=call, tool=tool):
+                    started[call] = tool
+                case Returned(call=call, error=False) if TOOLS.get(started.get(call, "")) in _COUNTED:
+                    if not town.workshop.done[started[call], wants[call]]:
+                        yield f"{log.session} {entry.seq}: {started[call]} for {wants[call]} was never done"
+
+
+def _remembered(archive: Archive, books: Books) -> Iterator[str]:
+    """The provider has every exchange and note once, in order, with the words of the log."""
+    parked = {item.key for item in books.parked if item.reader == f"memory:{archive.name}"}
+    for log in books.logs:
+        kept = archive.kept.get(log.session, [])
+        keys = [item.key for item in kept]
+        wanted = log.memories()
+        if log.erased:
+            # an exchange that lost all its words is not handed over; what is, is in order
+            wanted = [key for key in wanted if key in keys]
+        if [key for key in keys if key not in parked] != [key for key in wanted if key not in parked]:
+            yield f"memory {archive.name}: has {keys} of {log.session}, the log says {wanted}"
+        for item in kept:
+            if isinstance(item, Exchange) and not log.erased and list(_words(log, item.op)) != _told(item):
+                yield f"memory {archive.name}: {item.key} has other words than the log"
+
+
+def _words(log: Log, op: int) -> Iterator[str]:
+    taken = [seq for e in log.entries if e.seq == op or e.op == op for seq in getattr(e.body, "takes", ())]
+    by_seq = {entry.seq: entry.body for entry in log.entries}
+    for seq in taken:
+        body = by_seq[seq]
+        if isinstance(body, Heard):
+            yield body.text
+    yield from log.said.get(op, [])
+
+
+def _told(exchange: Exchange) -> list[str]:
+    return [utterance.text for utterance in (*exchange.heard, *exchange.said)]
+
+
+# -- what was ordered --------------------------------------------------------------------------------------------------
+
+
+def _orders(people: People, books: Books, home: Path) -> Iterator[str]:
+    noted = {e.body.text for log in books.logs for e in log.entries if isinstance(e.body, Noted)}
+    for text in people.notes:
+        if text not in noted:
+            yield f"the note {text!r} is lost"
+    for identity in people.linked:
+        if books.people.get(identity) != "ada":
+            yield f"nobody knows any more who {identity} is"
+    for path in sorted(home.iterdir()):
+        if path.is_file():
+            content = path.read_bytes()
+            for secret in people.secrets:
+                if secret.encode() in content:
+                    yield f"{secret} was erased and is still in {path.name}"

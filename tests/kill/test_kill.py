@@ -1,0 +1,100 @@
+"""Kill -9, with everything the process talks to outside of it: nothing lost, nothing twice, nothing out of order."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+import everhold
+from everhold.ports.store import Step
+from everhold.testing.kill.gates import MOMENTS, UNREACHED, Gate, Moment, gates
+from everhold.testing.kill.mutants import MUTANTS
+from everhold.testing.kill.trial import READY_SECONDS, Outcome, Trial
+
+KILLS = int(os.environ.get("EVERHOLD_KILLS", "1000"))
+KILLS_A_STORM = 50
+TOURS = 20
+
+
+def found_nothing(outcome: Outcome) -> None:
+    assert not outcome.failures, str(outcome)
+    assert max(outcome.ready) < READY_SECONDS, str(outcome)
+    assert outcome.counts["messages"] > 20, str(outcome)
+
+
+async def storm(seed: int, kills: int) -> Outcome:
+    async with Trial(seed) as trial:
+        await trial.storm(kills)
+        return await trial.finish()
+
+
+async def tour(seed: int, stops: list[Gate]) -> Outcome:
+    async with Trial(seed) as trial:
+        await trial.tour(stops)
+        return await trial.finish()
+
+
+async def test_thirty_kills_lose_double_and_reorder_nothing() -> None:
+    outcome = await storm(1, 30)
+    found_nothing(outcome)
+    assert outcome.counts["kills"] >= 30
+    assert outcome.counts["resumed turns"], f"no kill met a running turn: {outcome}"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_kill_at_any_named_commit_is_survived(moment: Moment) -> None:
+    stops = [gate for gate in gates() if gate.moment == moment]
+    outcome = await tour(2, stops)
+    found_nothing(outcome)
+    assert outcome.counts["kills"] >= len(stops)
+
+
+async def test_what_runs_at_sigterm_is_resumed() -> None:
+    async with Trial(3) as trial:
+        life = await trial.start()
+        await life.serving()
+        for step in (Step.TAKE, Step.CALL, Step.DRAFT, Step.FOLD_BEGIN, Step.PAUSE):
+            trial.people.provoke(step)
+        trial.people.start()
+        await life.last(0.5)
+        await trial.people.rest()
+        assert await life.end() < 5
+        outcome = await trial.finish()
+    found_nothing(outcome)
+
+
+@pytest.mark.parametrize("bug", MUTANTS)
+async def test_a_planted_bug_is_found(bug: str) -> None:
+    mutant = MUTANTS[bug]
+    async with Trial(4, mutant=bug) as trial:
+        life = await trial.start(gate=mutant.gate)
+        trial.people.meet(mutant.platform).say(mutant.says)
+        assert await life.dies()
+        outcome = await trial.finish()
+    assert any(mutant.found_by in failure for failure in outcome.failures), str(outcome)
+
+
+def test_steps_that_nobody_comes_to_are_used_nowhere() -> None:
+    source = Path(everhold.__file__).parent
+    rooms = [path for path in source.rglob("*.py") if "testing" not in path.parts and path.name != "store.py"]
+    used = {name for path in rooms for name in re.findall(r"\bStep\.([A-Z_]+)", path.read_text())}
+    assert not used & {step.name for step in UNREACHED}, "it can be reached now: teach testing/kill/people.py how"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // KILLS_A_STORM)))
+async def test_many_kills(seed: int) -> None:
+    found_nothing(await storm(seed, KILLS_A_STORM))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(1000, 1000 + TOURS))
+async def test_many_kills_at_named_commits(seed: int) -> None:
+    dice = random.Random(seed)
+    stops = [Gate(gate.step, gate.moment, nth=dice.choice((1, 1, 2, 3))) for gate in gates()]
+    dice.shuffle(stops)
+    found_nothing(await tour(seed, stops))
