@@ -1,0 +1,627 @@
+"""Rules 6 to 8 in the pure: a turn goes on where its record ends, and does nothing twice that must not be done twice.
+
+A world plays a turn through `step` and may die at every gate: before or after a commit, before or after a tool has
+run. What it then does again is judged by what was recorded and by what really ran.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Literal, TypeAlias
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+from msgspec import Struct, structs
+
+from everhold.core.entries import (
+    VERSION,
+    Began,
+    Body,
+    Call,
+    Called,
+    Ended,
+    Entry,
+    Noted,
+    Returned,
+    Said,
+    Thought,
+    Told,
+    Took,
+    Usage,
+    kind_of,
+)
+from everhold.core.turn import (
+    MOST_ATTEMPTS,
+    MOST_ROUNDS,
+    NOT_RUN,
+    UNKNOWN_OUTCOME,
+    Answered,
+    Ask,
+    Broken,
+    CutShort,
+    Event,
+    Finish,
+    Opened,
+    Overlong,
+    Ran,
+    Record,
+    Recorded,
+    Run,
+    Shrink,
+    Task,
+    Turn,
+    Unreachable,
+    Wait,
+    replay,
+    step,
+)
+from everhold.ports.tool import Effect
+from tests.core.planted import found
+
+Step: TypeAlias = Callable[[Turn, Event, Mapping[str, Effect]], tuple[Turn, Task]]
+Fate: TypeAlias = Literal["ok", "dies", "cut", "down", "breaks", "long", "steered"]
+
+TOOLS = ("pure", "keyed", "probe", "once", "moody", "unknown")
+"""What each does is its name; `moody` is declared anew in every life, `unknown` is never declared."""
+TROUBLES: tuple[Fate, ...] = ("cut", "down", "breaks", "long", "steered")
+IDS = ("", "", "a", "b", "call-0-0", "call-0-1", "call-1-0")
+
+
+class Story(Struct, frozen=True, kw_only=True):
+    """What a model wants, what befalls whoever works on it, and what `moody` is in each life."""
+
+    answers: tuple[tuple[tuple[str, str], ...], ...] = ()
+    fates: tuple[Fate, ...] = ()
+    moods: tuple[Effect, ...] = (Effect.ONCE,)
+
+
+STORY = st.builds(
+    Story,
+    answers=st.lists(
+        st.lists(st.tuples(st.sampled_from(IDS), st.sampled_from(TOOLS)), max_size=3).map(tuple), max_size=4
+    ).map(tuple),
+    fates=st.lists(st.sampled_from(("ok", "ok", "ok", "dies", "dies", *TROUBLES)), max_size=30).map(tuple),
+    moods=st.lists(st.sampled_from(Effect), min_size=1, max_size=3).map(tuple),
+)
+
+
+def story_of(seed: int) -> Story:
+    """A story by chance: long enough to get somewhere, and in some worlds people die young."""
+    chance = Random(seed)
+    answers = tuple(
+        tuple((chance.choice(IDS), chance.choice(TOOLS)) for _ in range(chance.choice((1, 1, 2, 3))))
+        for _ in range(chance.choice((1, 2, 3)))
+    )
+    deaths, trouble = chance.choice((0.02, 0.1, 0.4)), chance.choice((0.0, 0.02, 0.1))
+    fates = tuple(
+        "dies" if chance.random() < deaths else chance.choice(TROUBLES) if chance.random() < trouble else "ok"
+        for _ in range(60)
+    )
+    return Story(answers=answers, fates=fates, moods=tuple(chance.choice(list(Effect)) for _ in range(3)))
+
+
+class Died(Exception):
+    """kill -9."""
+
+
+class World:
+    """Performs a turn's effects, keeps what was recorded, counts what really ran."""
+
+    def __init__(self, story: Story, step_: Step = step) -> None:
+        self.story = story
+        self.step = step_
+        self.fates = iter(story.fates)
+        self.answers = iter(story.answers)
+        self.log: list[Entry] = []
+        self.ran: list[tuple[int, str, str, Effect]] = []
+        """(seq of the thought, call id, key, what the tool was taken for)"""
+        self.keys: dict[tuple[int, str], str] = {}
+        self.lives = 0
+        self.attempts = 0
+        self.append(Began(what="turn", takes=(1, 2)))
+
+    def append(self, *bodies: Body) -> None:
+        for body in bodies:
+            seq = len(self.log) + 3
+            self.log.append(
+                Entry(
+                    session="s", seq=seq, pos=seq, kind=kind_of(body), op=3, author="agent:main", at=0.0,
+                    version=VERSION, body=body, digest=b"",
+                )
+            )  # fmt: skip
+
+    def fate(self, *possible: Fate) -> Fate:
+        fate = next(self.fates, "ok")
+        return fate if fate in possible else "ok"
+
+    def gate(self) -> None:
+        if self.fate("dies") == "dies":
+            raise Died
+
+    @property
+    def effects(self) -> dict[str, Effect]:
+        mood = self.story.moods[(self.lives - 1) % len(self.story.moods)]
+        return {
+            "pure": Effect.PURE, "keyed": Effect.KEYED, "probe": Effect.PROBE, "once": Effect.ONCE, "moody": mood,
+        }  # fmt: skip
+
+    # -- what is recorded
+
+    def thoughts(self) -> Iterator[tuple[int, Thought, list[Body]]]:
+        """Every thought with what follows it, up to the next."""
+        for index, entry in enumerate(self.log):
+            if isinstance(entry.body, Thought):
+                after: list[Body] = []
+                for later in self.log[index + 1 :]:
+                    if isinstance(later.body, Thought):
+                        break
+                    assert later.body is not None
+                    after.append(later.body)
+                yield entry.seq, entry.body, after
+
+    # -- living
+
+    def play(self) -> None:
+        """Live, die and live again until the turn is over."""
+        paused = False
+        while not (self.log and isinstance(self.log[-1].body, Ended)):
+            self.lives += 1
+            self.attempts += not paused
+            try:
+                paused = self.live()
+            except Died:
+                paused = False
+
+    def live(self) -> bool:
+        """Work until the turn is over, or must wait; whether it waits."""
+        turn = replay(self.log, session="s", op=3, attempts=self.attempts, left_over=self.lives > 1)
+        event: Event = Opened()
+        while True:
+            turn, task = self.step(turn, event, self.effects)
+            assert turn.rounds <= MOST_ROUNDS
+            assert self.attempts <= MOST_ATTEMPTS or isinstance(task, Finish), "it never gives up"
+            match task:
+                case Ask():
+                    event = self.ask()
+                case Record(bodies):
+                    event = self.record(bodies)
+                case Run():
+                    event = self.run(task)
+                case Shrink():
+                    event = Opened() if self.fate("breaks") == "ok" else Broken(reason="it does not fit")
+                case Wait(release=release):
+                    if release:
+                        assert not list(self.thoughts()), (
+                            "something was thought already: its cost and calls would be lost"
+                        )
+                        self.append(Ended(outcome="released"))
+                    return not release
+                case Finish(bodies=bodies, ended=ended):
+                    self.gate()
+                    self.append(*bodies, ended)
+                    self.gate()
+                    return False
+
+    def ask(self) -> Event:
+        self.gate()
+        calls_open = [call for _, thought, after in self.thoughts() for call in self.unanswered(thought, after)]
+        assert not calls_open, "the model is asked while a call has no result"
+        match self.fate("cut", "down", "breaks", "long", "steered"):
+            case "cut":
+                return CutShort("stopped")
+            case "down":
+                return Unreachable(reason="down", retry_after=5.0)
+            case "breaks":
+                return Broken(reason="refused")
+            case "long":
+                return Overlong(reason="too long")
+            case "steered":
+                return self.record((Took(takes=(len(self.log) + 100,)),))
+        calls = tuple(Call(id=id, tool=tool) for id, tool in next(self.answers, ()))
+        self.gate()
+        return Answered(Thought(text="" if calls else "the answer", calls=calls, usage=Usage(input=3, output=1)))
+
+    def record(self, bodies: tuple[Body, ...]) -> Event:
+        self.gate()
+        self.append(*bodies)
+        self.gate()
+        return Recorded(bodies)
+
+    def run(self, task: Run) -> Event:
+        thoughts = list(self.thoughts())
+        assert thoughts, "a tool runs before the thought that wants it is recorded"
+        seq, thought, after = thoughts[-1]
+        assert task.call in self.unanswered(thought, after), "nobody waits for this result"
+        started = [body for body in after if isinstance(body, Called) and body.call == task.call.id]
+        assert len(started) <= 1, "started twice"
+        if started:
+            assert started[0].key == task.key, "the key changed since it was started"
+            effect = Effect(started[0].effect)
+        else:
+            effect = self.effects.get(task.call.tool, Effect.ONCE)
+            assert effect is Effect.PURE, "it runs without a record that it does"
+        assert self.keys.setdefault((seq, task.call.id), task.key) == task.key, "the same call under another key"
+        assert len(set(self.keys.values())) == len(self.keys), "two calls under one key"
+        self.gate()
+        if not (task.how == "probe" and any(key == task.key for _, _, key, _ in self.ran)):
+            self.ran.append((seq, task.call.id, task.key, effect))
+        times = Counter(ran[:2] for ran in self.ran if ran[3] in (Effect.ONCE, Effect.PROBE))
+        assert all(count == 1 for count in times.values()), "something that must not be done twice was done twice"
+        self.gate()
+        if self.fate("cut") == "cut":
+            return CutShort("interrupted")
+        return Ran(Returned(call=task.call.id, text="done"))
+
+    @staticmethod
+    def unanswered(thought: Thought, after: Sequence[Body]) -> list[Call]:
+        answered = {body.call for body in after if isinstance(body, Returned)}
+        return [call for call in thought.calls if call.id not in answered]
+
+
+def holds(story: Story, step_: Step = step) -> World:
+    """Play a story to its end and check what is left of it."""
+    world = World(story, step_)
+    world.play()
+    bodies = [entry.body for entry in world.log]
+    ended = [body for body in bodies if isinstance(body, Ended)]
+    assert len(ended) == 1
+    assert bodies[-1] is ended[0]
+    for _, thought, after in world.thoughts():
+        ids = [call.id for call in thought.calls]
+        assert len(set(ids)) == len(ids), "calls that cannot be told apart"
+        assert all(ids)
+        results = [body.call for body in after if isinstance(body, Returned)]
+        assert sorted(results) == sorted(ids), "calls and results parted"
+    cost = [body.usage for body in bodies if isinstance(body, Thought)]
+    assert ended[0].usage == sum(cost, Usage())
+    return world
+
+
+@settings(max_examples=300, deadline=None)
+@given(STORY)
+@example(Story(answers=((("", "once"), ("call-0-0", "once")),)))
+@example(Story(answers=((("call-0-1", "once"), ("", "once")),)))
+@example(Story(answers=((("a", "once"), ("a", "once")), (("a", "once"),))))
+@example(Story(answers=((("a", "moody"),),), fates=("ok",) * 5 + ("dies",), moods=(Effect.ONCE, Effect.PURE)))
+@example(Story(answers=((("a", "probe"), ("b", "keyed")),), fates=("ok",) * 5 + ("dies",) * 5))
+def test_whatever_befalls_it_a_turn_ends_whole_and_does_nothing_twice(story: Story) -> None:
+    holds(story)
+
+
+def test_a_thousand_turns_by_chance_end_whole_and_do_nothing_twice() -> None:
+    ends: Counter[str] = Counter()
+    for seed in range(1_000):
+        world = holds(story_of(seed))
+        ended = world.log[-1].body
+        assert isinstance(ended, Ended)
+        ends[ended.outcome] += 1
+    assert set(ends) == {"done", "failed", "stopped", "interrupted", "released"}, "every way to end was gone"
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------------------
+
+
+def reruns_once(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    match task:
+        case Record((Returned(unknown=True),)):
+            call = turn.open[0]
+            return turn, Run(call=call, key=turn.started[call.id].key, how="again")
+    return turn, task
+
+
+def forgets_that_it_was_left(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    return step(structs.replace(turn, left_over=False), event, effects)
+
+
+def never_probes(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    return turn, structs.replace(task, how="again") if isinstance(task, Run) else task
+
+
+def starts_before_it_says_so(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    match task:
+        case Record((Called(key=key),)):
+            return turn, Run(call=turn.open[0], key=key)
+    return turn, task
+
+
+def runs_before_the_thought_is_kept(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    if isinstance(event, Answered) and event.thought.calls:
+        return turn, Run(call=event.thought.calls[0], key="k")
+    return step(turn, event, effects)
+
+
+def asks_again_too_early(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    return (turn, Ask()) if isinstance(event, Recorded) and isinstance(task, Record) else (turn, task)
+
+
+def a_key_for_every_attempt(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    return turn, structs.replace(task, key=f"{task.key}:{turn.attempts}") if isinstance(task, Run) else task
+
+
+def one_key_for_all(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    match task:
+        case Run():
+            return turn, structs.replace(task, key="k")
+        case Record(bodies):
+            keyed = tuple(structs.replace(body, key="k") if isinstance(body, Called) else body for body in bodies)
+            return turn, Record(keyed)
+    return turn, task
+
+
+def leaves_calls_open(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    drop = isinstance(task, Finish) and not isinstance(event, Answered)
+    return turn, structs.replace(task, bodies=()) if drop else task
+
+
+def takes_ids_as_they_come(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    if isinstance(event, Answered) and event.thought.calls:
+        return turn, Record((event.thought,))
+    return step(turn, event, effects)
+
+
+def believes_what_a_tool_is_now(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    if isinstance(event, Opened | Recorded) and turn.open and effects.get(turn.open[0].tool) is Effect.PURE:
+        return turn, Run(call=turn.open[0], key=f"s:3:{turn.rounds}:{turn.open[0].id}")
+    return turn, task
+
+
+def never_gives_up(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    return step(structs.replace(turn, attempts=1), event, effects)
+
+
+def releases_what_was_begun(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    return turn, structs.replace(task, release=True) if isinstance(task, Wait) else task
+
+
+def forgets_what_it_cost(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+    turn, task = step(turn, event, effects)
+    if isinstance(task, Finish) and isinstance(event, Answered):
+        return turn, structs.replace(task, ended=structs.replace(task.ended, usage=event.thought.usage))
+    return turn, task
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        reruns_once,
+        forgets_that_it_was_left,
+        never_probes,
+        starts_before_it_says_so,
+        runs_before_the_thought_is_kept,
+        asks_again_too_early,
+        a_key_for_every_attempt,
+        one_key_for_all,
+        leaves_calls_open,
+        takes_ids_as_they_come,
+        believes_what_a_tool_is_now,
+        never_gives_up,
+        releases_what_was_begun,
+        forgets_what_it_cost,
+    ],
+)
+def test_a_machine_that_breaks_a_promise_is_found(bug: Step) -> None:
+    def prop(story: Story) -> None:
+        holds(story, bug)
+
+    found(map(story_of, range(2_000)), prop)
+
+
+# -- every place where a record can end --------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(STORY)
+def test_taken_up_at_any_entry_it_goes_on_and_never_back(story: Story) -> None:
+    """Not only where this story happened to die: at every prefix of what was recorded."""
+    world = holds(story)
+    effects = world.effects
+    for length in range(1, len(world.log)):
+        prefix = world.log[:length]
+        turn = replay(prefix, session="s", op=3, left_over=True)
+        again, task = step(turn, Opened(), effects)
+        assert (again, task) == step(replay(prefix, session="s", op=3, left_over=True), Opened(), effects)
+        assert turn.takes[:2] == (1, 2)
+        bodies = [entry.body for entry in prefix]
+        last = max((i for i, body in enumerate(bodies) if isinstance(body, Thought)), default=0)
+        started = {body.call: body for body in bodies[last:] if isinstance(body, Called)}
+        answered = [body.call for body in bodies[last:] if isinstance(body, Returned)]
+        match task:
+            case Run(call=call, key=key, how=how):
+                assert call.id not in answered
+                if call.id in started:
+                    assert key == started[call.id].key
+                    assert how == {"keyed": "again", "probe": "probe"}[started[call.id].effect]
+                else:
+                    assert how == "first"
+                    assert effects[call.tool] is Effect.PURE
+            case Record((Returned(call=call_id, unknown=unknown),)):
+                assert unknown
+                assert started[call_id].effect == "once"
+                assert call_id not in answered
+            case Record((Called(call=call_id),)):
+                assert call_id not in started
+            case Ask():
+                thought = bodies[last]
+                wanted = [call.id for call in thought.calls] if isinstance(thought, Thought) else []
+                assert sorted(answered) == sorted(wanted)
+            case _:
+                raise AssertionError(f"nothing recorded calls for {task}")
+
+
+@settings(max_examples=60, deadline=None)
+@given(STORY)
+def test_what_was_replayed_is_what_was_stepped_through(story: Story) -> None:
+    """The state a worker holds in its hands and the one its successor reads from the log are the same."""
+    seen: list[Turn] = []
+
+    def watched(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn, Task]:
+        turn, task = step(turn, event, effects)
+        read = replay(world.log, session="s", op=3, attempts=turn.attempts, left_over=turn.left_over)
+        assert read == turn
+        seen.append(turn)
+        return turn, task
+
+    world = World(story, watched)
+    world.play()
+    assert seen
+
+
+# -- single promises ---------------------------------------------------------------------------------------------------
+
+START = (Began(what="turn", takes=(1,)),)
+
+
+def turn_of(*bodies: Body, attempts: int = 1, left_over: bool = False) -> Turn:
+    world = World(Story())
+    world.log.clear()
+    world.append(*START, *bodies)
+    return replay(world.log, session="s", op=3, attempts=attempts, left_over=left_over)
+
+
+def first(turn: Turn, event: Event, **effects: Effect) -> Task:
+    return step(turn, event, effects)[1]
+
+
+def test_a_plain_answer_ends_the_turn_at_once() -> None:
+    thought = Thought(text="hello", usage=Usage(input=2))
+    task = first(turn_of(), Answered(thought))
+    assert task == Finish(ended=Ended(usage=Usage(input=2)), bodies=(thought,), reply="hello")
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_answer_ends_failed_and_says_so(text: str) -> None:
+    task = first(turn_of(), Answered(Thought(text=text)))
+    assert isinstance(task, Finish)
+    assert task.ended.outcome == "failed"
+    assert not task.reply
+    assert "/retry" in task.notice
+
+
+def test_text_beside_calls_is_kept_and_is_no_reply_yet() -> None:
+    thought = Thought(text="let me look", calls=(Call(id="a", tool="pure"),))
+    assert first(turn_of(), Answered(thought), pure=Effect.PURE) == Record((thought,))
+
+
+def test_a_model_that_goes_in_circles_is_ended() -> None:
+    rounds: list[Body] = []
+    for n in range(MOST_ROUNDS):
+        rounds += [Thought(calls=(Call(id=f"c{n}", tool="pure"),)), Returned(call=f"c{n}")]
+    assert first(turn_of(*rounds[:-2]), Opened()) == Ask()
+    task = first(turn_of(*rounds), Opened())
+    assert isinstance(task, Finish)
+    assert task.ended.outcome == "failed"
+    assert str(MOST_ROUNDS) in task.ended.reason
+
+
+@pytest.mark.parametrize("attempts", [1, MOST_ATTEMPTS, MOST_ATTEMPTS + 1, MOST_ATTEMPTS + 50])
+def test_a_turn_that_keeps_falling_is_ended_with_its_calls_answered(attempts: int) -> None:
+    calls = (Call(id="a", tool="once"), Call(id="b", tool="once"))
+    start = Called(call="a", tool="once", effect="once", key="k")
+    task = first(turn_of(Thought(calls=calls), start, attempts=attempts, left_over=True), Opened())
+    if attempts <= MOST_ATTEMPTS:
+        assert isinstance(task, Record)
+        return
+    assert isinstance(task, Finish)
+    assert task.ended.outcome == "failed"
+    assert task.bodies == (
+        Returned(call="a", text=UNKNOWN_OUTCOME, error=True, unknown=True),
+        Returned(call="b", text=NOT_RUN, error=True),
+    )
+
+
+def test_what_was_started_is_unknown_when_cut_and_what_was_not_is_said_not_to_have_run() -> None:
+    calls = (Call(id="a", tool="once"), Call(id="b", tool="once"), Call(id="c", tool="once"))
+    start = Called(call="b", tool="once", effect="once", key="k")
+    task = first(turn_of(Thought(calls=calls), Returned(call="a"), start), CutShort("stopped"))
+    assert isinstance(task, Finish)
+    assert [(body.call, body.unknown) for body in task.bodies if isinstance(body, Returned)] == [
+        ("b", True),
+        ("c", False),
+    ]
+    assert not task.reply
+    assert not task.notice
+
+
+@pytest.mark.parametrize("now", [*Effect, None])
+@pytest.mark.parametrize("then", list(Effect)[1:])
+def test_what_a_tool_was_when_it_started_counts(then: Effect, now: Effect | None) -> None:
+    start = Called(call="a", tool="t", effect=then, key="the key")
+    turn = turn_of(Thought(calls=(Call(id="a", tool="t"),)), start, left_over=True)
+    task = step(turn, Opened(), {} if now is None else {"t": now})[1]
+    match then:
+        case Effect.KEYED:
+            assert task == Run(call=Call(id="a", tool="t"), key="the key", how="again")
+        case Effect.PROBE:
+            assert task == Run(call=Call(id="a", tool="t"), key="the key", how="probe")
+        case _:
+            assert task == Record((Returned(call="a", text=UNKNOWN_OUTCOME, error=True, unknown=True),))
+
+
+def test_an_effect_this_build_does_not_know_is_never_run_again() -> None:
+    start = Called(call="a", tool="t", effect="quantum", key="k")
+    task = first(turn_of(Thought(calls=(Call(id="a", tool="t"),)), start, left_over=True), Opened(), t=Effect.KEYED)
+    assert isinstance(task, Record)
+
+
+def test_only_what_was_left_over_is_doubted_not_what_comes_after_it() -> None:
+    calls = (Call(id="a", tool="t"), Call(id="b", tool="t"))
+    turn = turn_of(Thought(calls=calls), Called(call="a", tool="t", effect="once", key="k"), left_over=True)
+    turn, task = step(turn, Opened(), {})
+    assert isinstance(task, Record)
+    turn, task = step(turn, Recorded(task.bodies), {})
+    assert isinstance(task, Record)
+    assert isinstance(task.bodies[0], Called)
+    turn, task = step(turn, Recorded(task.bodies), {})
+    assert task == Run(call=calls[1], key=f"s:3:1:{calls[1].id}")
+
+
+@pytest.mark.parametrize("thought", [False, True])
+def test_without_a_model_messages_go_back_only_if_nothing_was_thought(thought: bool) -> None:
+    done: tuple[Body, ...] = (Thought(calls=(Call(id="a", tool="t"),)), Returned(call="a")) if thought else ()
+    task = first(turn_of(*done), Unreachable(reason="down", retry_after=7.5))
+    assert task == Wait(release=not thought, reason="down", retry_after=7.5)
+
+
+def test_notes_sayings_and_notices_do_not_move_a_turn() -> None:
+    spoken: tuple[Body, ...] = (
+        Noted(text="n"),
+        Said(text="s", to=None),  # type: ignore[arg-type]  # nobody looks at it
+        Told(text="t", about="model"),
+    )
+    thought = Thought(calls=(Call(id="a", tool="t"),))
+    assert turn_of(thought, *spoken, Returned(call="a"), *spoken) == turn_of(thought, Returned(call="a"))
+
+
+def test_a_turn_that_has_ended_takes_no_more_events() -> None:
+    with pytest.raises(AssertionError):
+        step(turn_of(Ended()), Opened(), {})
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(IDS), max_size=6), st.integers(0, 2))
+def test_calls_can_always_be_told_apart_and_good_ids_are_kept(ids: list[str], rounds: int) -> None:
+    done: list[Body] = []
+    for _ in range(rounds):
+        done += [Thought(calls=(Call(id="x", tool="pure"),)), Returned(call="x")]
+    calls = tuple(Call(id=id, tool="pure", arguments={"n": n}) for n, id in enumerate(ids))
+    task = first(turn_of(*done), Answered(Thought(text="t", calls=calls)), pure=Effect.PURE)
+    recorded = task.bodies[0] if isinstance(task, Record | Finish) else None
+    assert isinstance(recorded, Thought)
+    made = [call.id for call in recorded.calls]
+    assert len(set(made)) == len(made) == len(ids)
+    assert all(made)
+    assert [call.arguments for call in recorded.calls] == [call.arguments for call in calls], "in the order they came"
+    for position, id in enumerate(ids):
+        if id and id not in ids[:position]:
+            assert made[position] == id
