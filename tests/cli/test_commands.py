@@ -1,0 +1,288 @@
+"""Every command against a running gateway: what it prints, as JSON too, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from everhold import __version__
+from everhold.cli.main import parse
+from everhold.cli.parser import build, leaves
+from tests.cli.house import House
+
+
+def test_the_version_costs_nothing_to_ask_for(busy: House) -> None:
+    assert busy.run("--version").ok().out == f"everhold {__version__}\n"
+    script = "import sys, everhold.cli; everhold.cli.main(['--version']); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert {"asyncio", "msgspec", "pydantic", "apsw", "ruamel.yaml"}.isdisjoint(loaded)
+
+
+def test_asking_a_gateway_loads_neither_its_store_nor_its_configuration(busy: House) -> None:
+    script = "import sys, everhold.cli; everhold.cli.main(['status', '--json']); print(*sys.modules)"
+    asked = subprocess.run(
+        [sys.executable, "-c", script], env=busy.env(), capture_output=True, text=True, check=True
+    ).stdout
+    assert {"apsw", "pydantic", "msgspec", "ruamel.yaml"}.isdisjoint(asked.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("words", [words for words, _ in leaves(build())], ids=" ".join)
+def test_every_command_explains_itself(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        build().parse_args([*words, "--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: everhold {' '.join(words)}")
+    assert "--home DIR" in shown
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--home", "x", "--json", "--log", "json", "sessions", "show", "last"],
+        ["sessions", "--home", "x", "--json", "--log", "json", "show", "last"],
+        ["sessions", "show", "last", "--home", "x", "--json", "--log", "json"],
+        ["--home", "y", "sessions", "--json", "show", "--home", "x", "last", "--log", "json"],
+    ],
+)
+def test_general_options_work_before_and_after_the_command(argv: list[str]) -> None:
+    args = parse(argv)
+    assert (args.home, args.json, args.log, args.id) == ("x", True, "json", "last")
+
+
+@pytest.mark.parametrize(
+    "argv, told",
+    [
+        (["chta"], "did you mean `chat`?"),
+        (["sessions", "shwo"], "did you mean `show`?"),
+        (["sessions", "show"], "`everhold sessions show --help`"),
+        (["undo", "last", "everything"], "there is turn, compress"),
+        (["send", "x", "--timeout", "soon"], "no number of seconds"),
+        (["up", "--port", "99999"], "no port"),
+        (["undo", "last", "-n", "0"], "no number from 1 on"),
+        ([], "everhold chat"),
+    ],
+)
+def test_a_wrong_usage_exits_2_and_says_what_helps(busy: House, argv: list[str], told: str) -> None:
+    done = busy.ask(*argv) if argv else busy.run()
+    assert done.code == 2
+    assert told in done.err
+    assert not done.out
+
+
+# -- talking -----------------------------------------------------------------------------------------------------------
+
+
+def test_send_prints_the_reply_and_nothing_else(busy: House) -> None:
+    done = busy.run("send", "good morning", "--session", "early").ok()
+    assert (done.out, done.err) == ("You said: good morning\n", "")
+
+
+def test_send_as_json_says_where_it_is_kept(busy: House) -> None:
+    sent = busy.ask("--json", "send", "noon", "--session", "lunch").ok().json
+    assert sent == {"session": sent["session"], "seq": 1, "outcome": "done", "reply": "You said: noon", "notices": []}
+
+
+def test_the_same_id_counts_once_and_other_words_under_it_are_refused(busy: House) -> None:
+    first = busy.ask("send", "--id", "a1", "--session", "once", "--json", "only once").ok().json
+    again = busy.ask("send", "--id", "a1", "--session", "once", "--json", "only once").ok().json
+    other = busy.ask("send", "--id", "a1", "--session", "once", "something else")
+    assert (again["seq"], again["reply"]) == (first["seq"], "You said: only once")
+    assert other.code == 2
+    assert "--id" in other.err
+
+
+def test_send_reads_standard_input_and_keeps_what_is_no_text(busy: House) -> None:
+    assert busy.run("send", "-", "--session", "stdin", input="two\nlines\n").ok().out == "You said: two\nlines\n\n"
+    assert busy.ask("send", " ").code == 2
+
+
+def test_a_command_in_a_message_is_answered_by_the_gateway(busy: House) -> None:
+    assert "/undo" in busy.ask("send", "/help", "--session", "help").ok().out
+
+
+def test_an_agent_that_is_not_there_is_named(busy: House) -> None:
+    done = busy.ask("send", "hello", "--agent", "nobody")
+    assert done.code == 1
+    assert "there is no agent 'nobody'" in done.err
+
+
+def test_a_session_can_be_named_by_its_id_its_beginning_its_title_or_last(busy: House) -> None:
+    first = busy.ask("send", "/title Holiday plans", "--session", "named", "--json").ok().json
+    id = first["session"]
+    for name in (id, id[:20], "holiday PLANS", "last", "agent:main:terminal:dm:named"):
+        assert busy.ask("send", "and then", "--session", name, "--json").ok().json["session"] == id
+
+
+def test_a_short_word_begins_a_chat_of_its_own_whatever_ids_begin_with(busy: House) -> None:
+    id = busy.ask("send", "hello", "--session", "short", "--json").ok().json["session"]
+    assert busy.ask("send", "hello", "--session", id[:2], "--json").ok().json["session"] != id
+
+
+def test_a_reply_cannot_steer_the_terminal(busy: House) -> None:
+    assert busy.ask("send", "escape", "--session", "danger").ok().out == "red \\x1b[31malert\\x07\n"
+
+
+def test_a_turn_that_fails_exits_1_with_its_notice(busy: House) -> None:
+    done = busy.ask("send", "refuse", "--session", "refusals")
+    assert done.code == 1
+    assert "failed" in done.err
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_are_listed(busy: House) -> None:
+    listed = busy.ask("sessions", "--json").ok().json["sessions"]
+    mine = next(session for session in listed if session["address"] == "agent:main:terminal:dm:me")
+    assert mine.keys() == {
+        "id", "address", "agent", "title", "last_seq", "pending", "state", "folded_upto", "at",
+    }  # fmt: skip
+    assert (mine["agent"], mine["pending"], mine["state"]) == ("main", 0, "idle")
+    assert mine["id"] in busy.ask("sessions", "list", "--limit", "1000").ok().out
+    assert len(busy.ask("sessions", "list", "--limit", "1", "--json").ok().json["sessions"]) == 1
+
+
+def test_a_session_is_shown_entry_by_entry(busy: House) -> None:
+    shown = busy.ask("sessions", "show", "agent:main:terminal:dm:me", "--json").ok().json
+    entries = shown["entries"]
+    assert [entry["seq"] for entry in entries] == list(range(1, len(entries) + 1))
+    assert [entry["kind"] for entry in entries[:5]] == ["heard", "began", "thought", "said", "ended"]
+    assert entries[0].keys() == {"pos", "seq", "kind", "op", "author", "at", "body"}
+    assert entries[0]["body"]["stamp"]["directory"]
+    text = busy.ask("sessions", "show", shown["session"]["id"], "--after", "5").ok().out
+    assert "the dentist" in text
+    assert "hello" not in text
+
+
+def test_the_context_of_a_turn_is_exactly_what_was_sent(busy: House) -> None:
+    name = "agent:main:terminal:dm:me"
+    at = busy.ask("sessions", "context", name, "--at", "1", "--json").ok().json
+    assert (at["exact"], at["at"]) == (True, 3)
+    assert [message["text"] for message in at["request"]["messages"]] == ["hello"]
+    upcoming = busy.ask("sessions", "context", name, "--json").ok().json
+    assert upcoming["exact"] is None
+    assert "exactly what was sent" in busy.ask("sessions", "context", name, "--at", "3").ok().out
+    missing = busy.ask("sessions", "context", name, "--at", "99999")
+    assert missing.code == 1
+
+
+def test_search_finds_words_and_exits_1_without_a_hit(busy: House) -> None:
+    hits = busy.ask("sessions", "search", "TUESDAY dentist", "--json").ok().json["hits"]
+    assert {hit["kind"] for hit in hits} == {"heard", "said"}
+    assert busy.ask("sessions", "search", "tuesday").ok().out.count("dentist") == len(hits)
+    assert busy.ask("sessions", "search", "rhinoceros").code == 1
+
+
+def test_a_session_without_summaries_says_so(busy: House) -> None:
+    assert busy.ask("sessions", "folds", "last", "--json").ok().json == {"folds": []}
+    assert busy.ask("sessions", "folds", "last").ok().out == ""
+
+
+def test_export_holds_every_entry_or_reads_as_a_conversation(busy: House) -> None:
+    name = "agent:main:terminal:dm:me"
+    shown = busy.ask("sessions", "show", name, "--json").ok().json
+    lines = [json.loads(line) for line in busy.ask("sessions", "export", name).ok().out.splitlines()]
+    assert lines == [{"session": shown["session"]["id"], **entry} for entry in shown["entries"]]
+    page = busy.ask("sessions", "export", name, "--format", "markdown").ok().out
+    assert re.search(r"\*\*main\*\* · .* · 4\n\nYou said: hello\n", page)
+
+
+def test_what_is_not_there_exits_1_with_a_remedy(busy: House) -> None:
+    done = busy.ask("sessions", "show", "nowhere")
+    assert done.code == 1
+    assert done.err == "everhold: there is no session 'nowhere'\n  → `everhold sessions list` shows those there are\n"
+    told = busy.ask("sessions", "show", "nowhere", "--json")
+    assert told.json["error"]["type"] == "NotFound"
+    assert told.json["error"].keys() == {"type", "message", "remedy"}
+
+
+def test_status_says_what_is_wrong_and_exits_accordingly(busy: House) -> None:
+    done = busy.ask("status", "--json")
+    status = done.json
+    assert done.code == (1 if status["wrong"] else 0)
+    # without a memory of its own in this build, that one may be off; nothing else is
+    assert [wrong for wrong in status["wrong"] if "builtin" not in wrong["what"]] == []
+    assert (status["running"], status["role"], status["version"]) == (True, "gateway", __version__)
+    assert [agent["name"] for agent in status["agents"]] == ["main"]
+    assert status["agents"][0]["spent"]["tokens"] > 0
+    assert "has been running for" in busy.ask("status").out
+
+
+def test_audit_prints_eight_promises_with_their_evidence(busy: House) -> None:
+    report = busy.ask("audit", "--json").ok().json
+    assert [line["promise"] for line in report["promises"]] == [f"P{n}" for n in range(1, 9)]
+    assert report["holds"]
+    assert report["checked"]["entries"] >= 10
+    text = busy.ask("audit").ok().out
+    assert text.count("holds") == 8
+    assert "sessions:" in text
+    one = busy.ask("audit", "agent:main:terminal:dm:me", "--json").ok().json
+    assert one["sessions"] == 1
+
+
+def test_agents_are_listed_with_what_they_work_with(busy: House) -> None:
+    listed = busy.ask("agents", "--json").ok().json
+    assert listed["default"] == "main"
+    assert listed["agents"][0]["model"] == "m"
+    assert "main *" in busy.ask("agents").ok().out
+
+
+def test_logs_are_shown_as_they_were_written_or_as_json(busy: House) -> None:
+    assert "message.accepted" in busy.ask("logs").ok().out
+    lines = [json.loads(line) for line in busy.ask("logs", "--json", "-n", "1000").ok().out.splitlines()]
+    accepted = [line for line in lines if line.get("event") == "message.accepted"]
+    assert accepted[0]["seq"] == 1
+    assert accepted[0]["asks"] is True
+    assert len(busy.ask("logs", "-n", "2").ok().out.splitlines()) == 2
+
+
+# -- changing ----------------------------------------------------------------------------------------------------------
+
+
+def test_undo_takes_turns_back_until_there_are_none(busy: House) -> None:
+    for text in ("one", "two", "three"):
+        busy.ask("send", text, "--session", "undone").ok()
+    name = "agent:main:terminal:dm:undone"
+    assert busy.ask("undo", name, "turn").ok().out == "Took back 1 turn.\n"
+    assert busy.ask("undo", name, "-n", "5", "--json").ok().json["text"] == "Took back 2 turns."
+    nothing = busy.ask("undo", name)
+    assert (nothing.code, nothing.out) == (1, "There is nothing to undo.\n")
+    assert busy.ask("undo", name, "compress").code == 1
+    assert busy.ask("sessions", "context", name, "--json").ok().json["request"]["messages"] == []
+
+
+def test_stop_with_nothing_running_exits_1(busy: House) -> None:
+    done = busy.ask("stop", "last")
+    assert (done.code, done.out) == (1, "Nothing is running.\n")
+
+
+def test_a_fact_is_noted_and_nothing_is_parked(busy: House) -> None:
+    noted = busy.ask("memory", "note", "Ada likes tea", "--session", "agent:main:terminal:dm:me", "--json").ok().json
+    shown = busy.ask("sessions", "show", noted["session"], "--after", str(noted["seq"] - 1), "--json").ok().json
+    assert shown["entries"][0]["body"]["text"] == "Ada likes tea"
+    assert busy.ask("memory", "parked", "--json").ok().json == {"parked": []}
+    assert busy.ask("memory", "replay", "--json").ok().json == {"replayed": 0}
+    assert busy.ask("memory", "replay", "7").code == 1
+
+
+# -- how it looks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [["sessions"], ["status"], ["audit"], ["agents"], ["logs"], ["sessions", "nowhere"]])
+def test_what_is_not_a_terminal_gets_no_colours(busy: House, argv: list[str]) -> None:
+    done = busy.ask(*argv)
+    assert "\x1b" not in done.out + done.err
+
+
+def test_a_reader_that_has_had_enough_is_no_error(busy: House) -> None:
+    line = f"{sys.executable} -m everhold sessions export agent:main:terminal:dm:me | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], env=busy.env(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["seq"] == 1
