@@ -197,6 +197,8 @@ class Ahead:
         # a summary that was refused again and again waits until there is more to summarise
         tired = outcome is Outcome.REFUSED and self.claim.lane.attempts + 1 >= MOST_REFUSALS
         again = outcome in (Outcome.REFUSED, Outcome.BUSY) and not tired
+        if tired:
+            session = await store.session(session.id)  # its own tries are nothing new
         await self._settle(session, position=session.last_seq, again=again)
 
     async def _wanted(self, session: Session) -> Entry | None:
