@@ -121,6 +121,8 @@ class Agents:
             ahead=compression.ahead,
             meter=self._meters.setdefault(names[0], Meter()),
             limits=lambda stamp: limits_of(settings, stamp),
+            job_limits=lambda: job_limits_of(settings),
+            review_every=settings.review_every,
             price=self._price([name for name in names if name in self.settings.models]),
             text_limit=self._text_limit,
             pulls=self._pulls,
@@ -199,6 +201,15 @@ def limits_of(settings: AgentSettings, stamp: Stamp) -> tuple[Limit, ...]:
     return tuple(
         Limit(purse=purse, usd=part.usd_per_day, tokens=part.tokens_per_day)
         for purse, part in zip(purses_of(settings.name, stamp), parts, strict=True)
+    )
+
+
+def job_limits_of(settings: AgentSettings) -> tuple[Limit, ...]:
+    """What work beside the conversation may take: its own purse, and the agent's."""
+    budget, background = settings.budget, settings.budget.background
+    return (
+        Limit(purse=f"background:{settings.name}", usd=background.usd_per_day, tokens=background.tokens_per_day),
+        Limit(purse=f"agent:{settings.name}", usd=budget.usd_per_day, tokens=budget.tokens_per_day),
     )
 
 

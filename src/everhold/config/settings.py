@@ -254,6 +254,8 @@ class AgentSettings(Part):
     """What the agent can use; `mcp:NAME` for a server from `mcp`."""
     send_to: tuple[Text, ...] = ()
     """Whom the agent may write to of its own accord: `agent:NAME`, or the address of a chat. Nobody if not given."""
+    review_every: int = Field(default=10, ge=0)
+    """After how many turns somebody looks through them for what to remember; 0 for never."""
     memory_notices: bool = True
     """Say in the chat when something was remembered."""
     name: str = Field(default="", validation_alias="=name")

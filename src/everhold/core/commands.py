@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "resume": "go on in an earlier session of yours: /resume ID",
     "queue": "/queue TEXT: answer this after the running turn",
     "steer": "/steer TEXT: let the running turn see this at its next step",
+    "background": "/background TEXT: let me work on this beside our conversation",
     "status": "what is going on here",
     "usage": "what this session has cost",
     "model": "/model NAME: another model for this session",

@@ -308,6 +308,14 @@ class Wanted(Record, frozen=True, tag_field="what", tag="want"):
     tell: Place | None = None
 
 
+class Tasked(Record, frozen=True, tag_field="what", tag="task"):
+    """Somebody gave a task to be worked on beside the conversation."""
+
+    text: str
+    tell: Place | None = None
+    stamp: Stamp = Stamp()
+
+
 class Named(Record, frozen=True, tag_field="what", tag="name"):
     """The name memory instance `memory` uses for this session."""
 
@@ -322,7 +330,9 @@ class Chose(Record, frozen=True, tag_field="what", tag="choose"):
     value: str = ""
 
 
-ChangeOf: TypeAlias = Fresh | Titled | Undone | Bound | Unbound | Branched | Sprouted | Halted | Wanted | Named | Chose
+ChangeOf: TypeAlias = (
+    Fresh | Titled | Undone | Bound | Unbound | Branched | Sprouted | Halted | Wanted | Tasked | Named | Chose
+)
 
 
 class Changed(Record, frozen=True):

@@ -20,6 +20,7 @@ from everhold.core.entries import (
     Fresh,
     Heard,
     Kind,
+    Tasked,
     Titled,
     Told,
     Usage,
@@ -28,7 +29,7 @@ from everhold.core.entries import (
 from everhold.core.ids import session_id
 from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
-from everhold.flow import amend, fold
+from everhold.flow import amend, fold, job
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at
@@ -84,6 +85,13 @@ class Desk:
             case "compress":
                 changes, reply = await self._compress(session, runtime, entry.body, command.argument)
                 wakes += [Wake(reader=fold.READER)] if changes else []
+            case "background":
+                if command.argument:
+                    task = Tasked(text=command.argument, tell=entry.body.origin, stamp=entry.body.stamp)
+                    changes, reply = (Changed(change=task),), "I will work on that, and say so here when it is done."
+                    wakes.append(Wake(reader=job.READER))
+                else:
+                    reply = "Say what to work on: /background TEXT"
             case "stop":
                 amendment = await amend.stop(self.store, session)
                 changes, reply = amendment.bodies, amendment.say

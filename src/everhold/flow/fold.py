@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import structs
 
@@ -53,15 +54,22 @@ class Outcome(StrEnum):
     """There was nothing to fold."""
 
 
+Before: TypeAlias = Callable[[Claim, Session, View], Awaitable[None]]
+"""What is done with a part of the conversation before a summary stands for it: what is worth remembering is noted."""
+
+
 class Fold:
     """Makes one fold at a time, for the session of its claim and no other."""
 
-    def __init__(self, gates: Gates, claim: Claim, runtime: Runtime, *, bells: Bells) -> None:
+    def __init__(
+        self, gates: Gates, claim: Claim, runtime: Runtime, *, bells: Bells, before: Before | None = None
+    ) -> None:
         self.gates = gates
         self.store = gates.store
         self.claim = claim
         self.runtime = runtime
         self.bells = bells
+        self.before = before
         self.log = gates.log.bind(session=claim.session)
 
     async def compress(
@@ -104,6 +112,8 @@ class Fold:
             op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
         )
         log.info("compression.started", tokens=plan.tokens_before)
+        if self.before is not None:
+            await self.before(self.claim, session, plan.part)
         asked = await perform.ask(
             self.gates,
             (self.runtime.summariser,),
@@ -170,17 +180,20 @@ class Fold:
 class Ahead:
     """The fold lane: makes a summary beside the conversation, before it is needed."""
 
-    def __init__(self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells) -> None:
+    def __init__(
+        self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells, before: Before | None = None
+    ) -> None:
         self.gates = gates
         self.claim = claim
         self.runtimes = runtimes
         self.bells = bells
+        self.before = before
 
     async def run(self) -> None:
         store = self.gates.store
         session = await store.session(self.claim.session)
         runtime = self.runtimes.runtime(session.agent, session.choices)
-        fold = Fold(self.gates, self.claim, runtime, bells=self.bells)
+        fold = Fold(self.gates, self.claim, runtime, bells=self.bells, before=self.before)
         for operation in await store.operations(session.id, what=("fold",), states=("running",)):
             if operation.reader == READER:
                 await fold.close(operation, "cut short by a restart")

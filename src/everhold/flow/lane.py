@@ -102,7 +102,7 @@ class Lane:
                 # the view changed while a load was made, perhaps by an erasure: make it anew from what is stored
                 found = await self.gates.store.lane(self.claim.reader, self.claim.session)
                 if found is None or found.fence != self.claim.fence:
-                    return
+                    return None
                 self.claim = structs.replace(self.claim, lane=found)
                 self.look = None
 

@@ -51,9 +51,9 @@ from everhold.core.turn import (
     step,
 )
 from everhold.errors import Conflict, Refused
-from everhold.flow import draft, perform
+from everhold.flow import draft, job, perform
 from everhold.flow.draft import Sketch
-from everhold.flow.fold import Fold, Outcome
+from everhold.flow.fold import Before, Fold, Outcome
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Worst
 from everhold.flow.runtime import Runtime, Runtimes, purses_of
@@ -86,6 +86,7 @@ class Mind:
         bells: Bells,
         views: Views,
         purses: Purses,
+        before: Before | None = None,
         day: Callable[[], str] = lambda: "",
         on_text: Callable[[str, int, str], None] | None = None,
         draft_deadline: float = draft.DEADLINE_SECONDS,
@@ -97,6 +98,7 @@ class Mind:
         self.bells = bells
         self.views = views
         self.purses = purses
+        self.before = before
         self.day = day
         self.on_text = on_text
         self.draft_deadline = draft_deadline
@@ -113,7 +115,7 @@ class Mind:
                 if not await _TurnWork(self, session, runtime).resume(mine.op, mine.first, mine.attempts):
                     return
                 continue
-            fold = Fold(self.gates, self.claim, runtime, bells=self.bells)
+            fold = Fold(self.gates, self.claim, runtime, bells=self.bells, before=self.before)
             if mine is not None:
                 await fold.close(mine, "cut short by a restart")
                 continue
@@ -516,7 +518,7 @@ class _TurnWork:
             tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies),
             op=self.op,
             lane=lane,
-            wakes=wakes + self._fold_wake(task.reply),
+            wakes=wakes + self._fold_wake(task.reply) + self._review_wake(),
             spends=self._spends(tuple(bodies)),
             blobs=self.mind.views.unkept(self.blobs),
         )
@@ -572,6 +574,12 @@ class _TurnWork:
         used = runtime.meter.tokens(self.seen.tokens + compression.tokens(new) + runtime.overhead)
         due = compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard)
         return (Wake(reader="fold"),) if due and runtime.ahead else ()
+
+    def _review_wake(self) -> tuple[Wake, ...]:
+        """Every so many turns somebody looks through what was said for what to remember."""
+        every = self.runtime.review_every
+        due = bool(every) and self.mind.views.count(self.session.id) % every == 0
+        return (Wake(reader=job.REVIEW, start=0),) if due else ()
 
     def _spends(self, bodies: tuple[Body, ...]) -> tuple[Spend, ...]:
         spends = []

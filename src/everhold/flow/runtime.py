@@ -9,11 +9,11 @@ from typing import Protocol
 
 from everhold.core.entries import Body, Place, Stamp, Usage
 from everhold.core.mailbox import Busy
-from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_tools
+from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_request, weigh_tools
 from everhold.flow import remember, voice
 from everhold.flow.purse import Limit
 from everhold.ports.memory import MemoryProvider
-from everhold.ports.model import Model
+from everhold.ports.model import Model, Request
 from everhold.ports.platform import Drafting, Platform
 from everhold.ports.store import Wake
 from everhold.ports.tool import Effect, Tool
@@ -55,6 +55,10 @@ class Runtime:
     meter: Meter = dataclasses.field(default_factory=Meter)
     limits: Callable[[Stamp], Sequence[Limit]] = lambda _: ()
     """The purses a turn for somebody draws on."""
+    job_limits: Callable[[], Sequence[Limit]] = lambda: ()
+    """The purses that work beside the conversation draws on."""
+    review_every: int = 0
+    """Turns after which what was said is looked through for what to remember; 0: never."""
     price: Callable[[int, int], float] = lambda _input, _output: 0.0
     """US dollars for so many tokens in and out, of the dearest model that may be asked."""
     most_output: int = 4_096
@@ -71,6 +75,9 @@ class Runtime:
     def overhead(self) -> int:
         """The weight of what every request carries besides messages."""
         return weigh(self.system) + weigh_tools([tool.spec for tool in self.tools.values()])
+
+    def weigh(self, request: Request) -> int:
+        return weigh_request(request)
 
     @property
     def author(self) -> str:

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from everhold.core.context import View
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
-from everhold.flow import desk, draft, fold, mind, tie
+from everhold.flow import desk, draft, fold, job, mind, tie
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.lane import Lane
 from everhold.flow.purse import Purses
@@ -17,7 +18,7 @@ from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import Views
 from everhold.flow.voice import DEADLINE_SECONDS, Voice
-from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait
+from everhold.ports.store import Change, Claim, LaneUpdate, Session, Step, Wait
 
 LEASE_SECONDS: Final = 120.0
 """Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
@@ -167,6 +168,7 @@ class Supervisor:
                     bells=bells,
                     views=self.views,
                     purses=self.purses,
+                    before=self._before_fold,
                     day=self.day,
                     on_text=self.on_text,
                     draft_deadline=self.draft_deadline,
@@ -174,7 +176,9 @@ class Supervisor:
             case desk.READER:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
             case fold.READER:
-                await fold.Ahead(gates, claim, runtimes=runtimes, bells=bells).run()
+                await fold.Ahead(gates, claim, runtimes=runtimes, bells=bells, before=self._before_fold).run()
+            case job.READER | job.REVIEW:
+                await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses).run()
             case tie.READER:
                 await tie.Tie(gates, claim, bells=bells).run()
             case "voice":
@@ -195,6 +199,10 @@ class Supervisor:
                 await Lane(gates, claim, Remember(gates.store, provider, policy=runtimes.in_doubt(claim.reader))).run()
             case _:
                 await self._put_back(claim, f"nobody knows the reader {claim.reader}", seconds=3600.0)
+
+    async def _before_fold(self, claim: Claim, session: Session, part: View) -> None:
+        jobs = job.Jobs(self.gates, claim, runtimes=self.runtimes, bells=self.bells, purses=self.purses)
+        await jobs.flush(session, part)
 
     async def _put_back(self, claim: Claim, error: str, *, seconds: float | None = None) -> None:
         """Let go of a lane that cannot be worked on now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from msgspec import Struct
 
@@ -47,6 +47,7 @@ class Views:
         self.most = most
         self._seen: OrderedDict[str, Seen] = OrderedDict()
         self._kept: set[bytes] = set()
+        self._turns: Counter[str] = Counter()
         self._refused: dict[str, tuple[int, float]] = {}
         """Sessions whose compression was refused: how often, and until when it is not tried again."""
 
@@ -59,6 +60,11 @@ class Views:
         if len(self._kept) > 4 * self.most:
             self._kept.clear()
         self._kept.update(blobs)
+
+    def count(self, session: str) -> int:
+        """One more turn of a session in this process; how many there were."""
+        self._turns[session] += 1
+        return self._turns[session]
 
     def may_fold(self, session: str, now: float) -> bool:
         """Whether a compression that was refused has been left alone for long enough."""

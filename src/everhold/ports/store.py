@@ -29,6 +29,7 @@ class Step(StrEnum):
     END = "end"
     COMMAND = "command"
     NOTE = "note"
+    JOB = "job"
     NOTICE = "notice"
     FOLD_BEGIN = "fold.begin"
     FOLD_END = "fold.end"
@@ -90,6 +91,8 @@ class Wake(Struct, frozen=True, kw_only=True):
 
     reader: str
     wait: Wait = Wait()
+    start: int | None = None
+    """Where a lane that is new begins to read; None: with what this change appends."""
 
 
 class Lane(Struct, frozen=True, kw_only=True):

@@ -68,11 +68,12 @@ def guard(cur: apsw.Cursor, claim: Claim) -> Held:
 
 
 def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, at: float) -> None:
-    """Make lanes due; a new one starts reading behind `before`."""
+    """Make lanes due; a new one starts reading behind `before` unless it says where."""
     for one in wakes:
         wait = one.wait
         seconds = wait.seconds
-        cur.execute(_WAKE, (session, one.reader, before, at, seconds, at + seconds, wait.firm))
+        start = before if one.start is None else one.start
+        cur.execute(_WAKE, (session, one.reader, start, at, seconds, at + seconds, wait.firm))
 
 
 def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at: float, grown_to: int | None) -> None:

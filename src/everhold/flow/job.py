@@ -1,0 +1,341 @@
+"""Work beside the conversation: background tasks and reviews. A model call over a view, with tools that change nothing.
+
+A job is no agent. It makes no session anywhere; what it learns is written to the session it works for, citing the
+entries it rests on, and what it found out is heard there by the next turn.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from everhold.core import claims, review
+from everhold.core.context import View, messages
+from everhold.core.entries import (
+    OWN,
+    Began,
+    Body,
+    Changed,
+    Draft,
+    Ended,
+    Entry,
+    Heard,
+    Kind,
+    Noted,
+    Place,
+    Returned,
+    Said,
+    Stamp,
+    Tasked,
+    Thought,
+    Told,
+    Usage,
+)
+from everhold.core.retry import wait_seconds
+from everhold.core.split import split
+from everhold.core.turn import Answered, Broken, Event, Overlong, Run, Unreachable
+from everhold.errors import Refused
+from everhold.flow import perform
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.purse import Purses, Worst
+from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.view import view_at
+from everhold.ports.model import Answer, Message, Request
+from everhold.ports.store import Change, Claim, LaneUpdate, Session, Spend, Step, Store, Wait, Wake
+from everhold.ports.tool import Effect, ToolContext
+
+READER: Final = "job"
+REVIEW: Final = "review"
+MOST_ROUNDS: Final = 8
+DEADLINE_SECONDS: Final = 300.0
+
+TASK: Final = (
+    "You work on a task beside the conversation above; nobody is waiting for you and you cannot ask back. Use tools to "
+    "find things out; you cannot change anything. Answer with the result, short and complete. The task: "
+)
+
+
+class Failed(Exception):
+    """The job cannot be done now (`again`), or at all."""
+
+    def __init__(self, reason: str, *, again: bool, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.again = again
+        self.retry_after = retry_after
+
+
+class Jobs:
+    """The lane of a session's jobs: tasks that were asked for, or the review of what was said since the last one."""
+
+    def __init__(self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells, purses: Purses) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtimes = runtimes
+        self.bells = bells
+        self.purses = purses
+        self.log = gates.log.bind(session=claim.session)
+
+    async def run(self) -> None:
+        session = await self.store.session(self.claim.session)
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        try:
+            if self.claim.reader == REVIEW:
+                await self._review(session, runtime)
+            else:
+                await self._task(session, runtime)
+        except Failed as failure:
+            attempts = self.claim.lane.attempts + 1
+            self.log.warning("job.later", reader=self.claim.reader, reason=failure.reason, attempt=attempts)
+            firm = failure.retry_after is not None
+            seconds = failure.retry_after if firm else wait_seconds(attempts, jitter=self.gates.chance.random())
+            await self._commit(
+                Step.LATER,
+                (),
+                lane=LaneUpdate(
+                    attempts=attempts,
+                    error=failure.reason,
+                    wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm),
+                    release=True,
+                ),
+            )
+
+    # -- a task somebody asked for -----------------------------------------------------------------------------------
+
+    async def _task(self, session: Session, runtime: Runtime) -> None:
+        entry = await self._next(session)
+        if entry is None:
+            update = LaneUpdate(position=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True)
+            await self._commit(Step.SETTLE, (), lane=update)
+            return
+        assert isinstance(entry.body, Changed)
+        assert isinstance(entry.body.change, Tasked)
+        task = entry.body.change
+        view = await view_at(self.store, session, at=entry.seq)
+        try:
+            text, thoughts = await self._work(session, runtime, view, task)
+        except Failed as failure:
+            if failure.again:
+                raise
+            text, thoughts = f"The task could not be done: {failure.reason}", ()
+        result = f"[Result of the background task “{task.text}”]\n{text}"
+        place = task.tell
+        bodies: tuple[Body, ...] = (
+            Began(what="job", reader=READER, trigger="background"),
+            *thoughts,
+            *(
+                (Told(text=result, about="background", to=place, parts=split(result, runtime.text_limit(place))),)
+                if place
+                else ()
+            ),
+            Ended(usage=sum((thought.usage for thought in thoughts), Usage())),
+        )
+        heard = Heard(
+            origin=Place(platform="job", chat=session.id, message=str(entry.seq)),
+            text=result,
+            asks=False,
+            sender="background task",
+            bot=True,
+            stamp=task.stamp,
+        )
+        await self._commit(
+            Step.JOB,
+            bodies,
+            heard=(Draft(body=heard, author=runtime.author, dedup=f"job:{session.id}:{entry.seq}"),),
+            lane=LaneUpdate(position=entry.seq, attempts=0, error="", wait=Wait(), release=True),
+            wakes=runtime.voices(bodies),
+            spends=self._spends(runtime, thoughts),
+        )
+        self.log.info("job.done", task=entry.seq)
+
+    async def _next(self, session: Session) -> Entry | None:
+        for entry in await self.store.entries(session.id, after=self.claim.lane.position, kinds=(Kind.CHANGED,)):
+            if isinstance(entry.body, Changed) and isinstance(entry.body.change, Tasked):
+                return entry
+        return None
+
+    async def _work(
+        self, session: Session, runtime: Runtime, view: View, task: Tasked
+    ) -> tuple[str, tuple[Thought, ...]]:
+        """Ask, run what changes nothing, ask again, until there is a result."""
+        tools = {name: tool for name, tool in runtime.tools.items() if tool.effect is Effect.PURE}
+        shown = (*messages(view), Message(role="user", name="everhold", text=TASK + task.text))
+        thoughts: tuple[Thought, ...] = ()
+        for round_ in range(MOST_ROUNDS):
+            specs = tuple(tool.spec for tool in tools.values())
+            thought = await self._ask(runtime, Request(system=runtime.system, messages=shown, tools=specs), session)
+            thoughts = (*thoughts, thought)
+            if not thought.calls:
+                return thought.text or "(nothing)", thoughts
+            shown = (*shown, Message(role="assistant", text=thought.text, calls=thought.calls))
+            for call in thought.calls:
+                context = ToolContext(
+                    session=session.id,
+                    agent=session.agent,
+                    op=0,
+                    key=f"{session.id}:job:{self.claim.fence}:{round_}:{call.id}",
+                    stamp=task.stamp,
+                )
+                run = Run(call=call, key=context.key)
+                _, result = await perform.run(self.gates, tools.get(call.tool), run, context)
+                shown = (*shown, Message(role="tool", call=call.id, text=result.text, error=result.error))
+        raise Failed(f"no result after {MOST_ROUNDS} rounds", again=False)
+
+    # -- the review of what was said -----------------------------------------------------------------------------------
+
+    async def _review(self, session: Session, runtime: Runtime) -> None:
+        view = await self.unreviewed(session, after=self.claim.lane.position)
+        notes, thought = await self.notes(session, runtime, view)
+        bodies: tuple[Body, ...] = ()
+        if thought is not None:
+            bodies = (Began(what="job", reader=REVIEW, trigger="review"), thought, *notes, Ended(usage=thought.usage))
+        await self._commit(
+            Step.JOB,
+            bodies,
+            lane=LaneUpdate(position=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True),
+            wakes=runtime.remembers() if notes else (),
+            spends=self._spends(runtime, (thought,) if thought else ()),
+        )
+        self.log.info("review.done", notes=len(notes))
+
+    async def flush(self, session: Session, part: View) -> None:
+        """Note what a part of the conversation holds before a summary stands for it. Never holds the summary up: what
+        cannot be noted now is left to the next review, and the originals stay in the log."""
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        if not runtime.review_every:
+            return
+        lane = await self.store.lane(REVIEW, session.id)
+        after = lane.position if lane is not None else 0
+        fresh = View(exchanges=tuple(e for e in part.exchanges if e.op > after and e.steps[0].session == session.id))
+        try:
+            notes, thought = await self.notes(session, runtime, fresh)
+        except Failed as failure:
+            self.log.warning("review.skipped", reason=failure.reason)
+            return
+        if thought is None or not notes:
+            return
+        bodies: tuple[Body, ...] = (
+            Began(what="job", reader=self.claim.reader, trigger="flush"),
+            thought,
+            *notes,
+            Ended(usage=thought.usage),
+        )
+        await self._commit(
+            Step.JOB, bodies, lane=None, wakes=runtime.remembers(), spends=self._spends(runtime, (thought,))
+        )
+
+    async def unreviewed(self, session: Session, *, after: int) -> View:
+        """What was said since the last review, as far as it is still in the view."""
+        view = await view_at(self.store, session, at=session.last_seq + 1)
+        return View(
+            exchanges=tuple(
+                exchange
+                for exchange in view.exchanges
+                if exchange.op > after and exchange.steps and exchange.steps[0].session == session.id
+            )
+        )
+
+    async def notes(self, session: Session, runtime: Runtime, view: View) -> tuple[tuple[Noted, ...], Thought | None]:
+        """What is worth noting about a view: facts that cite what they rest on, and no false claim of absence."""
+        request = review.request(view)
+        if request is None:
+            return (), None
+        thought = await self._ask(runtime, request, session)
+        stamps = {
+            entry.seq: entry.body.stamp
+            for exchange in view.exchanges
+            for entry in (*exchange.heard, *exchange.steps)
+            if isinstance(entry.body, Heard | Said)
+        }
+        notes = []
+        for finding in review.findings(thought.text, stamps):
+            if (contradiction := await contradicted(self.store, session.id, finding.text)) is not None:
+                self.log.warning("note.refused", note=finding.text, because=contradiction)
+                continue
+            notes.append(Noted(text=finding.text, cites=finding.cites, stamp=_stamp(stamps, finding.cites)))
+        return tuple(notes), thought
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, runtime: Runtime, request: Request, session: Session) -> Thought:
+        """One question to the model that works beside the conversation, out of its own purse."""
+
+        def record(answer: Answer) -> Thought:
+            return Thought(text=answer.text, calls=answer.calls, model=answer.model, usage=answer.usage)
+
+        weight = runtime.weigh(request)
+        reading = runtime.meter.most(weight)
+        worst = Worst(usd=runtime.price(reading, runtime.most_output), tokens=reading + runtime.most_output)
+        try:
+            async with self.purses.reserved(runtime.job_limits(), worst):
+                event: Event = await perform.ask(
+                    self.gates, runtime.models, request, deadline=DEADLINE_SECONDS, record=record
+                )
+        except Refused as error:
+            raise Failed(str(error), again=False) from error
+        match event:
+            case Answered(thought):
+                return thought
+            case Unreachable(reason=reason, retry_after=retry_after):
+                raise Failed(reason, again=True, retry_after=retry_after)
+            case Overlong(reason=reason) | Broken(reason=reason):
+                raise Failed(reason, again=False)
+            case _:
+                raise Failed("it was cut short", again=True)
+
+    def _spends(self, runtime: Runtime, thoughts: tuple[Thought, ...]) -> tuple[Spend, ...]:
+        return tuple(
+            Spend(
+                purse=purse,
+                day=self.purses.day(),
+                usd=thought.usage.usd,
+                tokens=thought.usage.input + thought.usage.output,
+            )
+            for thought in thoughts
+            for purse in (f"background:{runtime.agent}", runtime.author)
+            if thought.usage.input or thought.usage.output
+        )
+
+    async def _commit(
+        self,
+        step: Step,
+        bodies: tuple[Body, ...],
+        *,
+        heard: tuple[Draft, ...] = (),
+        lane: LaneUpdate | None,
+        wakes: tuple[Wake, ...] = (),
+        spends: tuple[Spend, ...] = (),
+    ) -> None:
+        await self.store.commit(
+            Change(
+                step=step,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                entries=(*(Draft(body=body, author="system", op=OWN) for body in bodies), *heard),
+                claim=self.claim,
+                lane=lane,
+                wakes=wakes,
+                spends=spends,
+            )
+        )
+        self.bells.ring(self.claim.session)
+
+
+async def contradicted(store: Store, session: str, text: str) -> str | None:
+    """Where the log contradicts a claim that something was never said; None if it does not, or nothing is claimed."""
+    about = claims.absence(text)
+    if not about:
+        return None
+    for entry in await store.entries(session, kinds=(Kind.HEARD, Kind.SAID, Kind.NOTED, Kind.RETURNED)):
+        match entry.body:
+            case Heard(text=said) | Said(text=said) | Noted(text=said) | Returned(text=said):
+                if claims.contradicts(about, said):
+                    return f"entry {entry.seq}: {said[:120]}"
+            case _:
+                continue  # erased
+    return None
+
+
+def _stamp(stamps: dict[int, Stamp], cites: tuple[int, ...]) -> Stamp:
+    """The identity a note is filed under: that of the last entry it rests on."""
+    return stamps[cites[-1]]
