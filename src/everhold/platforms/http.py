@@ -28,7 +28,7 @@ def incoming(*, agent: str, text: str, sender: str, origin: Place) -> Incoming:
     """A message. With an id in its origin it is recognised when it comes again, to the same agent in the same chat."""
     # which conversation an id counts in: agent names hold no spaces
     event = f"message to {agent} in {origin.thread}"
-    return Incoming(origin=origin, text=text, sender=sender, name=sender, event=event, agent=agent)
+    return Incoming(origin=origin, text=text, sender=sender, event=event, agent=agent)
 
 
 def with_id(message: Incoming, id: str) -> Incoming:

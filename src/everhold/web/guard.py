@@ -36,6 +36,7 @@ MOST_ARRIVING: Final = 64
 """Requests whose body is not there yet."""
 LINGER_BYTES: Final = 8 << 20
 LINGER_SECONDS: Final = 2.0
+MOST_LINGERING: Final = 64
 """What is swallowed of a refused body, so that whoever still sends it gets to read why."""
 
 AT_THIS_MACHINE: Final = Rate(burst=5_000, per_second=2_000)
@@ -84,8 +85,9 @@ class Guard:
         self.answers: Counter[int] = Counter()
         """How many requests were answered with which status."""
         self.arriving = 0
+        self.lingering = 0
         self._local = Buckets(AT_THIS_MACHINE, monotonic=monotonic)
-        self._token = Buckets(WITH_A_TOKEN, monotonic=monotonic)
+        self.tokens = Buckets(WITH_A_TOKEN, monotonic=monotonic)
         self._nobody = Buckets(WITHOUT, monotonic=monotonic)
         self._guesses = Buckets(GUESSES, monotonic=monotonic)
         self._proven: OrderedDict[tuple[str, bytes], None] = OrderedDict()
@@ -98,13 +100,9 @@ class Guard:
         send = self._dressed(send)
         try:
             with self._arriving():
-                try:
-                    scope[CALLER], scope[BODY] = await self._admit(head, receive)
-                except Refusal as refusal:
-                    await self._refuse(refusal, head, receive, send)
-                    return
+                scope[CALLER], scope[BODY] = await self._admit(head, receive)
         except Refusal as refusal:
-            await refusal.response()(scope, receive, send)
+            await self._refuse(refusal, head, receive, send)
             return
         await self.inner(scope, receive, send)
 
@@ -114,7 +112,7 @@ class Guard:
         _bound(head)
         settings = await self.settings()
         caller = self._identify(head, settings)
-        buckets = self._local if caller.account == LOOPBACK else self._token
+        buckets = self._local if caller.account == LOOPBACK else self.tokens
         if wait := buckets.take(neighbourhood(head.peer), caller.account):
             raise _too_often(wait)
         if head.method in ("GET", "HEAD"):
@@ -173,7 +171,9 @@ class Guard:
     @contextlib.contextmanager
     def _arriving(self) -> Iterator[None]:
         if self.arriving >= MOST_ARRIVING:
-            raise Refusal(503, "busy", "too many requests are arriving", remedy="try again", headers=_closing(1))
+            raise Refusal(
+                503, "busy", "too many requests are arriving", remedy="try again", headers={"retry-after": "1"}
+            )
         self.arriving += 1
         try:
             yield
@@ -189,14 +189,14 @@ class Guard:
         await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
         body = b"" if head.method == "HEAD" else bytes(response.body)
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        swallowed = 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                more = "content-length" in head.headers or "transfer-encoding" in head.headers
-                while more and swallowed < LINGER_BYTES:
-                    message = await receive()
-                    swallowed += len(message.get("body", b""))
-                    more = message["type"] == "http.request" and message.get("more_body", False)
+        if self.lingering < MOST_LINGERING and (
+            "content-length" in head.headers or "transfer-encoding" in head.headers
+        ):
+            self.lingering += 1
+            try:
+                await _swallow(receive)
+            finally:
+                self.lingering -= 1
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _dressed(self, send: Send) -> Send:
@@ -210,6 +210,17 @@ class Guard:
             await send(message)
 
         return dressed
+
+
+async def _swallow(receive: Receive) -> None:
+    swallowed = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while swallowed < LINGER_BYTES:
+                message = await receive()
+                swallowed += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
 
 
 def _bound(head: Head) -> None:
@@ -228,10 +239,6 @@ def _too_large() -> Refusal:
 def _too_often(wait: float) -> Refusal:
     remedy = f"try again in {seconds(wait)} s"
     return Refusal(429, "too_often", "too many requests", remedy=remedy, headers={"retry-after": seconds(wait)})
-
-
-def _closing(wait: float) -> dict[str, str]:
-    return {"retry-after": seconds(wait), "connection": "close"}
 
 
 def _unknown(head: Head) -> Refusal:

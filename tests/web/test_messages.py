@@ -1,0 +1,206 @@
+"""/api/messages and the views of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx2
+import pytest
+
+from everhold.core.entries import Call
+from everhold.testing.modelserver import Hang, ModelServer, Reply
+from tests.web.conftest import ADA, BOB, OPERATOR, Gateway, eventually
+
+As = Callable[[str], httpx2.AsyncClient]
+
+
+async def test_a_message_is_committed_before_it_is_acknowledged(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+    answer = await client.post("/api/messages", json={"chat": "x", "text": "hello", "id": "m1"})
+    assert answer.status_code == 202
+    where = answer.json()
+    assert set(where) == {"session", "seq"}
+    entry = await gateway.running.store.entry(where["session"], where["seq"])
+    assert entry.kind == "heard"
+    session = (await client.get(f"/api/sessions/{where['session']}")).json()
+    assert set(session) == {"id", "address", "agent", "title", "last_seq", "pending", "state", "folded_upto"}
+    assert session["address"] == "agent:main:http:dm:x"
+
+
+async def test_a_repeat_is_recognised_and_another_text_is_refused(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+    message = {"chat": "x", "text": "hello", "id": "m1"}
+    first = await client.post("/api/messages", json=message)
+    again = await client.post("/api/messages", json=message)
+    assert (again.status_code, again.json()) == (200, first.json())
+    other = await client.post("/api/messages", json={**message, "text": "something else"})
+    assert other.status_code == 409
+    assert set(other.json()["error"]) == {"type", "message", "remedy"}
+    log = await gateway.rested(first.json()["session"])
+    assert [entry["body"]["text"] for entry in log if entry["kind"] == "heard"] == ["hello"]
+
+
+async def test_an_id_counts_within_its_chat_its_person_and_its_agent(client: httpx2.AsyncClient) -> None:
+    message = {"chat": "x", "text": "hello", "id": "m1"}
+    places = [message, {**message, "chat": "y"}, {**message, "person": "ada"}, {**message, "agent": "coder"}]
+    places += [{**message, "chat": "y", "person": "ada"}, {**message, "chat": "x", "person": "bob"}]
+    answers = [await client.post("/api/messages", json=place) for place in places]
+    assert [answer.status_code for answer in answers] == [202] * len(places)
+    assert len({answer.json()["session"] for answer in answers}) == len(places)
+
+
+async def test_messages_without_an_id_are_never_taken_for_each_other(client: httpx2.AsyncClient) -> None:
+    answers = [await client.post("/api/messages", json={"chat": "x", "text": "same"}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [202, 202, 202]
+    assert len({answer.json()["seq"] for answer in answers}) == 3
+
+
+@pytest.mark.parametrize(
+    "body, status",
+    [
+        (b'{"chat": "x", "text": "hello", "id": "m1"', 400),
+        (b"[]", 400),
+        (b"", 400),
+        (b'{"chat": "x"}', 400),
+        (b'{"chat": "x", "text": ""}', 400),
+        (b'{"chat": "", "text": "hello"}', 400),
+        (b'{"chat": "x", "text": "hello", "txet": 1}', 400),
+        (b'{"chat": "x\\u0000", "text": "hello"}', 400),
+        (b'{"chat": "x", "text": "\\ud800"}', 400),
+        (b'{"chat": "x", "text": "hello", "agent": "nobody"}', 404),
+        (b"\xff\xfe", 400),
+        (b"[" * 100_000, 400),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_and_leaves_no_entry(
+    gateway: Gateway, client: httpx2.AsyncClient, body: bytes, status: int
+) -> None:
+    answer = await client.post("/api/messages", content=body)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"type", "message", "remedy"}
+    assert await gateway.running.store.feed() == []
+
+
+async def test_the_log_can_be_read_from_any_place_on(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+    where = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()
+    log = await gateway.rested(where["session"])
+    assert [entry["seq"] for entry in log] == list(range(1, len(log) + 1))
+    assert set(log[0]) == {"pos", "seq", "kind", "op", "author", "at", "body"}
+    path = f"/api/sessions/{where['session']}/entries"
+    assert (await client.get(path, params={"after": 2})).json() == {"entries": log[2:]}
+    assert (await client.get(path, params={"after": 1, "limit": 2})).json() == {"entries": log[1:3]}
+    assert (await client.get(path, params={"after": 999})).json() == {"entries": []}
+    assert (await client.get(path, params={"after": "x"})).status_code == 400
+
+
+async def test_a_long_log_is_read_whole(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+    where = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()
+    await gateway.rested(where["session"])
+    for number in range(1_200):
+        await gateway.running.control.note(where["session"], f"fact {number}")
+    log = await gateway.entries(where["session"])
+    assert [entry["seq"] for entry in log] == list(range(1, len(log) + 1))
+    assert len(log) > 1_200
+
+
+async def test_the_context_of_a_turn_is_shown_exactly(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+    where = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()
+    log = await gateway.rested(where["session"])
+    thought = next(entry for entry in log if entry["kind"] == "thought")
+    path = f"/api/sessions/{where['session']}/context"
+    shown = (await client.get(path, params={"at": thought["seq"]})).json()
+    assert shown["exact"] is True
+    assert shown["request"]["messages"][-1]["text"] == "hello"
+    upcoming = (await client.get(path)).json()
+    assert upcoming["exact"] is None
+    assert (await client.get(path, params={"at": 99})).status_code == 404
+
+
+async def test_undo_stop_and_notes_are_in_the_log(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer
+) -> None:
+    session = (await client.post("/api/messages", json={"chat": "x", "text": "hello"})).json()["session"]
+    await gateway.rested(session)
+    undone = await client.post(f"/api/sessions/{session}/undo", json={"what": "turn"})
+    assert (undone.status_code, undone.json()["message"]) == (200, "Took back 1 turn.")
+    noted = await client.post("/api/notes", json={"session": session, "text": "likes tea"})
+    assert noted.status_code == 202
+    assert (await client.post(f"/api/sessions/{session}/stop")).json()["message"] == "Nothing is running."
+    kinds = [entry["kind"] for entry in await gateway.entries(session)]
+    assert kinds.count("changed") == 1
+    assert kinds.count("noted") == 1
+    model.script(Hang())
+    await client.post("/api/messages", json={"chat": "x", "text": "think for ever"})
+
+    async def is_(state: str) -> bool:
+        shown: str = (await client.get(f"/api/sessions/{session}")).json()["state"]
+        return shown == state
+
+    await eventually(lambda: is_("turn"))
+    assert (await client.post(f"/api/sessions/{session}/stop")).json()["message"] == "Stopping."
+    await eventually(lambda: is_("idle"))
+
+
+async def test_commands_work_as_in_any_chat(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+    session = (await client.post("/api/messages", json={"chat": "x", "text": "/whoami"})).json()["session"]
+
+    async def told() -> bool:
+        return any(entry["kind"] == "told" for entry in await gateway.entries(session))
+
+    await eventually(told)
+
+
+async def test_parked_items_are_listed_and_replayed(client: httpx2.AsyncClient) -> None:
+    assert (await client.get("/api/parked")).json() == {"parked": []}
+    assert (await client.post("/api/parked/replay", json={})).json() == {"replayed": 0}
+    assert (await client.post("/api/parked/replay", json={"ids": [7]})).json() == {"replayed": 0}
+
+
+async def test_a_tool_call_of_the_model_is_in_the_log(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer
+) -> None:
+    model.script(Reply(calls=(Call(id="c1", tool="nothing", arguments={}),)), Reply(text="done"))
+    session = (await client.post("/api/messages", json={"chat": "x", "text": "do"})).json()["session"]
+    log = await gateway.rested(session)
+    assert [entry["kind"] for entry in log if entry["kind"] in ("thought", "returned", "said")] == [
+        "thought",
+        "returned",
+        "thought",
+        "said",
+    ]
+
+
+# -- people ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_pins_the_speaker(gateway: Gateway, as_: As) -> None:
+    where = (await as_(ADA).post("/api/messages", json={"chat": "x", "text": "hello"})).json()
+    heard = (await gateway.rested(where["session"]))[0]
+    assert heard["author"] == "person:ada"
+    assert heard["body"]["stamp"]["audience"] == ["person:ada"]
+    other = await as_(ADA).post("/api/messages", json={"chat": "x", "text": "hello", "person": "bob"})
+    assert other.status_code == 403
+    own = await as_(ADA).post("/api/messages", json={"chat": "x", "text": "hello", "person": "ada"})
+    assert own.json()["session"] == where["session"]
+    on_behalf = await as_(OPERATOR).post("/api/messages", json={"chat": "x", "text": "hello", "person": "ada"})
+    assert on_behalf.json()["session"] == where["session"]
+
+
+async def test_people_do_not_meet_in_a_chat_of_one_name_nor_see_each_other(gateway: Gateway, as_: As) -> None:
+    ada, bob, boss = as_(ADA), as_(BOB), as_(OPERATOR)
+    hers = (await ada.post("/api/messages", json={"chat": "x", "text": "mine"})).json()["session"]
+    his = (await bob.post("/api/messages", json={"chat": "x", "text": "mine"})).json()["session"]
+    assert hers != his
+    await gateway.rested(hers)
+    await gateway.rested(his)
+    assert [session["id"] for session in (await ada.get("/api/sessions")).json()["sessions"]] == [hers]
+    assert {session["id"] for session in (await boss.get("/api/sessions")).json()["sessions"]} == {hers, his}
+    for path in ("", "/entries", "/context"):
+        assert (await ada.get(f"/api/sessions/{hers}{path}")).status_code == 200
+        assert (await ada.get(f"/api/sessions/{his}{path}")).status_code == 404
+    for path, body in (("undo", {"what": "turn"}), ("stop", {})):
+        assert (await ada.post(f"/api/sessions/{his}/{path}", json=body)).status_code == 404
+    assert (await ada.post("/api/notes", json={"session": his, "text": "x"})).status_code == 404
+    assert (await ada.get(f"/api/events?session={his}")).status_code == 404
+    before = await gateway.entries(his)
+    assert [entry["seq"] for entry in before] == list(range(1, len(before) + 1))
+    for name in ("last", his[:6]):
+        assert (await ada.get(f"/api/sessions/{name}")).status_code == 404
