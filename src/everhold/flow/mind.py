@@ -50,7 +50,7 @@ from everhold.core.turn import (
     replay,
     step,
 )
-from everhold.errors import Conflict, Refused
+from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.flow import draft, job, perform
 from everhold.flow.draft import Sketch
 from everhold.flow.fold import Before, Fold, Outcome
@@ -424,7 +424,7 @@ class _TurnWork:
 
         async def work() -> Event:
             nonlocal result
-            event, result = await perform.run(self.gates, tool, task, context)
+            event, result = await perform.run(self.gates, tool, task, context, still_ours=self._still_ours)
             return event
 
         # a tool that changes something is waited for: what it did must be recorded before anybody stops the turn
@@ -437,6 +437,11 @@ class _TurnWork:
         notes = tuple(structs.replace(note, stamp=self.stamp) for note in result.notes)
         sayings = tuple(self._said(saying.text, saying.to, hops=saying.hops) for saying in result.sayings)
         return await self._record((*recorded.bodies, *notes, *sayings))
+
+    async def _still_ours(self) -> None:
+        found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)
+        if not found or found[0].state != "running" or found[0].fence != self.mind.claim.fence:
+            raise LeaseLost(f"session {self.session.id}: operation {self.op} is in other hands")
 
     async def _record(self, bodies: tuple[Body, ...]) -> Event:
         """Commit what happened, so that it is never done again."""

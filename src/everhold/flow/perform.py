@@ -13,7 +13,7 @@ from everhold.core.turn import Answered, Broken, Event, Overlong, Ran, Run, Unre
 from everhold.errors import EverholdError, InDoubt, LeaseLost, Overloaded, Refused, TooLong, Transient
 from everhold.flow.gates import Gates
 from everhold.ports.model import Answer, Model, Request
-from everhold.ports.tool import Result, Tool, ToolContext
+from everhold.ports.tool import Effect, Result, Tool, ToolContext
 
 T = TypeVar("T")
 
@@ -57,26 +57,43 @@ async def ask(
     return Unreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None)
 
 
-async def run(gates: Gates, tool: Tool | None, task: Run, context: ToolContext) -> tuple[Event, Result]:
-    """Run a tool for a call. Its failure is its result, and reaches the model."""
+async def run(
+    gates: Gates,
+    tool: Tool | None,
+    task: Run,
+    context: ToolContext,
+    *,
+    still_ours: Callable[[], Awaitable[None]] | None = None,
+) -> tuple[Event, Result]:
+    """Run a tool for a call. Its failure is its result, and reaches the model.
+
+    `still_ours` raises LeaseLost if somebody else took the operation over: whoever did waits out a tool's deadline
+    before it asks what was done, so nobody may begin a run that was theirs only before.
+    """
     if tool is None:
         result = Result(text=f"There is no tool {task.call.tool!r}.", error=True)
     else:
-        result = cleansed(await _attempt(gates, tool, task, context))
+        result = cleansed(await _attempt(gates, tool, task, context, still_ours))
     returned = Returned(call=task.call.id, text=result.text, error=result.error)
     return Ran(returned), result
 
 
-async def _attempt(gates: Gates, tool: Tool, task: Run, context: ToolContext) -> Result:
+async def _attempt(
+    gates: Gates, tool: Tool, task: Run, context: ToolContext, still_ours: Callable[[], Awaitable[None]] | None
+) -> Result:
     name = tool.spec.name
     try:
         if task.how == "probe":
+            # whoever started it may be stalled, not dead: until its deadline it may be done yet
+            await gates.sleep(tool.deadline)
             done = await gates.call(f"probe of {name}", lambda: tool.probe(context), deadline=tool.deadline)
             if done is not None:
                 return done
-        return await gates.call(
-            f"tool {name}", lambda: tool.run(dict(task.call.arguments), context), deadline=tool.deadline
-        )
+        since = gates.clock.monotonic()
+        if still_ours is not None and tool.effect is Effect.PROBE:
+            await still_ours()
+        left = since + tool.deadline - gates.clock.monotonic()
+        return await gates.call(f"tool {name}", lambda: tool.run(dict(task.call.arguments), context), deadline=left)
     except InDoubt as error:
         return Result(text=f"{error}. It may have been done all the same: check before repeating it.", error=True)
     except LeaseLost:
