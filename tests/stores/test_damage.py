@@ -49,6 +49,25 @@ def test_noise_in_a_page_is_refused_with_the_page_named(tmp_path: Path) -> None:
     refused(path, "(?i)page")
 
 
+def test_noise_below_a_log_that_is_still_needed_leaves_that_log_alone(tmp_path: Path) -> None:
+    path = written(tmp_path)
+
+    async def play() -> Path:
+        store, scene = await staged(path)
+        await scene.hear("in the log only")
+        image = crash_image(path, tmp_path / "crashed")
+        await store.close()
+        return image
+
+    image = run(play())
+    data = bytearray(image.read_bytes())
+    for at in range(4096 * 8, 4096 * 9):
+        data[at] ^= 0x5A
+    image.write_bytes(data)
+    assert image.with_name("log.db-wal").stat().st_size > 0
+    refused(image, "damaged")
+
+
 def test_a_flipped_bit_in_a_message_is_found_and_named(tmp_path: Path) -> None:
     path = written(tmp_path)
     data = path.read_bytes()

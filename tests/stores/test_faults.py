@@ -151,6 +151,22 @@ def test_a_full_disk_refuses_a_whole_batch_alike(tmp_path: Path, vfs: FaultyVFS)
     run(play())
 
 
+def test_a_disk_that_fills_up_in_the_middle_of_a_batch_is_said_to_be_full(tmp_path: Path, vfs: FaultyVFS) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", vfs=vfs.name)
+        vfs.disk.room = 1_000_000
+        large = bytes(40_000_000)  # more than the cache holds: it goes to the disk before the commit does
+        changes = [scene.hear("before"), scene.commit(blobs=(large,)), scene.hear("after")]
+        done = await asyncio.gather(*changes, return_exceptions=True)
+        assert [type(one) for one in done] == [StoreFull] * 3
+        vfs.disk.room = None
+        await scene.hear("there is room again")
+        assert await scene.texts() == ["there is room again"]
+        await store.close()
+
+    run(play())
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from everhold.errors import HomeBusy
-from everhold.stores.sqlite import HomeLock
+from everhold.stores.sqlite import HomeLock, lock
 from tests.stores.home import run, staged
 
 VICTIM = Path(__file__).with_name("victim.py")
@@ -71,6 +71,26 @@ def test_a_lock_file_that_was_replaced_meanwhile_is_not_trusted(tmp_path: Path) 
     assert (tmp_path / "lock").read_text().strip() == str(os.getpid())
     held.release()
     second.release()
+
+
+def test_a_lock_file_removed_between_opening_and_locking_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other way leads into that moment."""
+    really = lock._try
+    calls = 0
+
+    def late(handle: int) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            (tmp_path / "lock").unlink()
+        return really(handle)
+
+    monkeypatch.setattr(lock, "_try", late)
+    with HomeLock(tmp_path / "lock"):
+        with pytest.raises(HomeBusy):
+            HomeLock(tmp_path / "lock").take()
 
 
 def killed_again_and_again(home: Path, *, kills: int, seed: int) -> None:

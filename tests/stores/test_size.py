@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from everhold.core.entries import Began, Draft, Ended
-from everhold.ports.store import Change, Opening, Step, Wake
+from everhold.ports.store import Change, LaneUpdate, Opening, Position, Receipt, Step, Wake
 from everhold.testing.contracts.scene import heard, text_of
 from tests.stores.home import opened, run, staged
 
@@ -87,22 +88,39 @@ def test_due_work_is_found_among_a_hundred_thousand_sessions(tmp_path: Path) -> 
     run(play())
 
 
-def test_the_hot_statements_use_their_indexes(tmp_path: Path) -> None:
-    store = opened(tmp_path / "log.db", inline=True)
-    db = store.writer.db
+def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", inline=True)
+        db = store.writer.db
+        ran: dict[str, Any] = {}
 
-    def plan(sql: str) -> str:
-        return " / ".join(row[3] for row in db.execute(f"explain query plan {sql}"))
+        def trace(_cursor: object, sql: str, values: object) -> bool:
+            ran[sql] = values
+            return True
 
-    assert "lanes_due" in plan("select due from lanes where reader = 'r' and due <= 1 order by due limit 1")
-    assert "lanes_since" in plan("update lanes set since = 1 where due is not null and since > 5 and firm = 1")
-    assert "entries_place" in plan("select * from entries where session = 's' and seq > 5 order by seq")
-    assert "entries_dedup" in plan("select seq from entries where dedup = 'k'")
-    assert "COVERING INDEX lanes_due" in plan(
-        "select due, session, reader from lanes where reader = 'r' and due <= 1 and "
-        "(owner = '' or 5 >= lease_since + lease_wait or 5 < lease_since) order by due limit 5"
-    )
-    run(store.close())
+        db.set_exec_trace(trace)
+        await scene.hear(dedup="k", position=Position(platform="p", account="a", name="n", value="v"))
+        claim = await scene.claim()
+        op = await scene.begin(1, claim=claim)
+        await scene.hear("more")
+        await scene.take(op, 3, claim=claim)
+        await scene.end(op, claim=claim, wakes=(Wake(reader="voice"),), lane=LaneUpdate(idle_at=4, release=True))
+        voice = await scene.claim("voice")
+        receipt = Receipt(reader="voice", session="s", seq=5)
+        update = LaneUpdate(position=5, landed=True, idle_at=5, release=True)
+        await scene.commit(claim=voice, lane=update, receipts=(receipt,))
+        await store.renew(owner="me", at=1.0, lease=1.0)
+        db.set_exec_trace(None)
+        statements = [sql for sql in ran if sql.startswith(("select", "insert", "update", "delete", "with"))]
+        assert len(statements) > 15
+        for sql in statements:
+            plan = [row[3] for row in db.execute(f"explain query plan {sql}", ran[sql])]
+            walks = [step for step in plan if "SCAN" in step and "SCAN readers" not in step and "CONSTANT" not in step]
+            walks += [step for step in plan if "PRIMARY KEY (session=?)" in step]
+            assert walks == [], sql
+        await store.close()
+
+    run(play())
 
 
 @pytest.mark.parametrize("text", ["z" * 1_000_000, "line\n" * 100_000, "\U0001f600" * 100_000])
