@@ -72,7 +72,7 @@ class Witness:
         """secret -> when its erasure was committed."""
         self.secrets: dict[tuple[str, int], str] = {}
         self.asked: dict[tuple[str, str], float] = {}
-        self._told: dict[tuple[str, str], tuple[int, float]] = {}
+        self._told: dict[tuple[str, str], tuple[int, Wait]] = {}
         """lane, session -> the fence under which its holder was told to wait, and how long."""
         self._firm: dict[tuple[str, str], Wait] = {}
         self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READONLY)
@@ -150,17 +150,17 @@ class Witness:
             told = error.told
             holder = self.holders.get((told.lane, told.session))
             if holder is not None and holder[0] == process.name:
-                self._told[told.lane, told.session] = (holder[1], told.seconds)
+                now = self.world.loop.time()
+                self._told[told.lane, told.session] = (holder[1], Wait(since=now, until=now + told.seconds))
 
     def _waits(self, process: Process, change: Change) -> None:
         claim = change.claim
         if claim is None or change.step not in (Step.LATER, Step.PAUSE, Step.END, Step.FOLD_END):
             return
         lane = (claim.reader, claim.session)
-        fence, seconds = self._told.pop(lane, (0, 0.0))
+        fence, wait = self._told.pop(lane, (0, Wait(0.0, 0.0)))
         if fence == claim.fence:
-            now = self.world.loop.time()
-            self._firm[lane] = Wait(since=now, until=now + seconds)
+            self._firm[lane] = wait
 
     def arrives(self, lane: str, session: str, text: str) -> None:
         """A request reached a far side. Whoever holds the lane must have waited as long as they were told."""
