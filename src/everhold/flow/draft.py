@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from everhold.core.entries import Place
-from everhold.errors import EverholdError
+from everhold.errors import EverholdError, InDoubt, LeaseLost
 from everhold.flow import voice
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
@@ -97,8 +97,19 @@ class Sketch:
             self.gates.log.debug("draft.lost", session=self.claim.session, op=self.op, error=error)
 
     async def _draw(self, how: Callable[[Outgoing], Awaitable[T]]) -> T:
+        """Show something, if the turn is still ours: a successor waits only so long before it shows the final text."""
         out = self._out()
-        return await hand_over("draft", lambda: how(out), self.gates, deadline=self.deadline)
+        ends = self.gates.clock.monotonic() + self.deadline
+        lane = await self.gates.store.lane(self.claim.reader, self.claim.session)
+        if lane is None or lane.fence != self.claim.fence:
+            raise LeaseLost(f"session {self.claim.session}: operation {self.op} is in other hands")
+        left = ends - self.gates.clock.monotonic()
+        try:
+            return await hand_over("draft", lambda: how(out), self.gates, deadline=left)
+        except InDoubt:
+            # it may land until its deadline, and must not do so on the final text
+            await self.gates.sleep(max(0.0, ends - self.gates.clock.monotonic()))
+            raise
 
     def _out(self) -> Outgoing:
         return Outgoing(to=self.place, text=self.text[: self.limit - 2] + " …", key=key_of(self.claim.session, self.op))
