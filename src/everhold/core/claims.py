@@ -17,9 +17,9 @@ _ABSENCE: Final = re.compile(
 )
 _WORD: Final = re.compile(r"[^\W_][\w'-]{2,}")
 _EMPTY: Final = frozenset(
-    "the and for with that this was were has have had been about from any anything there here they them their user "
-    "her his its our your him she you person said say says mention mentioned conversation session log ever before what which when where who how are "
-    "der die das und für mit dass von über den dem ein eine".split()
+    "the and for with that this was were has have had been about from any anything there here they them their user her "
+    "his its our your him she you person said say says mention mentioned conversation session log ever before what "
+    "which when where who how are der die das und für mit dass von über den dem ein eine".split()
 )
 
 
