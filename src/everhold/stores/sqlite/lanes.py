@@ -240,13 +240,13 @@ def next_due(cur: apsw.Cursor, *, at: float, skip: Sequence[str], only: Sequence
     soonest: float | None = None
     for reader in _readers(cur, skip=skip, only=only):
         row = cur.execute(
-            f"select due from lanes where reader = :reader and due is not null and since <= :at and {_FREE} "
-            "order by due limit 1",
+            f"select due from lanes where reader = :reader and due is not null and {_FREE} order by due limit 1",
             {"reader": reader, "at": at},
         ).get
         if row is not None and (soonest is None or row < soonest):
             soonest = row
     waits = [] if soonest is None else [max(0.0, soonest - at)]
+    # where the clock went back, `due` lies further ahead than the wait is long
     early = f"select reader, wait, firm from lanes where due is not null and since > :at and {_FREE}"
     for reader, wait, firm in rows(cur, early, {"at": at}):
         if (not only or _named(reader, only)) and not (skip and _named(reader, skip)):
