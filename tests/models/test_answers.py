@@ -67,3 +67,12 @@ async def test_a_server_that_counts_nothing_is_estimated(server: ModelServer, co
     assert 400 <= answer.usage.output <= 600
     assert answer.usage.input >= 5
     assert answer.usage.usd > 0.004
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_says_that_it_was_cut_at_its_limit(server: ModelServer, connect: Connect, stream: bool) -> None:
+    model = connect(stream=stream)
+    server.script(
+        Reply(text="Once upon a", finish="length"), Reply(text="Once upon a", finish="max_tokens"), Reply(text="End.")
+    )
+    assert [(await model.answer(HELLO)).finish for _ in range(3)][1:] == ["length", ""]

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from everhold.models.settings import AnthropicSettings, Price
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_CUT: Final = frozenset({"max_tokens", "model_context_window_exceeded"})
+
 _encode: Final = msgspec.json.Encoder().encode
 
 Block = dict[str, Any]
@@ -174,7 +176,14 @@ class AnthropicModel:
                 by=self._maker,
                 parts=[block.skeleton(next(ids).id if block.kind == "tool_use" else "") for block in blocks],
             )
-        return Answer(text=text, calls=calls, reasoning=reasoning, model=reading.model or self.name, usage=usage)
+        return Answer(
+            text=text,
+            calls=calls,
+            reasoning=reasoning,
+            model=reading.model or self.name,
+            usage=usage,
+            finish="length" if reading.finish in _CUT else "",
+        )
 
     def _usage(self, request: Request, reading: _Reading, blocks: list[_Block]) -> Usage:
         told = reading.usage
@@ -332,10 +341,8 @@ class _Factory:
 
         return AnthropicSettings
 
-    def __call__(
-        self, settings: AnthropicSettings, context: Context, *, load_blob: LoadBlob | None = None
-    ) -> AnthropicModel:
-        return AnthropicModel(settings, clock=context.clock, load_blob=load_blob)
+    def __call__(self, settings: AnthropicSettings, context: Context) -> AnthropicModel:
+        return AnthropicModel(settings, clock=context.clock, load_blob=context.blob)
 
 
 factory: Final = _Factory()

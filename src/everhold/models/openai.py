@@ -163,7 +163,14 @@ class OpenAIModel:
             parts["details"] = reading.details
         if parts:
             reasoning = seal(reasoning, by=self._maker, parts=parts)
-        return Answer(text=text, calls=calls, reasoning=reasoning, model=reading.model or self.name, usage=usage)
+        return Answer(
+            text=text,
+            calls=calls,
+            reasoning=reasoning,
+            model=reading.model or self.name,
+            usage=usage,
+            finish="length" if reading.finish in _CUT else "",
+        )
 
     def _usage(self, request: Request, reading: _Reading, *, text: str) -> Usage:
         told = reading.usage
@@ -374,8 +381,8 @@ class _Factory:
 
         return OpenAISettings
 
-    def __call__(self, settings: OpenAISettings, context: Context, *, load_blob: LoadBlob | None = None) -> OpenAIModel:
-        return OpenAIModel(settings, clock=context.clock, load_blob=load_blob)
+    def __call__(self, settings: OpenAISettings, context: Context) -> OpenAIModel:
+        return OpenAIModel(settings, clock=context.clock, load_blob=context.blob)
 
 
 factory: Final = _Factory()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -48,6 +48,8 @@ class Answer(Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     model: str = ""
     usage: Usage = Usage()
+    finish: str = ""
+    """`length` if the answer was cut off at its limit; empty if it came to its own end."""
 
 
 class Model(Protocol):
@@ -61,3 +63,10 @@ class Model(Protocol):
 
     async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
         """`on_text` gets the text as it grows, piece by piece; it is lossy and never the record."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A model that holds connections, which it lets go of when it is not needed any more."""
+
+    async def aclose(self) -> None: ...

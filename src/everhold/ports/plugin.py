@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import PurePath
 
 from msgspec import Struct
@@ -21,3 +22,5 @@ class Context(Struct, frozen=True, kw_only=True):
     log: Log
     """Bound to agent and instance."""
     clock: Clock
+    blob: Callable[[str], Awaitable[bytes | None]] | None = None
+    """What is kept under a digest, such as a picture that somebody sent. For models, which show it."""
