@@ -12,6 +12,7 @@ import pytest
 
 from everhold.core.entries import Began, Draft, Ended
 from everhold.ports.store import Change, LaneUpdate, Opening, Position, Receipt, Step, Wake
+from everhold.stores.sqlite import operations
 from everhold.testing.contracts.scene import heard, text_of
 from tests.stores.home import opened, run, staged
 
@@ -110,6 +111,10 @@ def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> N
         update = LaneUpdate(position=5, landed=True, idle_at=5, release=True)
         await scene.commit(claim=voice, lane=update, receipts=(receipt,))
         await store.renew(owner="me", at=1.0, lease=1.0)
+        running, values = operations.query(
+            "s", what=(), after=0, before=None, states=("running",), newest_first=False, limit=None
+        )
+        db.execute(running, values)
         db.set_exec_trace(None)
         statements = [sql for sql in ran if sql.startswith(("select", "insert", "update", "delete", "with"))]
         assert len(statements) > 15

@@ -180,11 +180,16 @@ def query(
     if before is not None:
         where.append("op < ?")
         values.append(before)
+    table = "operations"
+    if tuple(states) == ("running",):
+        # The few that run have an index of their own, which the planner only sees when it is told.
+        table, states = "operations indexed by operations_running", ()
+        where.append("state = 'running'")
     for column, chosen in (("what", what), ("state", states)):
         if chosen:
             where.append(f"{column} in ({', '.join('?' * len(chosen))})")
             values.extend(chosen)
-    sql = f"select {_COLUMNS} from operations where {' and '.join(where)} order by op{' desc' if newest_first else ''}"
+    sql = f"select {_COLUMNS} from {table} where {' and '.join(where)} order by op{' desc' if newest_first else ''}"
     if limit is not None:
         sql += " limit ?"
         values.append(limit)

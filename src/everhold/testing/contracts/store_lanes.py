@@ -35,6 +35,15 @@ class LanesContract:
         assert (await scene.lane()).position == 2
 
     @promise
+    async def test_a_new_lane_can_be_told_where_to_begin(self, scene: Scene) -> None:
+        await scene.hear(wake="")
+        await scene.hear(wake="")
+        await scene.commit(wakes=(Wake(reader="memory", start=0), Wake(reader="index", start=1)))
+        assert [(await scene.lane(reader)).position for reader in ("memory", "index")] == [0, 1]
+        await scene.commit(wakes=(Wake(reader="memory", start=2),))
+        assert (await scene.lane("memory")).position == 0
+
+    @promise
     async def test_a_lane_is_due_when_its_wait_is_over(self, scene: Scene) -> None:
         await scene.wake("fold", 30.0, at=100.0)
         assert await scene.claimed(at=129.0) == []

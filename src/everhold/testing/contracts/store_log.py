@@ -290,6 +290,21 @@ class LogContract:
         assert await scene.store.resolve("test:s") == "b"
 
     @promise
+    async def test_a_session_knows_its_branches(self, scene: Scene) -> None:
+        await scene.open("b2", parent="s", parent_at=0)
+        await scene.open("b1", parent="s", parent_at=0)
+        await scene.open("c", parent="b1", parent_at=0)
+        assert [one.id for one in await scene.store.branches("s")] == ["b1", "b2"]
+        assert await scene.store.branches("c") == []
+
+    @promise
+    async def test_an_address_says_where_it_leads_and_under_which_title(self, scene: Scene) -> None:
+        assert await scene.store.whereto("test:s") == ("s", "")
+        await scene.alter(Titled(title="Garden"))
+        assert await scene.store.whereto("test:s") == ("s", "Garden")
+        assert await scene.store.whereto("nowhere") is None
+
+    @promise
     async def test_titles_names_and_choices_follow_from_the_log(self, scene: Scene) -> None:
         await scene.alter(Titled(title="one"))
         await scene.alter(Titled(title="Two"))

@@ -214,6 +214,39 @@ class OperationsContract:
         await scene.alter(Halted(op=op))
         assert [one.stop for one in await scene.store.operations("s")] == [False, True]
 
+    @promise
+    async def test_what_an_erased_operation_had_been_asked_besides_is_asked_again(self, scene: Scene) -> None:
+        await scene.hear("secret")
+        await scene.hear("what time is it?")
+        op = await scene.begin(1, 2)
+        await scene.erase(1)
+        await scene.end(op, "erased")
+        assert await scene.pending() == [2]
+
+    @promise
+    async def test_a_glance_is_the_session_its_pending_messages_and_what_runs(self, scene: Scene) -> None:
+        await scene.turn()
+        turn = await scene.turn()
+        await scene.hear("next")
+        fold = await scene.begin(what="fold")
+        glance = await scene.store.glance("s")
+        assert glance.session == await scene.store.session("s")
+        assert glance.pending == await scene.store.pending("s")
+        assert [operation.op for operation in glance.running] == [fold]
+        assert glance.newest_turn == turn
+        with pytest.raises(NotFound):
+            await scene.store.glance("nobody")
+
+    @promise
+    async def test_messages_that_wait_for_an_answer_are_counted_across_sessions(self, scene: Scene) -> None:
+        await scene.open("t")
+        await scene.hear("a")
+        await scene.hear("b", session="t")
+        await scene.hear("just saying", session="t", asks=False)
+        assert await scene.store.waiting() == 2
+        await scene.begin(1)
+        assert await scene.store.waiting() == 1
+
     # -- what changes the view
 
     @promise
