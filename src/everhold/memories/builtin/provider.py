@@ -1,0 +1,80 @@
+"""The built-in memory as a provider: always there, needs no service. The log is what it remembers, so storing is nothing
+but a hint that there is more to take in, and forgetting follows from what the log says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from everhold.core.exchange import note_key
+from everhold.memories.builtin.index import Index
+from everhold.memories.builtin.tail import Hit
+from everhold.ports.memory import Batch, Found, Query
+from everhold.ports.platform import Delivery
+from everhold.ports.store import Store
+
+NAME: Final = "builtin"
+
+
+class Builtin:
+    """One agent's view of the index. Many instances may share one index; the store is the log it is derived from."""
+
+    delivery = Delivery.KEYED
+    deadline = 5.0
+    visible_after = 0.0
+
+    def __init__(self, *, index: Index, store: Store, agent: str) -> None:
+        self.index = index
+        self.store_of_record = store
+        self.agent = agent
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        """Take in what the log has; every key is where it stands in the log already."""
+        await self.index.catch_up(self.store_of_record)
+        return {item.key: item.key for item in batch.items}
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        """What everybody present may hear of, best first. Another agent's memory is not asked through this one."""
+        if query.agent != self.agent:
+            return ()
+        hits = await self.index.search(
+            self.store_of_record,
+            query.text,
+            agent=query.agent,
+            audience=query.audience,
+            here=query.session,
+            limit=query.limit,
+        )
+        return [found(hit) for hit in hits]
+
+    async def search(
+        self, text: str, *, agent: str, audience: Sequence[str], session: str | None = None, limit: int = 10
+    ) -> Sequence[Found]:
+        """What the `session_search` tool finds: the same, within one session if one is named."""
+        if agent != self.agent:
+            return ()
+        hits = await self.index.search(
+            self.store_of_record, text, agent=agent, audience=audience, session=session, limit=limit
+        )
+        return [found(hit) for hit in hits]
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        return [item.key for item in batch.items]
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        """Erased entries leave the index with the `erased` that names them; this only makes it happen now."""
+        while await self.index.catch_up(self.store_of_record):
+            pass
+
+
+def found(hit: Hit) -> Found:
+    return Found(
+        text=hit.text,
+        score=hit.score,
+        session=hit.session,
+        seq=hit.seq,
+        person=hit.person,
+        at=hit.at,
+        key=note_key(hit.session, hit.seq) if hit.kind == "noted" else f"{hit.session}:{hit.seq}",
+    )

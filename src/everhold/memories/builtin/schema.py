@@ -1,0 +1,109 @@
+"""The index's own file: opened, checked, made anew. Nothing in it is a record; all of it follows from the log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+VERSION: Final = "1"
+"""Raised whenever what is derived changes; a file of another version is built anew."""
+PATIENCE_SECONDS: Final = 5.0
+SCOPE_BITS: Final = 36
+"""A chunk's number is its scope and its place within it, so that one range of numbers is one audience."""
+TOKENIZER: Final = ("porter", ["unicode61", "remove_diacritics", "2"])
+DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.IOError)
+
+_TABLES: Final = f"""
+create table meta (key text primary key, value) without rowid;
+create table sessions (id text primary key, agent text not null) without rowid;
+create table scopes (
+    id integer primary key, agent text not null, audience text not null, next integer not null default 0,
+    unique (agent, audience)
+);
+create table items (
+    pos integer primary key, session text not null, seq integer not null, scope integer not null, kind text not null,
+    op integer, author text not null, person text not null, name text not null, address text not null,
+    at real not null, fact text not null, state integer not null default 0, cause text not null default '',
+    before integer not null, size integer not null, first integer not null, chunks integer not null
+);
+create unique index items_place on items (session, seq);
+create index items_before on items (before);
+create index items_cause on items (cause) where cause <> '';
+create index items_fact on items (scope, fact) where fact <> '';
+create table takes (session text, seq integer, op integer, primary key (session, op, seq)) without rowid;
+create table names (scope integer, name text, person text, primary key (scope, name, person)) without rowid;
+create table chunks (id integer primary key, pos integer not null, self text, who text, ctx text, grams text);
+create index chunks_pos on chunks (pos);
+create virtual table words using fts5 (
+    self, who, ctx, grams, content='chunks', content_rowid='id', tokenize="{TOKENIZER[0]} {" ".join(TOKENIZER[1])}"
+);
+insert into words (words, rank) values ('secure-delete', 1);
+create table vectors (chunk integer primary key, model integer not null, vector blob not null);
+create table deep (chunk integer primary key, model integer not null, vector blob not null);
+"""
+
+
+def for_writing(path: Path) -> apsw.Connection:
+    """The connection that may write, to a file of this version: one that is damaged or of another version is made anew."""
+    if path.exists():
+        try:
+            db = _connect(path)
+            if _version(db) == VERSION:
+                return db
+            db.close()
+        except DAMAGE:
+            pass  # what cannot be read is derived again
+        remove(path)
+    return _create(path)
+
+
+def for_reading(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
+    db.pragma("temp_store", "memory")
+    db.execute("create virtual table temp.vocab using fts5vocab(main, words, row)")
+    db.pragma("query_only", "on")
+    return db
+
+
+def remove(path: Path) -> None:
+    """Take the file away with all that belongs to it."""
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def meta(db: apsw.Connection, key: str, default: str = "") -> str:
+    found = db.execute("select value from meta where key = ?", (key,)).get
+    return default if found is None else str(found)
+
+
+def put(db: apsw.Connection, key: str, value: str) -> None:
+    db.execute("insert into meta values (?, ?) on conflict (key) do update set value = excluded.value", (key, value))
+
+
+def _connect(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
+    db.pragma("secure_delete", "on")
+    db.pragma("journal_mode", "wal")
+    db.pragma("synchronous", "normal")
+    db.pragma("temp_store", "memory")
+    return db
+
+
+def _version(db: apsw.Connection) -> str:
+    known = db.execute("select 1 from sqlite_master where name = 'meta'").get
+    return meta(db, "version") if known else ""
+
+
+def _create(path: Path) -> apsw.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    db = _connect(path)
+    with db:
+        db.execute(_TABLES)
+        put(db, "version", VERSION)
+    return db

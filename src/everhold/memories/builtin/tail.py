@@ -1,0 +1,69 @@
+"""What was found, and the plain look through entries that the index does not have yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from everhold.core.entries import Entry, Erased
+from everhold.memories.builtin.intake import words_of
+from everhold.memories.builtin.words import content, dense
+
+STEM: Final = 5
+"""Letters by which words are taken for forms of one another here."""
+
+
+class Hit(Struct, frozen=True, kw_only=True):
+    """An item that was found, with all that is known of where it came from."""
+
+    text: str
+    score: float
+    session: str
+    seq: int
+    pos: int
+    kind: str
+    author: str
+    person: str
+    name: str
+    address: str
+    at: float
+    size: int
+    """Characters of the whole; `text` is a passage of it when it is longer than that."""
+
+
+def scan(
+    entries: Sequence[Entry],
+    text: str,
+    *,
+    agent: str,
+    audience: Iterable[str],
+    agents: Mapping[str, str],
+    session: str | None = None,
+) -> list[Hit]:
+    """The entries that share words with `text` and may be heard by everybody present, whatever their order."""
+    present = set(audience)
+    wanted = _forms(text)
+    erased = {(one.session, seq) for one in entries if isinstance(one.body, Erased) for seq in one.body.seqs}
+    hits: list[Hit] = []
+    for entry in entries:
+        words = words_of(entry)
+        if words is None or agents[entry.session] != agent or (session is not None and entry.session != session):
+            continue
+        if not present or not present <= set(words.stamp.audience) or (entry.session, entry.seq) in erased:
+            continue
+        share = len(wanted & _forms(words.text)) / max(1, len(wanted))
+        if share:
+            hits.append(
+                Hit(
+                    text=words.text, score=share, session=entry.session, seq=entry.seq, pos=entry.pos,
+                    kind=str(entry.kind), author=entry.author, person=words.stamp.person, name=words.name,
+                    address=words.stamp.address, at=entry.at, size=len(words.text),
+                )
+            )  # fmt: skip
+    return hits
+
+
+def _forms(text: str) -> set[str]:
+    return {word[:STEM] for word in content(text)} | set(dense(text))
