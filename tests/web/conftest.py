@@ -17,6 +17,7 @@ from everhold.app import App, SystemClock, settings_of
 from everhold.home import Home
 from everhold.logs import open_log
 from everhold.testing.modelserver import ModelServer
+from everhold.web.server import Server
 
 MODEL_KEY = "sk-canary-model-5b1f0c9d2e"
 OPERATOR = "operator-token-0123456789abcdef0123456789abcdef"
@@ -86,6 +87,11 @@ class Gateway:
     def running(self) -> App:
         assert self.app is not None
         return self.app
+
+    @property
+    def web(self) -> Server:
+        assert self.running.web is not None
+        return self.running.web
 
     def client(self, token: str = "", **headers: str) -> httpx2.AsyncClient:
         """At this machine; with a token, from elsewhere."""

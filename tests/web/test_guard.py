@@ -28,9 +28,7 @@ As = Callable[[str], httpx2.AsyncClient]
 
 def table(gateway: Gateway) -> list[tuple[str, str]]:
     """Every route the server has, from the router itself."""
-    web = gateway.running.web
-    assert web is not None
-    routes = web.guard.inner
+    routes = gateway.web.guard.inner
     assert isinstance(routes, Routes)
     return [(way.method, way.path.replace("{id}", "last").replace("{name}", "x.js")) for way in routes.table]
 
@@ -265,9 +263,7 @@ async def test_a_body_without_end_is_cut_off_without_being_kept(gateway: Gateway
 
 
 async def test_a_body_that_comes_too_slowly_is_given_up(gateway: Gateway) -> None:
-    web = gateway.running.web
-    assert web is not None
-    web.guard.body_seconds = 0.2
+    gateway.web.guard.body_seconds = 0.2
     head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 30\r\n\r\n{"
     began = time.monotonic()
     answer = await raw(gateway, head)
@@ -294,19 +290,18 @@ async def test_two_hundred_slow_callers_leave_room_for_others(gateway: Gateway, 
 
 
 async def test_no_more_than_sixty_four_requests_arrive_at_once(gateway: Gateway, client: httpx2.AsyncClient) -> None:
-    web = gateway.running.web
-    assert web is not None
+    guard = gateway.web.guard
     slow = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(70)]
     try:
         for _, writer in slow:
             writer.write(b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n{")
-        await eventually(lambda: web.guard.arriving >= 64, seconds=4)
+        await eventually(lambda: guard.arriving >= 64, seconds=4)
         assert (await client.get("/health")).status_code == 503
-        assert web.guard.arriving == 64
+        assert guard.arriving == 64
     finally:
         for _, writer in slow:
             writer.close()
-    await eventually(lambda: not web.guard.arriving, seconds=4)
+    await eventually(lambda: not guard.arriving, seconds=4)
     assert (await client.get("/health")).status_code == 200
 
 
@@ -359,9 +354,8 @@ async def test_guessing_does_not_lock_out_who_is_known_there(gateway: Gateway, a
 
 
 async def test_one_account_cannot_use_up_the_share_of_another(gateway: Gateway, as_: As) -> None:
-    web, ada = gateway.running.web, as_(ADA)
-    assert web is not None
-    web.guard.tokens = Buckets(Rate(burst=5, per_second=0.001), monotonic=time.monotonic)
+    ada = as_(ADA)
+    gateway.web.guard.tokens = Buckets(Rate(burst=5, per_second=0.001), monotonic=time.monotonic)
     assert [(await ada.get("/health")).status_code for _ in range(7)] == [200] * 5 + [429] * 2
     assert (await as_(BOB).get("/health")).status_code == 200
 
@@ -409,9 +403,7 @@ async def test_no_secret_is_in_any_answer_or_line(
 
 
 async def test_a_fault_of_ours_is_told_without_its_details(gateway: Gateway, client: httpx2.AsyncClient) -> None:
-    web = gateway.running.web
-    assert web is not None
-    routes = web.guard.inner
+    routes = gateway.web.guard.inner
     assert isinstance(routes, Routes)
     route, way = routes._routes[0]
 

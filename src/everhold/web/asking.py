@@ -22,13 +22,11 @@ from everhold.ports.platform import Incoming
 from everhold.web.answers import Refusal, seconds
 from everhold.web.call import Call
 from everhold.web.office import Office
-from everhold.web.reply import Growth, Reply, Words, follow
+from everhold.web.reply import Growth, Reply, Turned, Words, follow
 
 SESSION: Final = "x-everhold-session"
 PERSON: Final = "x-everhold-person"
 KEY: Final = "idempotency-key"
-PATIENCE_SECONDS: Final = 10.0
-"""How long a stream waits for its first words before it begins: until then a failure still has a status of its own."""
 LOOK_BACK: Final = 100
 
 PARAMS: Final = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed")
@@ -189,10 +187,17 @@ def header(call: Call, name: str) -> str:
     return text
 
 
-async def primed(growth: AsyncIterator[Growth]) -> AsyncIterator[Growth]:
+async def primed(call: Call, growth: AsyncIterator[Growth]) -> AsyncIterator[Growth]:
     """The same, after its beginning has come or has been waited for: an early failure is raised here."""
-    first = asyncio.ensure_future(anext(growth))
-    await asyncio.wait((first,), timeout=PATIENCE_SECONDS)
+
+    async def begin() -> Growth:
+        async for more in growth:
+            if not isinstance(more, Turned):
+                return more
+        raise AssertionError("an answer ends with what was recorded")
+
+    first = asyncio.ensure_future(begin())
+    await asyncio.wait((first,), timeout=call.office.patience)
     if first.done():
         first.result()
     return _chained(first, growth)

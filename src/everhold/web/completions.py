@@ -71,7 +71,7 @@ async def completions(call: Call) -> Response:
     created = int(call.office.control.gates.clock.now())
     if given.stream:
         usage = bool(given.stream_options and given.stream_options.include_usage)
-        lines = _lines(call, await primed(growth), model=given.model, created=created, usage=usage)
+        lines = _lines(call, await primed(call, growth), model=given.model, created=created, usage=usage)
         return StreamingResponse(lines, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
     reply = await whole(call, growth)
     if reply is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_OWNERS: Final = 10_000
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Office:
     """One per server."""
 
@@ -43,6 +43,8 @@ class Office:
     scrub: Callable[[str], str]
     """A text without secrets."""
     once: Once[Reply]
+    patience: float = 10.0
+    """How long a stream waits for its first words before it begins: until then a failure has a status of its own."""
     _owners: OrderedDict[str, tuple[str, ...]] = dataclasses.field(default_factory=OrderedDict)
 
     @property

@@ -47,7 +47,7 @@ async def responses(call: Call) -> Response:
     growth = await grow(call, _asked(call, given))
     frame = _frame(call, given)
     if given.stream:
-        lines = _lines(frame, await primed(growth))
+        lines = _lines(frame, await primed(call, growth))
         return StreamingResponse(lines, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
     reply = await whole(call, growth)
     if reply is None:
