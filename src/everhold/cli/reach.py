@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from everhold.remote.client import Calls, Gone, RemoteControl
 if TYPE_CHECKING:
     from everhold.app import App
 
-BUSY_SECONDS: Final = 5.0
+BUSY_SECONDS: Final = 15.0
 """How long a home may be held by somebody who does not answer yet, or only for a moment."""
 DRAIN_SECONDS: Final = 10.0
 """How long work begun for others may take to end when a chat of our own ends."""
@@ -58,22 +59,12 @@ async def looking(args: argparse.Namespace, screen: Screen) -> AsyncIterator[Cal
         await reached.close()
 
 
-@asynccontextmanager
-async def talking(args: argparse.Namespace, screen: Screen, *, role: str) -> AsyncIterator[Calls]:
-    """Control with somebody at work who answers: a running gateway, or this process for as long as it takes."""
-    reached = await reach(args, screen, role=role, starts=True)
-    seconds = 0.0
-    try:
-        yield reached.calls
-        seconds = DRAIN_SECONDS
-    finally:
-        await reached.close(seconds=seconds)
-
-
-async def reach(args: argparse.Namespace, screen: Screen, *, role: str, starts: bool) -> Reached:
+async def reach(
+    args: argparse.Namespace, screen: Screen, *, role: str, starts: bool, patience: float = BUSY_SECONDS
+) -> Reached:
     """Whoever holds the home, or this process."""
     home = home_of(args)
-    until = time.monotonic() + BUSY_SECONDS
+    until = time.monotonic() + patience
     while True:
         found = await answering(home)
         if found is not None:
@@ -83,7 +74,7 @@ async def reach(args: argparse.Namespace, screen: Screen, *, role: str, starts: 
         except HomeBusy:
             if time.monotonic() > until:
                 raise
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(random.uniform(0.02, 0.2))
 
 
 async def answering(home: Home) -> Reached | None:

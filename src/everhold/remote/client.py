@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from everhold.errors import Misuse, Transient
 from everhold.remote import place, wire
+
+AGAIN_SECONDS: Final = 0.05
+PATIENCE: Final = 100
+"""How often a busy socket is tried."""
 
 
 class Gone(Transient):
@@ -117,10 +122,7 @@ class RemoteControl(Calls):
             writer.close()
 
     async def _ask(self, method: str, params: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        try:
-            sock = place.connect(self.path)
-        except OSError as error:
-            raise Gone(f"nobody answers at {self.path}: {error.strerror or error}", remedy="everhold up") from None
+        sock = await self._connect()
         reader, writer = await asyncio.open_unix_connection(sock=sock, limit=wire.LIMIT)
         try:
             writer.write(wire.encode({"id": next(self._ids), "method": method, "params": params}))
@@ -132,6 +134,18 @@ class RemoteControl(Calls):
             writer.close()
             raise
         return reader, writer
+
+    async def _connect(self) -> socket.socket:
+        for attempt in itertools.count():
+            try:
+                return place.connect(self.path)
+            except BlockingIOError:  # so many at once that this one has to stand in line
+                if attempt >= PATIENCE:
+                    raise Transient(f"too many are asking at {self.path}", remedy="try again") from None
+                await asyncio.sleep(AGAIN_SECONDS)
+            except OSError as error:
+                raise Gone(f"nobody answers at {self.path}: {error.strerror or error}", remedy="everhold up") from None
+        raise AssertionError
 
     async def _next(self, reader: asyncio.StreamReader) -> dict[str, Any]:
         try:

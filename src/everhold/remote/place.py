@@ -18,7 +18,7 @@ from typing import Final
 
 LONGEST: Final = 100
 """Bytes of a name that every system takes (Linux 107, macOS 103), with room for the temporary suffix."""
-BACKLOG: Final = 64
+BACKLOG: Final = 128
 _HANDLES: Final = Path("/proc/self/fd")
 _stepping: Final = Lock()
 

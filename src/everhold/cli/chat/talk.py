@@ -7,34 +7,26 @@ carries a number of its own, so that asking again after a lost connection never 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from everhold.cli import message
 from everhold.cli.answer import Answer
 from everhold.cli.chat.terminal import Terminal
-from everhold.cli.reach import DRAIN_SECONDS, Reached
-from everhold.errors import HomeBusy, Misuse, Refused
-from everhold.remote.client import Calls, Gone
+from everhold.cli.steady import Steady
+from everhold.errors import Misuse, Refused
+from everhold.remote.client import Calls
 
-AGAIN_SECONDS: Final = 0.2
 SHOWN_AT_START: Final = 40
 """How many of the last entries are looked through for the last exchange."""
 REMEMBERED: Final = 1_000
-T = TypeVar("T")
-
-Reach = Callable[[], Awaitable[Reached]]
 
 
 class Talk:
-    """One conversation. `reach` finds whoever answers, again whenever that is needed; a gateway is only waited for."""
+    """One conversation, at one terminal."""
 
-    def __init__(self, terminal: Terminal, *, reach: Reach, wait: Callable[[], Awaitable[Reached | None]]) -> None:
+    def __init__(self, terminal: Terminal, steady: Steady) -> None:
         self.terminal = terminal
-        self.reach = reach
-        self.wait = wait
-        self.reached: Reached | None = None
+        self.steady = steady
         self.spot: dict[str, Any] = {}
         self.session = ""
         self.after = 0
@@ -47,31 +39,29 @@ class Talk:
         self._fault: BaseException | None = None
         self._grown: tuple[int, str] = (0, "")
         self._following: asyncio.Task[None] | None = None
-        self._mending = asyncio.Lock()
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
     async def open(self, name: str, *, agent: str) -> list[str]:
         """Find the place to speak; what was said there by this person before, for the arrow keys."""
-        self.reached = await self.reach()
-        self.spot = await self._calls.place(name, agent=agent)
+        calls = await self.steady.open()
+        self.spot = await calls.place(name, agent=agent)
         found = self.spot["session"]
         if found is None:
             self.terminal.remark(f"new session with {self.spot['agent']} · /help lists commands · Ctrl-D leaves")
             return []
         title = f" “{found['title']}”" if found["title"] else ""
         self.terminal.remark(f"session {found['id']}{title} · {self.spot['agent']} · /help · Ctrl-D leaves")
-        return await self._catch_up(found["id"], found["last_seq"])
+        return await self._catch_up(calls, found["id"], found["last_seq"])
 
     async def close(self) -> None:
         self._unfollow()
-        if self.reached is not None:
-            await self.reached.close(seconds=DRAIN_SECONDS)
+        await self.steady.close()
 
-    async def _catch_up(self, session: str, last: int) -> list[str]:
+    async def _catch_up(self, calls: Calls, session: str, last: int) -> list[str]:
         said_before: list[str] = []
         exchange: list[dict[str, Any]] = []
-        async for entry in self._calls.entries(session, after=max(0, last - REMEMBERED)):
+        async for entry in calls.entries(session, after=max(0, last - REMEMBERED)):
             if entry["kind"] == "heard" and entry["body"] and entry["author"].startswith("person:"):
                 said_before.append(entry["body"]["text"])
                 exchange = []
@@ -112,41 +102,7 @@ class Talk:
 
     async def _send(self, incoming: dict[str, Any]) -> dict[str, Any]:
         self._own.add(incoming["origin"]["message"])
-        return await self._insist(lambda calls: calls.send(incoming))
-
-    @property
-    def _calls(self) -> Calls:
-        assert self.reached is not None
-        return self.reached.calls
-
-    async def _insist(self, ask: Callable[[Calls], Awaitable[T]]) -> T:
-        """Ask until somebody answers: the gateway may be starting again."""
-        while True:
-            reached = self.reached
-            try:
-                return await ask(self._calls)
-            except Gone:
-                await self._mend(reached)
-
-    async def _mend(self, lost: Reached | None) -> None:
-        """Find whoever holds the home now. A gateway is waited for; what another chat has left, this one takes up."""
-        async with self._mending:
-            if self.reached is not lost:
-                return  # somebody has mended it meanwhile
-            gateway = lost is not None and lost.role == "gateway"
-            self.terminal.settle()
-            if gateway:
-                self.terminal.remark("the gateway is gone; waiting for it to come back", "yellow")
-            while True:
-                try:
-                    found = await self.wait() if gateway else await self.reach()
-                except (HomeBusy, Gone):
-                    found = None
-                if found is not None:
-                    break
-                await asyncio.sleep(AGAIN_SECONDS)
-            self.reached = found
-            self.terminal.remark("it is back" if found.app is None else "going on without a gateway")
+        return await self.steady.ask(lambda calls: calls.send(incoming))
 
     # -- seeing ------------------------------------------------------------------------------------------------------
 
@@ -169,14 +125,8 @@ class Talk:
             self._following = None
 
     async def _keep_following(self, session: str) -> None:
-        while True:
-            reached = self.reached
-            try:
-                async with aclosing(self._calls.follow(session, after=self.after)) as events:
-                    async for event in events:
-                        self._see(event)
-            except Gone:
-                await self._mend(reached)
+        async for event in self.steady.follow(session, after=self.after):
+            self._see(event)
 
     def _see(self, event: dict[str, Any]) -> None:
         if "piece" in event:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from everhold.cli.chat.talk import Talk
 from everhold.cli.chat.terminal import Terminal
-from everhold.cli.reach import Reached, answering, home_of, reach
 from everhold.cli.render import Screen
+from everhold.cli.steady import steady
 from everhold.errors import EverholdError, Misuse
 from everhold.remote.wire import DONE, WRONG
 
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
     signal.signal(signal.SIGTERM, _leave)
     terminal = Terminal(screen)
     with Beside() as beside:
-        talk = beside.wait(_open(args, screen, terminal))
+        talk = beside.wait(_prepare(args, screen, terminal))
         try:
             terminal.remember(beside.wait(talk.open(args.session, agent=args.agent)))
             return _converse(beside, talk, terminal)
@@ -36,14 +36,12 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
             beside.wait(talk.close())
 
 
-async def _open(args: argparse.Namespace, screen: Screen, terminal: Terminal) -> Talk:
-    async def anybody() -> Reached:
-        return await reach(args, screen, role="chat", starts=True)
+async def _prepare(args: argparse.Namespace, screen: Screen, terminal: Terminal) -> Talk:
+    def remark(text: str) -> None:
+        terminal.settle()
+        terminal.remark(text, "yellow")
 
-    async def gateway() -> Reached | None:
-        return await answering(home_of(args))
-
-    return Talk(terminal, reach=anybody, wait=gateway)
+    return Talk(terminal, steady(args, screen, role="chat", remark=remark))
 
 
 def _converse(beside: Beside, talk: Talk, terminal: Terminal) -> int:

@@ -6,17 +6,15 @@ import argparse
 import asyncio
 import sys
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from everhold.cli import message
 from everhold.cli.answer import Answer
-from everhold.cli.reach import talking
+from everhold.cli.reach import DRAIN_SECONDS
 from everhold.cli.render import Screen, safe
+from everhold.cli.steady import Steady, steady
 from everhold.errors import Misuse, Refused
 from everhold.remote import wire
-from everhold.remote.client import Calls, Gone
-
-AGAIN_SECONDS: Final = 0.3
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -27,38 +25,34 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 
 
 async def _run(args: argparse.Namespace, screen: Screen, text: str) -> int:
-    kept: tuple[dict[str, Any], Answer] | None = None
+    line = steady(args, screen, role="send")
+    seconds = 0.0
     try:
-        async with talking(args, screen, role="send") as calls:
-            spot = await calls.place(args.session, agent=args.agent)
-            verdict = await calls.send(message.incoming(spot, text, id=args.id))
-            if verdict["outcome"] == "differs":
-                raise Misuse(f"another text was sent under the id {args.id!r}", remedy="choose another --id")
-            if not verdict["session"]:
-                raise Refused(verdict["reason"] or "the message was not accepted", remedy="everhold agents")
-            kept = verdict, Answer(verdict["seq"])
-            async with asyncio.timeout(args.timeout):
-                await _wait(calls, verdict["session"], kept[1])
-    except TimeoutError:
-        if kept is None:
-            raise
-    return _tell(screen, *kept)
-
-
-async def _wait(calls: Calls, session: str, answer: Answer) -> None:
-    """Until the message is answered; a gateway that restarts meanwhile answers it after that."""
-    after = answer.seq
-    while True:
+        spot = await (await line.open()).place(args.session, agent=args.agent)
+        incoming = message.incoming(spot, text, id=args.id)
+        verdict = await line.ask(lambda calls: calls.send(incoming))
+        if verdict["outcome"] == "differs":
+            raise Misuse(f"another text was sent under the id {args.id!r}", remedy="choose another --id")
+        if not verdict["session"]:
+            raise Refused(verdict["reason"] or "the message was not accepted", remedy="everhold agents")
+        answer = Answer(verdict["seq"])
         try:
-            async with aclosing(calls.follow(session, after=after)) as events:
-                async for event in events:
-                    if "entry" in event:
-                        after = event["entry"]["seq"]
-                        answer.see(event["entry"])
-                    if answer.outcome:
-                        return
-        except Gone:
-            await asyncio.sleep(AGAIN_SECONDS)
+            async with asyncio.timeout(args.timeout):
+                await _wait(line, verdict["session"], answer)
+            seconds = DRAIN_SECONDS
+        except TimeoutError:
+            pass  # it is kept
+    finally:
+        await line.close(seconds=seconds)
+    return _tell(screen, verdict, answer)
+
+
+async def _wait(line: Steady, session: str, answer: Answer) -> None:
+    """Until the message is answered; a gateway that restarts meanwhile answers it after that."""
+    async with aclosing(line.follow(session, after=answer.seq)) as events:
+        async for event in events:
+            if "entry" in event and answer.see(event["entry"]):
+                return
 
 
 def _tell(screen: Screen, verdict: dict[str, Any], answer: Answer) -> int:

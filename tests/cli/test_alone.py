@@ -1,0 +1,239 @@
+"""Commands where no gateway runs: they answer by themselves, leave no mess, and get along with each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everhold.cli.main import parse
+from everhold.cli.reach import reach
+from everhold.cli.render import Screen
+from everhold.errors import HomeBusy
+from everhold.home import Home
+from everhold.stores.sqlite.lock import HomeLock
+from tests.cli.house import House, until
+
+
+def test_a_newcomer_needs_no_home_and_no_configuration(house: House) -> None:
+    (house.path / "config.yaml").unlink()
+    done = house.run("send", "hello", "--timeout", "0.2")
+    assert done.code in (0, 75)  # without a model the message is kept all the same
+    assert stat.S_IMODE(house.path.stat().st_mode) == 0o700
+    assert [entry["kind"] for entry in house.ask("sessions", "show", "last", "--json").json["entries"]][:1] == ["heard"]
+
+
+def test_looking_at_nothing_creates_nothing(tmp_path: Path, house: House) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for argv in (["sessions"], ["status"], ["audit"], ["undo", "last"], ["logs"], ["memory", "parked"]):
+        done = house.ask(*argv, "--home", str(elsewhere))
+        assert done.code == 1, argv
+        assert "  → " in done.err
+    house.ask("config", "check", "--home", str(elsewhere)).ok()
+    house.ask("agents", "--home", str(elsewhere)).ok()
+    assert not elsewhere.exists()
+
+
+def test_send_answers_by_itself_and_leaves_everything_in_order(house: House) -> None:
+    assert house.run("send", "hello", "--session", "work").ok().out == "You said: hello\n"
+    again = house.run("send", "again", "--session", "work", "--json").ok().json
+    assert again["seq"] == 6
+    assert not (house.path / "control.sock").exists()
+    house.ask("audit").ok()
+    status = house.ask("status", "--json").json
+    assert (status["running"], status["pending"]) == (False, 0)
+    assert "message.accepted" in (house.path / "logs" / "everhold.log").read_text()
+
+
+def test_what_is_not_answered_in_time_is_kept_and_answered_later(house: House, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    done = house.run("send", f"hold {late}", "--timeout", "0.5", "--json")
+    assert (done.code, done.json["outcome"], done.json["reply"]) == (75, "waiting", None)
+    assert "kept as entry 1 of session" in done.err
+    late.touch()
+    gateway = house.up()
+    assert " · resuming 1 message" in gateway.ready
+    until(lambda: "Holding is over" in house.ask("sessions", "show", "last").out)
+    house.ask("audit").ok()
+
+
+def test_messages_without_anybody_to_answer_them_are_wrong(house: House, tmp_path: Path) -> None:
+    assert house.run("send", f"down {tmp_path / 'back'}", "--timeout", "0.2").code == 75
+    done = house.ask("status")
+    assert done.code == 1
+    assert "1 message without anybody to answer" in done.out
+
+
+def test_a_model_that_is_down_answers_once_it_is_back(house: House, tmp_path: Path) -> None:
+    back = tmp_path / "back"
+    house.up()
+    asking = house.begin("send", f"down {back}", "--json")
+    until(lambda: "cannot be reached" in house.ask("sessions", "show", "last").out)
+    back.touch()
+    out, err = asking.communicate(timeout=20)
+    assert asking.returncode == 0, err
+    assert json.loads(out)["reply"].startswith("You said: down")
+
+
+# -- two at once -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_gateway_exits_at_once_and_says_who_is_there(house: House) -> None:
+    gateway = house.up()
+    second = house.run("up", "--port", "0")
+    assert second.code == 1
+    assert f"another everhold (process {gateway.process.pid}) is using {house.path}" in second.err
+    assert second.out == ""
+
+
+def test_many_commands_at_once_without_a_gateway_all_succeed(house: House) -> None:
+    house.run("send", "hello").ok()
+    running = [house.begin("send", f"message {n}", "--session", "crowd") for n in range(3)]
+    running += [house.begin("sessions", "show", "last", "--json") for _ in range(2)]
+    for process in running:
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0, err
+    shown = house.ask("sessions", "show", "agent:main:terminal:dm:crowd", "--json").ok().json["entries"]
+    assert sum(entry["kind"] == "said" for entry in shown) == 3
+    house.ask("audit").ok()
+
+
+def test_a_home_that_is_held_by_somebody_silent_is_waited_for_then_named(house: House) -> None:
+    args = parse(["--home", str(house.path), "sessions"])
+    screen = Screen.of(sys.stdout, sys.stderr, environ={}, json=False)
+    with HomeLock(house.path / "lock"), pytest.raises(HomeBusy, match=f"process {os.getpid()}"):
+        asyncio.run(reach(args, screen, role="", starts=False, patience=0.3))
+
+
+def test_a_socket_that_nobody_listens_at_any_more_is_replaced(house: House) -> None:
+    house.up().kill()
+    assert (house.path / "control.sock").exists()
+    house.run("send", "hello").ok()
+    house.up()
+    assert house.ask("status", "--json").json["running"]
+
+
+# -- broken configuration and store ------------------------------------------------------------------------------------
+
+BROKEN = "defaults: {model: m, memories: [], tools: []}\nmodels: {m: {provider: obedient}}\nagnets: {}\n"
+
+
+@pytest.mark.parametrize("argv", [["up", "--port", "0"], ["send", "hello"], ["chat"], ["config", "show"]])
+def test_a_refused_configuration_exits_78_with_file_line_key_and_remedy(house: House, argv: list[str]) -> None:
+    (house.path / "config.yaml").write_text(BROKEN)
+    done = house.run(*argv)
+    assert done.code == 78
+    assert f"everhold: {house.path}/config.yaml:3: agnets: " in done.err
+    assert "  → did you mean `agents`?" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_looking_goes_on_by_the_last_good_configuration(house: House) -> None:
+    house.run("send", "hello").ok()
+    (house.path / "config.yaml").write_text(BROKEN)
+    done = house.run("sessions", "--json").ok()
+    assert len(done.json["sessions"]) == 1
+    assert "going by the last good one" in done.err
+
+
+def test_up_starts_with_the_last_good_configuration_if_asked(house: House) -> None:
+    house.run("send", "hello").ok()
+    (house.path / "config.yaml").write_text(BROKEN)
+    gateway = house.up("--last-good")
+    assert gateway.ready.startswith("ready · 1 agent · resuming 0 messages")
+    until(lambda: house.ask("status", "--json").json["refused"])
+    assert any("config.yaml:3" in wrong["what"] for wrong in house.ask("status", "--json").json["wrong"])
+    house.ask("send", "still here").ok()
+
+
+@pytest.mark.parametrize("argv", [["up", "--port", "0"], ["sessions"], ["send", "hello"]])
+def test_a_damaged_store_exits_1_with_the_reason(house: House, argv: list[str]) -> None:
+    (house.path / "everhold.db").write_bytes(b"this is no database" * 400)
+    done = house.run(*argv)
+    assert done.code == 1
+    assert "everhold.db" in done.err
+    assert "  → " in done.err
+
+
+def test_a_home_that_others_can_write_to_is_refused(house: House) -> None:
+    house.path.chmod(0o777)
+    done = house.run("send", "hello")
+    assert done.code == 78
+    assert f"chmod 700 {house.path}" in done.err
+
+
+BUG = """
+import everhold.cli.commands.completion as command, everhold.cli.main as main
+command.run = lambda args, screen: 1 / 0
+main.run(["completion", "bash"])
+"""
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_a_bug_is_one_line_unless_somebody_wants_the_trace(house: House, debug: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BUG], env=house.env(EVERHOLD_DEBUG=debug), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "everhold: a mistake of everhold's own: ZeroDivisionError" in done.stderr
+    assert ("Traceback" in done.stderr) == bool(debug)
+
+
+# -- how a gateway ends ------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_lets_a_running_turn_end(house: House, tmp_path: Path) -> None:
+    gateway = house.up()
+    late = tmp_path / "late"
+    asking = house.begin("send", f"hold {late}", "--timeout", "20")
+    until(lambda: any("turn.started" in line for line in gateway.log))
+    gateway.signal(signal.SIGTERM)
+    until(lambda: any(" stopping" in line for line in gateway.log))
+    late.touch()
+    assert gateway.end() == 0
+    out, _ = asking.communicate(timeout=20)
+    assert (asking.returncode, "Holding is over" in out) == (0, True)
+
+
+def test_a_second_signal_stops_at_once_and_the_turn_resumes(house: House, tmp_path: Path) -> None:
+    gateway = house.up()
+    late = tmp_path / "late"
+    assert house.run("send", f"hold {late}", "--timeout", "0.3").code == 75
+    gateway.signal(signal.SIGINT)
+    until(lambda: any(" stopping" in line for line in gateway.log))
+    gateway.signal(signal.SIGINT)
+    assert gateway.end(timeout=5) == 0
+    assert not (house.path / "control.sock").exists()
+    late.touch()
+    assert " · resuming 1 message" in house.up().ready
+    until(lambda: "Holding is over" in house.ask("sessions", "show", "last").out)
+
+
+def test_up_prints_json_lines_if_asked(house: House) -> None:
+    gateway = house.up("--log", "json")
+    house.ask("send", "hello").ok()
+    until(lambda: any("turn.done" in line for line in gateway.log))
+    assert all(json.loads(line)["event"] for line in gateway.log)
+    assert "message.accepted" in house.ask("logs").ok().out
+    assert any(json.loads(line)["event"] == "turn.done" for line in house.ask("logs", "--json").out.splitlines())
+
+
+def test_the_last_log_lines_are_followed_through_a_rotation(house: House) -> None:
+    log = Home(house.path).logs / "everhold.log"
+    log.parent.mkdir()
+    log.write_text("".join(f"2026-01-01T00:00:00.000Z info    tick n={n}\n" for n in range(10)))
+    following = house.begin("logs", "-f", "-n", "2", "--json")
+    assert following.stdout is not None
+    assert [json.loads(following.stdout.readline())["n"] for _ in range(2)] == [8, 9]
+    log.rename(log.with_name("everhold.log.1"))
+    log.write_text('{"at":"2026-01-01T00:00:01.000Z","level":"warning","event":"tock"}\n')
+    assert json.loads(following.stdout.readline())["event"] == "tock"
+    following.send_signal(signal.SIGINT)
+    assert following.wait(timeout=10) == 0
