@@ -12,7 +12,7 @@ from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
 from everhold.flow import desk, draft, fold, job, mind, tie
 from everhold.flow.gates import Bells, Gates
-from everhold.flow.lane import Lane
+from everhold.flow.lane import Courier, Lane
 from everhold.flow.purse import Purses
 from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtimes
@@ -143,6 +143,8 @@ class Supervisor:
             await self._worker(claim)
         except LeaseLost:
             log.info("lane.lost")
+            # what was lost may be the operation alone, ended by somebody else: then the lane is still ours to let go
+            await self._put_back(claim, "", seconds=0.0, attempts=claim.lane.attempts)
         except Poisoned as error:
             log.error("lane.stopped", error=error)
             await self._put_back(claim, str(error), seconds=3600.0)
@@ -190,25 +192,33 @@ class Supervisor:
                 drafts = runtimes.drafting(name, account) is not None
                 policy = runtimes.in_doubt(claim.reader)
                 voice = Voice(gates.store, platform, policy=policy, deadline=self.send_deadline, drafts=drafts)
-                await Lane(gates, claim, voice).run()
+                await self.lane(claim, voice).run()
             case "memory":
                 provider = runtimes.memory(rest, claim.agent)
                 if provider is None:
                     await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
                     return
-                await Lane(gates, claim, Remember(gates.store, provider, policy=runtimes.in_doubt(claim.reader))).run()
+                memory = Remember(gates.store, provider, policy=runtimes.in_doubt(claim.reader))
+                await self.lane(claim, memory).run()
             case _:
                 await self._put_back(claim, f"nobody knows the reader {claim.reader}", seconds=3600.0)
+
+    def lane(self, claim: Claim, courier: Courier) -> Lane:
+        """Who works a lane that hands something over."""
+        return Lane(self.gates, claim, courier)
 
     async def _before_fold(self, claim: Claim, session: Session, part: View) -> None:
         jobs = job.Jobs(self.gates, claim, runtimes=self.runtimes, bells=self.bells, purses=self.purses)
         await jobs.flush(session, part)
 
-    async def _put_back(self, claim: Claim, error: str, *, seconds: float | None = None) -> None:
+    async def _put_back(
+        self, claim: Claim, error: str, *, seconds: float | None = None, attempts: int | None = None
+    ) -> None:
         """Let go of a lane that cannot be worked on now."""
-        attempts = claim.lane.attempts + 1
+        attempts = claim.lane.attempts + 1 if attempts is None else attempts
         wait = seconds if seconds is not None else wait_seconds(attempts, jitter=self.gates.chance.random())
-        update = LaneUpdate(attempts=attempts, error=error, wait=Wait(seconds=wait or 300.0), release=True)
+        wait = 300.0 if wait is None else wait
+        update = LaneUpdate(attempts=attempts, error=error, wait=Wait(seconds=wait), release=True)
         try:
             await self.gates.store.commit(
                 Change(
@@ -219,5 +229,7 @@ class Supervisor:
                     lane=update,
                 )
             )
+        except LeaseLost:
+            return  # it is somebody else's, who knows better
         except EverholdError as failure:
             self.gates.log.warning("lane.lost", session=claim.session, reader=claim.reader, error=failure)
