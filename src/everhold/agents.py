@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from everhold.plugins import MODELS
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
 from everhold.ports.memory import MemoryProvider
-from everhold.ports.model import Answer, Model, Request
+from everhold.ports.model import Answer, Closing, Model, Request
 from everhold.ports.platform import Drafting, Incoming, Platform
 from everhold.ports.plugin import Context
 from everhold.ports.store import Store
@@ -46,6 +47,7 @@ class Agents:
         directory: Path,
         platforms: Mapping[tuple[str, str], Platform],
         tools: Callable[[AgentSettings], Mapping[str, Tool]] = lambda _: {},
+        coming: Callable[[AgentSettings], Callable[[], Awaitable[None]] | None] = lambda _: None,
         memories: Callable[[str, str], MemoryProvider | None] = lambda _instance, _agent: None,
     ) -> None:
         self.settings = settings
@@ -55,18 +57,40 @@ class Agents:
         self.directory = directory
         self.platforms = platforms
         self.tools = tools
+        self.coming = coming
         self.memories = memories
         self._runtimes: dict[tuple[str, str, str], Runtime] = {}
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, Held] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._meters: dict[str, Meter] = {}
 
     def adopt(self, settings: Settings) -> None:
         """Another revision is in force: agents that it changes are built anew at their next turn."""
         changed = {name for name, it in settings.models.items() if self.settings.models.get(name) != it}
-        self._models = {name: model for name, model in self._models.items() if name not in changed}
+        gone = {name for name in self._models if name in changed or name not in settings.models}
+        for name in gone:
+            self._retire(self._models.pop(name))
         kept = {name for name, sign in settings.signatures.items() if self.settings.signatures.get(name) == sign}
         self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if key[0] in kept}
         self.settings = settings
+
+    def renew(self, concerns: Callable[[AgentSettings], bool]) -> None:
+        """Something outside the configuration changed: these agents are built anew at their next turn."""
+        renewed = {name for name, agent in self.settings.agents.items() if concerns(agent)}
+        self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if key[0] not in renewed}
+
+    async def close(self) -> None:
+        """Let go of every connection to a model."""
+        for model in self._models.values():
+            self._retire(model)
+        self._models.clear()
+        self._runtimes.clear()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _retire(self, model: Held) -> None:
+        task = asyncio.get_running_loop().create_task(model.retire())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     # -- what the flows ask for --------------------------------------------------------------------------------------
 
@@ -113,6 +137,7 @@ class Agents:
             models=models,
             summariser=self._model(summariser) if summariser else models[0],
             tools=self.tools(settings),
+            coming=self.coming(settings),
             memories=tuple(memory.name for memory in settings.memories if memory.name != "builtin"),
             busy=settings.busy,
             soft=compression.soft,
@@ -132,7 +157,7 @@ class Agents:
         if name not in self._models:
             settings = self.settings.models[name]
             try:
-                self._models[name] = self._make(name, settings)
+                self._models[name] = Held(self._make(name, settings))
             except EverholdError as error:
                 # it may come with the next revision, or with a package: until then messages wait
                 self.log.warning("model.unavailable", model=name, error=error)
@@ -144,7 +169,14 @@ class Agents:
             raise Overloaded(f"model {name} needs {', '.join(settings.missing)}", remedy="set it in .env")
         factory = MODELS.load(settings.provider)
         directory = self.directory / "models" / name
-        context = Context(agent="", instance=name, directory=directory, log=self.log.bind(model=name), clock=self.clock)
+        context = Context(
+            agent="",
+            instance=name,
+            directory=directory,
+            log=self.log.bind(model=name),
+            clock=self.clock,
+            blob=self.store.blob,
+        )
         return factory(plugin_settings(settings, factory.Settings), context)
 
     def _price(self, names: Sequence[str]) -> Callable[[int, int], float]:
@@ -211,6 +243,34 @@ def job_limits_of(settings: AgentSettings) -> tuple[Limit, ...]:
         Limit(purse=f"background:{settings.name}", usd=background.usd_per_day, tokens=background.tokens_per_day),
         Limit(purse=f"agent:{settings.name}", usd=budget.usd_per_day, tokens=budget.tokens_per_day),
     )
+
+
+class Held:
+    """A model, and how many are asking it: one that was replaced lets its connections go once nobody is."""
+
+    def __init__(self, model: Model) -> None:
+        self.name = model.name
+        self.context_tokens = model.context_tokens
+        self._model = model
+        self._asking = 0
+        self._retired = False
+
+    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        self._asking += 1
+        try:
+            return await self._model.answer(request, on_text=on_text)
+        finally:
+            self._asking -= 1
+            await self._close_if_idle()
+
+    async def retire(self) -> None:
+        """A turn that began with it may still ask it; then it is closed again."""
+        self._retired = True
+        await self._close_if_idle()
+
+    async def _close_if_idle(self) -> None:
+        if self._retired and not self._asking and isinstance(self._model, Closing):
+            await self._model.aclose()
 
 
 @dataclasses.dataclass

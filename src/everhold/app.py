@@ -34,6 +34,7 @@ from everhold.remote.server import Server
 from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
+from everhold.tools.mcp import Servers, servers_of
 from everhold.tools.send import Send
 from everhold.web.tail import Tail
 
@@ -116,6 +117,7 @@ class App:
             directory=home.path,
             platforms=self.platforms,
             tools=self._tools,
+            coming=lambda agent: self.mcp.coming(agent),
         )
         self.door = Accept(self.gates, reception=self.agents.admit, bells=self.bells)
         self.watchers: list[Any] = []
@@ -126,6 +128,13 @@ class App:
             bells=self.bells,
             day=self.agents.day,
             on_text=self._on_text,
+        )
+        self.mcp = Servers(
+            environ=environ,
+            directory=home.path,
+            log=log,
+            keep=self.supervisor.keep,
+            changed=lambda server: self.agents.renew(lambda agent: server in servers_of(agent)),
         )
         self.control = Control(
             self.gates,
@@ -186,6 +195,7 @@ class App:
         self.ballast.take_aboard()
         waiting = await self._unanswered()
         self._connect_agents()
+        self.mcp.adopt(self.agents.settings.mcp, self.agents.settings.agents.values())
         for name, work in (
             ("dispatch", self.supervisor.dispatch),
             ("renew", self.supervisor.renew),
@@ -231,6 +241,8 @@ class App:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
+        await self.mcp.close()
+        await self.agents.close()
         await self.store.close()
         self.lock.release()
 
@@ -254,7 +266,7 @@ class App:
             "day": self.agents.day(),
             "default_agent": settings.default_agent,
             "agents": [agent_json(agent, settings) for agent in settings.agents.values()],
-            "problems": [problem_json(problem) for problem in settings.problems],
+            "problems": [problem_json(problem) for problem in (*settings.problems, *self.mcp.problems())],
             "refused": [problem_json(problem) for problem in refused.problems] if refused else [],
             "store": str(self.broken) if self.broken else "the disk is full" if self.full else "",
         }
@@ -263,6 +275,8 @@ class App:
         self.log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
         self.agents.adopt(settings)
         self._connect_agents()
+        if self.tasks:
+            self.mcp.adopt(settings.mcp, settings.agents.values())
 
     def _connect_agents(self) -> None:
         """Every agent has a way to the others' doors; whom it may write to is its tool's business."""
@@ -279,7 +293,7 @@ class App:
         tools: dict[str, Tool] = {}
         if settings.send_to:
             tools["send"] = Send(settings.name, settings.send_to)
-        return tools
+        return tools | self.mcp.tools(settings)
 
     def _committed(self, change: Change) -> None:
         self.followers.committed(change)

@@ -106,10 +106,15 @@ class Mind:
 
     async def run(self) -> None:
         """Work until there is nothing to do, the model cannot be asked, or the lane is lost."""
+        waited = False
         while True:
             glance = await self.store.glance(self.claim.session)
             session = glance.session
             runtime = self.runtimes.runtime(session.agent, session.choices)
+            if runtime.coming is not None and not waited:
+                waited = True
+                await perform.wait_for_tools(self.gates, runtime.coming)
+                continue
             mine = next((op for op in glance.running if op.reader == READER), None)
             if mine is not None and mine.what == "turn":
                 if not await _TurnWork(self, session, runtime).resume(mine.op, mine.first, mine.attempts):

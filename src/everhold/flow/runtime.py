@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from everhold.core.entries import Body, Place, Stamp, Usage
@@ -45,6 +45,8 @@ class Runtime:
     """The first is asked; the others when it cannot be."""
     summariser: Model
     tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)
+    coming: Callable[[], Awaitable[None]] | None = None
+    """Tools that are on their way: wait for them, but not for ever, then ask for the runtime again."""
     memories: tuple[str, ...] = ()
     busy: Busy = "queue"
     soft: float = 0.6
