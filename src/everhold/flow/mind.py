@@ -112,8 +112,7 @@ class Mind:
             session = glance.session
             runtime = self.runtimes.runtime(session.agent, session.choices)
             if runtime.coming is not None and not waited:
-                waited = True
-                await perform.wait_for_tools(self.gates, runtime.coming)
+                waited = await perform.wait_for_tools(self.gates, runtime.coming)
                 continue
             mine = next((op for op in glance.running if op.reader == READER), None)
             if mine is not None and mine.what == "turn":

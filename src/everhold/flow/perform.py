@@ -5,8 +5,9 @@ Models and tools are other people's code: whatever they raise becomes an event a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from everhold.core.entries import Returned, Thought, cleansed
 from everhold.core.turn import Answered, Broken, Event, Overlong, Ran, Run, Unreachable
@@ -16,6 +17,9 @@ from everhold.ports.model import Answer, Model, Request
 from everhold.ports.tool import Effect, Result, Tool, ToolContext
 
 T = TypeVar("T")
+
+COMING_SECONDS: Final = 15.0
+"""How long a turn waits for tools that are being started."""
 
 
 async def ask(
@@ -55,6 +59,13 @@ async def ask(
         else:
             return Answered(cleansed(record(answer)))
     return Unreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None)
+
+
+async def wait_for_tools(gates: Gates, coming: Callable[[], Awaitable[None]]) -> bool:
+    """Give tools that are being started their time. The turn goes on without those that take longer."""
+    with contextlib.suppress(InDoubt):
+        await gates.call("tools being started", coming, deadline=COMING_SECONDS)
+    return True
 
 
 async def run(
