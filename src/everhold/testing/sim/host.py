@@ -29,6 +29,7 @@ LOOK_SECONDS: Final = 2.0
 MOST_CALM_SECONDS: Final = 3 * 3_600.0
 """After the storm everything must come to rest within this, the longest waits included."""
 MOST_PROCESSES: Final = 24
+MOST_IDLE_SECONDS: Final = 20.0
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -107,7 +108,9 @@ class Inside:
 class Host:
     """Keeps one process (or two peers) running until everything has come to rest."""
 
-    def __init__(self, world: World, witness: Witness, surroundings: Surroundings, chats: list[people.Chat], parts: Parts):
+    def __init__(
+        self, world: World, witness: Witness, surroundings: Surroundings, chats: list[people.Chat], parts: Parts
+    ):
         self.world = world
         self.witness = witness
         self.surroundings = surroundings
@@ -115,6 +118,9 @@ class Host:
         self.parts = parts
         self.processes: list[Process] = []
         self.controls: dict[str, Control] = {}
+        self.supervisors: dict[str, Supervisor] = {}
+        self._idle: dict[tuple[str, str, int], float] = {}
+        """Lanes that are held while nobody works on them, and since when."""
         self.operator = Operator(world, witness, self._answering)
         self.serving: list[Process] = []
         """Those that are meant to serve. Whoever is not among them any more and still runs is a zombie."""
@@ -159,9 +165,30 @@ class Host:
                 self._replace(process, "stands still")
             elif world.chance(profile.replace):
                 self._replace(process, "is replaced and runs on")
+        self._look_for_idlers()
         for process in self.processes:
             if process not in self.serving and not process.dead and world.chance(0.05):
                 process.die()
+
+    def _look_for_idlers(self) -> None:
+        """A lane that is held by a living process is worked on: its lease would be renewed for ever otherwise."""
+        now = self.world.loop.time()
+        working = {
+            (claim.reader, claim.session, claim.fence)
+            for supervisor in self.supervisors.values()
+            for claim in supervisor.tasks.values()
+        }
+        alive = {process.name for process in self.processes if process.alive}
+        held = {
+            (reader, session, fence)
+            for (reader, session), (owner, fence) in self.witness.holders.items()
+            if owner in alive and (reader, session, fence) not in working
+        }
+        self._idle = {lane: self._idle.get(lane, now) for lane in sorted(held)}
+        for (reader, session, _), since in self._idle.items():
+            if since and now - since > MOST_IDLE_SECONDS:
+                self.witness.problem(f"{reader} of {session} has been held since {since:.0f} s, and nobody works on it")
+                self._idle[reader, session, _] = 0.0
 
     def _replace(self, process: Process, why: str) -> None:
         if len(self.processes) >= MOST_PROCESSES and not process.dead:
@@ -189,6 +216,7 @@ class Host:
         runtimes = parts.runtimes(Inside(self.surroundings))
         supervisor = parts.supervisor(gates, runtimes=runtimes, bells=bells, poll=self.world.profile.poll)
         accept = parts.accept(gates, reception=people.reception, bells=bells)
+        self.supervisors[process.name] = supervisor
         self.controls[process.name] = Control(gates, bells=bells, accept=accept, runtimes=runtimes)
         start = self.world.loop.create_task
         start(supervisor.keep("dispatch", supervisor.dispatch))

@@ -99,7 +99,10 @@ def heard_once(facts: Facts) -> Iterator[str]:
                 origin = entry.body.origin
                 heard[origin.platform, origin.chat, origin.message, entry.body.revision].append(entry)
     gone = {
-        (entry.dedup or "") for log in facts.logs.values() for entry in log if entry.kind is Kind.HEARD and not entry.body
+        (entry.dedup or "")
+        for log in facts.logs.values()
+        for entry in log
+        if entry.kind is Kind.HEARD and not entry.body
     }
     for platform in facts.surroundings.platforms.values():
         places: list[int] = []
@@ -308,7 +311,10 @@ def delivered(facts: Facts) -> Iterator[str]:
     erased: set[str] = set()
     for session, log in facts.logs.items():
         undone = {
-            op for e in log if isinstance(e.body, Changed) and isinstance(e.body.change, Undone) for op in e.body.change.ops
+            op
+            for e in log
+            if isinstance(e.body, Changed) and isinstance(e.body.change, Undone)
+            for op in e.body.change.ops
         }
         for entry in log:
             if entry.kind in (Kind.SAID, Kind.TOLD) and entry.body is None:
@@ -369,5 +375,3 @@ def hushed(facts: Facts) -> Iterator[str]:
         for secret in facts.witness.erased:
             if secret.encode() in data:
                 yield f"{secret} was erased and is still in {path.name}"
-
-

@@ -67,7 +67,9 @@ class Chat:
         if order == "/title":
             order = f"/title {self.name} number {self._messages}"
         elif order == "/resume":
-            ways = [way for out in self.platform.shown if out.to.chat == self.name for way in _WAY_BACK.findall(out.text)]
+            ways = [
+                way for out in self.platform.shown if out.to.chat == self.name for way in _WAY_BACK.findall(out.text)
+            ]
             if not ways:
                 return
             order = f"/resume {self.dice.choice(ways)}"

@@ -49,8 +49,6 @@ class Process:
         self.name = f"p{number}"
         self.dead = False
         self.stalled: asyncio.Event | None = None
-        self.slept = 0.0
-        """When it last woke from a stall."""
         self.disk = SqliteStore.open(
             world.disk, chance=Dice(world.seed, f"{self.name}/salt"), inline=True, synchronous="OFF"
         )
@@ -98,7 +96,7 @@ class Process:
 
     def _wake(self, event: asyncio.Event) -> None:
         self.stalled = None
-        self.slept = self.world.loop.time()
+        self.world.woke[self.name] = self.world.loop.time()
         if not self.dead:
             self.world.tell(self.name, "goes on")
         event.set()

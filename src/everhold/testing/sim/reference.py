@@ -109,7 +109,7 @@ class Reading:
             and self.ended[op].outcome == "done"
             and op not in self.undone
             and op not in self.gone_folds
-            and op > self.fresh
+            and self._covers(self.folds[op]) >= self.fresh
         ]
         return max(valid, key=lambda op: self.folds[op].seq, default=0)
 

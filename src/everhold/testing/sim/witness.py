@@ -159,7 +159,8 @@ class Witness:
             return
         lane = (claim.reader, claim.session)
         fence, wait = self._told.pop(lane, (0, Wait(0.0, 0.0)))
-        if fence == claim.fence:
+        # an end that waits for nothing is another hand's, which got its answer
+        if fence == claim.fence and change.lane is not None and change.lane.wait is not None:
             self._firm[lane] = wait
 
     def arrives(self, lane: str, session: str, text: str) -> None:
@@ -178,7 +179,8 @@ class Witness:
             self.problem(f"{lane} of {session} asked again {early:.1f} s before the far side wanted to hear of it")
         for secret in SECRET.findall(text):
             gone = self.erased.get(secret)
-            if gone is not None and sent.at > gone + SECRETS_IN_HAND:
+            # whoever stood still while it was erased learns of it only with its next commit
+            if gone is not None and sent.at > max(gone, self.world.woke.get(sent.process, 0.0)) + SECRETS_IN_HAND:
                 self.problem(f"{secret}, erased at {gone:.3f} s, was sent to {lane} at {sent.at:.3f} s")
 
     # -- quiet
@@ -193,5 +195,3 @@ class Witness:
             if count := self._look.execute(sql).get:
                 return f"{count} {what}"
         return ""
-
-

@@ -72,6 +72,8 @@ class World:
         self.passed: Counter[tuple[str, str]] = Counter()
         self.crashed: Counter[tuple[str, str]] = Counter()
         """(gate, moment) -> how often a process fell there."""
+        self.woke: dict[str, float] = {}
+        """When a process that had stood still went on, the last time."""
         self.faults = 0
         self.calm = False
         """Set at the end of the storm; from then on nothing goes wrong."""
@@ -179,9 +181,7 @@ class World:
             return Trip(deadline * wire.random() / 2, deadline * wire.random(), None)
         return Trip(there, back, None)
 
-    def carry(
-        self, work: Callable[[], Awaitable[T]], trip: Trip, *, sent: Sent, expires: float
-    ) -> asyncio.Future[T]:
+    def carry(self, work: Callable[[], Awaitable[T]], trip: Trip, *, sent: Sent, expires: float) -> asyncio.Future[T]:
         """Bring a request to the far side and its answer back, whatever becomes of the sender meanwhile.
 
         A request has no effect after its deadline: whoever gave up on it may rely on that.

@@ -1,0 +1,349 @@
+"""Bugs planted on purpose, each in its own place at a seam. A simulator that does not find them proves nothing.
+
+Nothing in production code knows of these: a mutant puts another object where a process is put together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import apsw
+import msgspec
+from msgspec import Struct, structs
+
+from everhold.core.entries import (
+    Bound,
+    Changed,
+    Draft,
+    Ended,
+    Entry,
+    Erased,
+    Folded,
+    Kind,
+    Said,
+    Unbound,
+)
+from everhold.errors import LeaseLost
+from everhold.flow.gates import Gates
+from everhold.flow.lane import Courier, Lane
+from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.supervise import Supervisor
+from everhold.ports.memory import MemoryProvider
+from everhold.ports.model import ToolSpec
+from everhold.ports.platform import Accept, Drafting, Incoming, Platform
+from everhold.ports.store import Change, Claim, Committed, Flight, Glance, Now, Step, Store, Wait
+from everhold.ports.tool import Effect, Result, Tool, ToolContext
+from everhold.stores.sqlite import commit, lanes
+from everhold.testing.sim.farside import Ear
+from everhold.testing.sim.host import Parts
+from everhold.testing.sim.process import GatedStore, Process
+
+
+class Mutant(Struct, frozen=True, kw_only=True):
+    """A planted bug."""
+
+    about: str
+    parts: Parts
+
+
+# -- at the door -------------------------------------------------------------------------------------------------------
+
+
+class AcknowledgesFirst(Ear):
+    async def _take(self, accept: Accept, number: int, incoming: Incoming) -> int:
+        self.far.seen_upto = max(self.far.seen_upto, number + 1)
+        return await super()._take(accept, number, incoming)
+
+
+class NoDedup(GatedStore):
+    async def commit(self, change: Change) -> Committed:
+        if change.step is Step.ACCEPT:
+            change = _with(change, *(structs.replace(draft, dedup=None) for draft in change.entries))
+        return await super().commit(change)
+
+
+class DedupSwallowsEdits(GatedStore):
+    async def commit(self, change: Change) -> Committed:
+        if change.step is Step.ACCEPT:
+            change = _with(change, *(structs.replace(d, dedup=_without_revision(d.dedup)) for d in change.entries))
+        return await super().commit(change)
+
+
+def _without_revision(dedup: str | None) -> str | None:
+    return None if dedup is None else msgspec.json.encode(msgspec.json.decode(dedup)[:4]).decode()
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+class EndsInTwoCommits(GatedStore):
+    async def commit(self, change: Change) -> Committed:
+        said = [draft for draft in change.entries if isinstance(draft.body, Said)]
+        if change.step is not Step.END or not said:
+            return await super().commit(change)
+        last = [draft for draft in change.entries if isinstance(draft.body, Ended)]
+        first = [draft for draft in change.entries if draft not in last]
+        done = await super().commit(structs.replace(_with(change, *first), lane=None))
+        rest = structs.replace(_with(change, *last), wakes=(), spends=(), blobs=())
+        return structs.replace(done, seqs=done.seqs + (await super().commit(rest)).seqs)
+
+
+class CursorInsteadOfSet(GatedStore):
+    async def pending(self, session: str) -> list[Entry]:
+        return await self._behind_cursor(session, await super().pending(session))
+
+    async def glance(self, id: str) -> Glance:
+        glance = await super().glance(id)
+        return structs.replace(glance, pending=await self._behind_cursor(id, glance.pending))
+
+    async def _behind_cursor(self, session: str, pending: list[Entry]) -> list[Entry]:
+        waiting = {entry.seq for entry in pending}
+        heard = await self.disk.entries(session, kinds=(Kind.HEARD,))
+        cursor = max((entry.seq for entry in heard if entry.seq not in waiting), default=0)
+        return [entry for entry in pending if entry.seq > cursor]
+
+
+class FenceIgnored(GatedStore):
+    async def commit(self, change: Change) -> Committed:
+        if change.claim is not None:
+            lane = await self.disk.lane(change.claim.reader, change.claim.session)
+            if lane is not None:
+                change = structs.replace(change, claim=structs.replace(change.claim, lane=lane))
+        return await super().commit(change)
+
+
+class LateResult(GatedStore):
+    """What comes back too late for its operation is written into whichever runs then."""
+
+    async def commit(self, change: Change) -> Committed:
+        try:
+            return await super().commit(change)
+        except LeaseLost:
+            if change.step is Step.RETURN:
+                self.world.loop.create_task(self._into_the_next(change))
+            raise
+
+    async def _into_the_next(self, change: Change) -> None:
+        for _ in range(100):
+            await asyncio.sleep(0.5)
+            found = await self.disk.operations(change.session, what=("turn",), states=("running",))
+            if found and found[0].op != change.op:
+                op = found[0].op
+                late = _with(change, *(structs.replace(draft, op=op) for draft in change.entries))
+                await super().commit(structs.replace(late, claim=None, op=op, lane=None))
+                return
+
+
+class OnceIsKeyed:
+    """A tool that says it can be repeated, though it cannot."""
+
+    effect = Effect.KEYED
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self.spec: ToolSpec = tool.spec
+        self.deadline = tool.deadline
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+        return await self.tool.run(arguments, context)
+
+    async def probe(self, context: ToolContext) -> Result | None:
+        return await self.tool.probe(context)
+
+
+class OtherRuntimes:
+    """Runtimes as configured, but for what a mutant says."""
+
+    def __init__(self, runtimes: Runtimes) -> None:
+        self.inner = runtimes
+
+    def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
+        return self.inner.runtime(agent, choices)
+
+    def platform(self, name: str, account: str) -> Platform | None:
+        return self.inner.platform(name, account)
+
+    def drafting(self, name: str, account: str) -> Drafting | None:
+        return self.inner.drafting(name, account)
+
+    def in_doubt(self, reader: str) -> str:
+        return self.inner.in_doubt(reader)
+
+    def memory(self, instance: str, agent: str) -> MemoryProvider | None:
+        return self.inner.memory(instance, agent)
+
+
+class RerunsOnce(OtherRuntimes):
+    def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
+        runtime = self.inner.runtime(agent, choices)
+        tools: dict[str, Tool] = dict(runtime.tools)
+        for name, tool in runtime.tools.items():
+            if tool.effect is Effect.ONCE:
+                tools[name] = OnceIsKeyed(tool)
+        object.__setattr__(runtime, "tools", tools)  # the process's own copy
+        return runtime
+
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+
+
+class Reforming(Lane):
+    """Takes up a flight by looking at what there is now, instead of repeating it."""
+
+    async def _take_up(self, flight: Flight) -> Any:
+        look = await self.courier.next(self.claim, after=self.claim.lane.position)
+        if look.load is not None and flight.state != "void":
+            load = look.load
+            flight = structs.replace(flight, items=load.items, upto=load.upto, digest=load.digest)
+        return await super()._take_up(flight)
+
+
+class HurriedGates(Gates):
+    """Gates that never wait; for lanes, which wait only to let a predecessor's request land."""
+
+    def __init__(self, gates: Gates) -> None:
+        super().__init__(store=gates.store, clock=gates.clock, chance=gates.chance, log=gates.log, owner=gates.owner)
+        self.call = gates.call  # type: ignore[method-assign]  # calls stay what they are
+
+    async def sleep(self, seconds: float, *, bell: asyncio.Event | None = None) -> None:
+        await asyncio.sleep(0)
+
+
+class ReformsBatches(Supervisor):
+    def lane(self, claim: Claim, courier: Courier) -> Lane:
+        return Reforming(self.gates, claim, courier)
+
+
+class HoldsNothing(Supervisor):
+    def lane(self, claim: Claim, courier: Courier) -> Lane:
+        return Lane(HurriedGates(self.gates), claim, courier)
+
+
+class ResendsUnderHold(OtherRuntimes):
+    def in_doubt(self, reader: str) -> str:
+        return "resend"
+
+
+class NoClamp(GatedStore):
+    """A wait that began in the future is simply waited for."""
+
+    async def claim(
+        self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
+    ) -> list[Claim]:
+        def job(cur: apsw.Cursor) -> list[Claim]:
+            now = at() if callable(at) else at
+            early = cur.execute(
+                "select session, reader, since, wait, due from lanes where due > ? and since > ?", (now, now)
+            ).fetchall()
+            hide = "update lanes set due = null where session = ? and reader = ?"
+            cur.executemany(hide, [(session, reader) for session, reader, *_ in early])
+            claims = lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only)
+            for session, reader, since, wait, due in early:
+                cur.execute(
+                    "update lanes set since = ?, wait = ?, due = ? where session = ? and reader = ?",
+                    (since, wait, due, session, reader),
+                )
+            return claims
+
+        await self._before(Step.CLAIM)
+        claims = await self.disk.writer.write(job)
+        self.witness.claimed(self.process, claims)
+        await self._after(Step.CLAIM)
+        return claims
+
+
+class ShortensWaits(GatedStore):
+    async def commit(self, change: Change) -> Committed:
+        lane = change.lane
+        if lane is not None and lane.wait is not None and lane.wait.seconds > 30:
+            change = structs.replace(change, lane=structs.replace(lane, wait=Wait(seconds=30.0, firm=lane.wait.firm)))
+        return await super().commit(change)
+
+
+# -- folds, erasures, sessions ------------------------------------------------------------------------------------------
+
+
+class FoldsAnything(GatedStore):
+    async def commit(self, change: Change) -> Committed:
+        if any(isinstance(draft.body, Folded) for draft in change.entries):
+            change = structs.replace(change, generation=None)
+        return await super().commit(change)
+
+
+class ForgetsSummaries(GatedStore):
+    """Erases what was said and leaves what repeats it."""
+
+    async def commit(self, change: Change) -> Committed:
+        if change.erase:
+            kinds = {seq: (await self.disk.entry(change.session, seq)).kind for seq in change.erase}
+            gone = tuple(seq for seq in change.erase if kinds[seq] is not Kind.FOLDED)
+            if not gone:
+                return Committed(session=change.session)
+            drafts = [
+                structs.replace(draft, body=structs.replace(draft.body, seqs=gone, folds=()))
+                if isinstance(draft.body, Erased)
+                else draft
+                for draft in change.entries
+            ]
+            change = structs.replace(_with(change, *drafts), erase=gone)
+        return await super().commit(change)
+
+
+class TwoSessionsAtOnce(GatedStore):
+    """Writes both halves of a binding in one commit."""
+
+    async def commit(self, change: Change) -> Committed:
+        other = self._other_half(change)
+        if change.step is not Step.TIE or other is None:
+            return await super().commit(change)
+
+        def job(cur: apsw.Cursor) -> Committed:
+            done = commit.perform(cur, change, self.process.chance)
+            if not done.duplicate:
+                commit.perform(cur, other, self.process.chance)
+            return done
+
+        await self._before(change.step)
+        done = await self.disk.writer.write(job)
+        self.witness.committed(self.process, change, done)
+        await self._after(change.step)
+        return done
+
+    def _other_half(self, change: Change) -> Change | None:
+        for draft in change.entries:
+            if isinstance(draft.body, Changed) and isinstance(draft.body.change, Bound) and draft.body.change.previous:
+                bound = draft.body.change
+                unbound = Changed(change=Unbound(address=bound.address, session=change.session))
+                entry = Draft(body=unbound, author=draft.author)
+                return Change(step=Step.TIE, session=bound.previous, at=change.at, entries=(entry,))
+        return None
+
+
+def _with(change: Change, *drafts: Draft) -> Change:
+    return structs.replace(change, entries=drafts)
+
+
+def _store(kind: Callable[[Process], Store]) -> Parts:
+    return Parts(store=kind)
+
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    "ack-first": Mutant(about="acknowledge before commit", parts=Parts(ear=AcknowledgesFirst)),
+    "no-dedup": Mutant(about="no dedup", parts=_store(NoDedup)),
+    "dedup-edits": Mutant(about="dedup swallows edits", parts=_store(DedupSwallowsEdits)),
+    "split-end": Mutant(about="a turn's end in two commits", parts=_store(EndsInTwoCommits)),
+    "cursor": Mutant(about="a cursor instead of the consumed set", parts=_store(CursorInsteadOfSet)),
+    "reform": Mutant(about="a batch formed anew on retry", parts=Parts(supervisor=ReformsBatches)),
+    "no-fence": Mutant(about="the fence is ignored", parts=_store(FenceIgnored)),
+    "late-result": Mutant(about="a late result goes into the next operation", parts=_store(LateResult)),
+    "no-hold": Mutant(about="no hold after a take-over", parts=Parts(supervisor=HoldsNothing)),
+    "rerun-once": Mutant(about="a once tool is run again", parts=Parts(runtimes=RerunsOnce)),
+    "resend-held": Mutant(about="blind resend under hold", parts=Parts(runtimes=ResendsUnderHold)),
+    "no-clamp": Mutant(about="the clock clamp is missing", parts=_store(NoClamp)),
+    "fold-anyway": Mutant(about="a fold against a changed generation", parts=_store(FoldsAnything)),
+    "erased-back": Mutant(about="an erased text comes back", parts=_store(ForgetsSummaries)),
+    "short-wait": Mutant(about="a long server-given wait is shortened", parts=_store(ShortensWaits)),
+    "two-sessions": Mutant(about="two sessions in one commit", parts=_store(TwoSessionsAtOnce)),
+}
