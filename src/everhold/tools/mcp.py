@@ -260,9 +260,7 @@ class Server:
                 self.tried.set()
                 await self._watch(client, program)
         except TimeoutError:
-            if limit.expired():
-                raise Transient(f"it said nothing of use within {START_SECONDS:g} s") from None
-            raise Transient("it does not answer any more") from None
+            raise Transient(f"it said nothing of use within {START_SECONDS:g} s") from None
 
     def _import(self) -> None:
         try:
@@ -309,8 +307,11 @@ class Server:
                 self._bell.clear()
                 if ended is not None and ended.done():
                     raise Transient(program[0].reason or "it is gone")
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await self._look(client)
+                try:
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        await self._look(client)
+                except TimeoutError:
+                    raise Transient("it does not answer any more") from None
         finally:
             if ended is not None:
                 ended.cancel()

@@ -1,0 +1,406 @@
+"""MCP servers bring tools. What goes wrong with one costs its own tools, for as long as it lasts, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.app import SystemClock
+from everhold.config import AgentSettings, McpSettings
+from everhold.core.entries import Call, Stamp
+from everhold.core.turn import Ran, Run
+from everhold.errors import EverholdError
+from everhold.flow import perform
+from everhold.flow.gates import Gates
+from everhold.ports.tool import Effect, Result, ToolContext
+from everhold.secret import Secret
+from everhold.testing.house import Diary
+from everhold.tools import mcp
+from everhold.tools.mcp import Servers
+
+pytestmark = pytest.mark.timeout(60)
+CROOKED = (sys.executable, str(Path(__file__).with_name("crooked.py")))
+CONTEXT = ToolContext(session="s", agent="main", op=7, key="s:7:1:c1", stamp=Stamp())
+
+
+class Office:
+    """Servers, with somebody who starts them again at once and counts how often."""
+
+    def __init__(self, directory: Path, **servers: dict[str, Any]) -> None:
+        self.settings = {name: McpSettings.model_validate({**given, "=name": name}) for name, given in servers.items()}
+        self.diary = Diary()
+        self.news: list[str] = []
+        self.falls: list[str] = []
+        self.servers = Servers(
+            environ={"PATH": os.environ["PATH"], "SOMEBODY_ELSES": "canary-of-somebody-else"},
+            directory=directory,
+            log=self.diary,
+            keep=self._keep,
+            changed=self.news.append,
+        )
+        self.agent = AgentSettings(tools=tuple(f"mcp:{name}" for name in servers))
+        self.gates = Gates(store=None, clock=SystemClock(), chance=None, log=self.diary, owner="")  # type: ignore[arg-type]
+
+    async def _keep(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await work()
+            except EverholdError as error:
+                self.falls.append(str(error))
+            await asyncio.sleep(0.05)
+
+    def open(self, *agents: AgentSettings) -> None:
+        self.servers.adopt(self.settings, agents or (self.agent,))
+
+    async def ready(self) -> None:
+        self.open()
+        if (coming := self.servers.coming(self.agent)) is not None:
+            await coming()
+
+    async def run(self, tool: str, **arguments: Any) -> Result:
+        """As a turn would."""
+        task = Run(call=Call(id="c1", tool=tool, arguments=arguments), key=CONTEXT.key)
+        event, result = await perform.run(self.gates, self.servers.tools(self.agent).get(tool), task, CONTEXT)
+        assert isinstance(event, Ran)
+        return result
+
+    def complaints(self) -> list[str]:
+        return [str(problem) for problem in self.servers.problems()]
+
+
+@contextlib.asynccontextmanager
+async def office(directory: Path, **servers: dict[str, Any]) -> AsyncIterator[Office]:
+    made = Office(directory, **servers)
+    try:
+        yield made
+    finally:
+        await made.servers.close()
+
+
+@pytest.fixture
+async def crooked(tmp_path: Path) -> AsyncIterator[Office]:
+    async with office(tmp_path, odd={"command": CROOKED, "deadline_seconds": 5}) as made:
+        await made.ready()
+        yield made
+
+
+async def until(true: Callable[[], object], *, seconds: float = 15.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():  # noqa: ASYNC110  # what other processes do rings no bell
+            await asyncio.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+# -- what works -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_time_server_from_pypi_tells_the_time(tmp_path: Path) -> None:
+    effects = {"get_current_time": "pure"}
+    async with office(tmp_path, time={"command": ("mcp-server-time",), "effects": effects}) as made:
+        await made.ready()
+        tools = made.servers.tools(made.agent)
+        assert list(tools) == ["time_get_current_time", "time_convert_time"]
+        assert tools["time_get_current_time"].effect is Effect.PURE
+        assert tools["time_convert_time"].effect is Effect.ONCE
+        assert tools["time_get_current_time"].spec.parameters["required"] == ["timezone"]
+        told = await made.run("time_get_current_time", timezone="UTC")
+        assert json.loads(told.text)["timezone"] == "UTC"
+        refused = await made.run("time_get_current_time", timezone="Middle Earth")
+        assert refused.error
+        assert "Middle Earth" in refused.text
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is missing: apt install npm runs this")
+async def test_the_filesystem_server_from_npm_reads_a_file(tmp_path: Path) -> None:
+    box = Path(os.environ.get("TMPDIR", "/tmp")) / f"everhold-npm-{os.getuid()}"
+    script = box / "node_modules" / "@modelcontextprotocol" / "server-filesystem" / "dist" / "index.js"
+    if not script.exists():
+        box.mkdir(exist_ok=True)
+        install = [
+            "npm",
+            "install",
+            "--prefix",
+            str(box),
+            "--no-audit",
+            "--no-fund",
+            "@modelcontextprotocol/server-filesystem",
+        ]
+        done = await asyncio.to_thread(subprocess.run, install, capture_output=True, text=True, timeout=50)
+        if done.returncode:
+            pytest.skip(f"npm cannot install the filesystem server: {done.stderr.strip().splitlines()[-1:]}")
+    (tmp_path / "note.txt").write_text("the dentist is on tuesday")
+    async with office(tmp_path, files={"command": ("node", str(script), str(tmp_path))}) as made:
+        await made.ready()
+        assert not made.complaints()
+        assert "files_read_text_file" in made.servers.tools(made.agent)
+        told = await made.run("files_read_text_file", path=str(tmp_path / "note.txt"))
+        assert told.text == "the dentist is on tuesday"
+        refused = await made.run("files_read_text_file", path="/etc/passwd")
+        assert refused.error
+
+
+async def test_a_server_over_http_gets_its_token(tmp_path: Path) -> None:
+    import socket
+
+    import uvicorn
+    from mcp.server.mcpserver import MCPServer
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    class Guarded:
+        def __init__(self, app: ASGIApp) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            headers = dict(scope.get("headers", ()))
+            if scope["type"] == "http" and headers.get(b"authorization") != b"Bearer canary-token":
+                await send({"type": "http.response.start", "status": 401, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+            await self.app(scope, receive, send)
+
+    def double(number: int) -> int:
+        return 2 * number
+
+    app = MCPServer("sums")
+    app.add_tool(double)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(Guarded(app.streamable_http_app()), log_level="error"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+        token = {"=token": Secret("canary-token"), "token_env": "SUMS_TOKEN"}
+        async with office(tmp_path, sums={"url": url, **token}, locked={"url": url}) as made:
+            await made.ready()
+            assert (await made.run("sums_double", number=21)).text == "42"
+            assert [p.key for p in made.servers.problems()] == ["mcp.locked"]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def test_one_process_serves_every_agent_and_ends_with_us(tmp_path: Path) -> None:
+    async with office(tmp_path, odd={"command": CROOKED}) as made:
+        made.open(made.agent, AgentSettings(tools=("mcp:odd",)), AgentSettings())
+        await made.ready()
+        pids = {(await made.run("odd_pid")).text for _ in range(3)}
+        assert len(pids) == 1
+        assert not gone(int(pids.copy().pop()))
+    assert gone(int(pids.pop()))
+
+
+async def test_a_server_nobody_uses_is_not_started(tmp_path: Path) -> None:
+    async with office(tmp_path, odd={"command": CROOKED}) as made:
+        made.open(AgentSettings(tools=("send",)))
+        await asyncio.sleep(0.05)
+        assert made.servers.coming(made.agent) is None
+        assert not made.servers.tools(made.agent)
+
+
+async def test_news_of_more_tools_reaches_the_agents(crooked: Office) -> None:
+    crooked.news.clear()
+    await crooked.run("odd_news")
+    await until(lambda: crooked.news)
+    assert "odd_late" in crooked.servers.tools(crooked.agent)
+
+
+async def test_what_cannot_be_read_is_named_and_what_is_structured_is_shown(crooked: Office) -> None:
+    assert (await crooked.run("odd_picture")).text == "[image/png, 6 bytes, which cannot be shown here]"
+    assert json.loads((await crooked.run("odd_structured")).text) == {"answer": 42}
+
+
+async def test_the_key_of_a_call_goes_with_it(crooked: Office) -> None:
+    assert (await crooked.run("odd_key")).text == CONTEXT.key
+
+
+async def test_a_probe_nobody_can_make_is_once(tmp_path: Path) -> None:
+    effects = {"echo": "probe", "key": "keyed"}
+    async with office(tmp_path, odd={"command": CROOKED, "effects": effects}) as made:
+        await made.ready()
+        tools = made.servers.tools(made.agent)
+        assert (tools["odd_echo"].effect, tools["odd_key"].effect) == (Effect.ONCE, Effect.KEYED)
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+async def test_a_result_that_is_too_long_says_how_much_is_missing(crooked: Office) -> None:
+    told = await crooked.run("odd_big", size=mcp.LONGEST_RESULT + 5_000)
+    assert told.text.startswith("x" * mcp.LONGEST_RESULT)
+    assert "5,000 of 105,000 characters are missing" in told.text
+    assert len(told.text) < mcp.LONGEST_RESULT + 200
+    assert (await crooked.run("odd_big", size=1_000)).text == "x" * 1_000
+
+
+async def test_a_tools_refusal_is_its_result(crooked: Office) -> None:
+    refused = await crooked.run("odd_refuse")
+    assert (refused.text, refused.error) == ("that is not possible", True)
+
+
+async def test_a_line_that_is_no_message_is_passed_over(crooked: Office) -> None:
+    assert (await crooked.run("odd_nonsense")).text == "done"
+    assert crooked.diary.of("mcp.strange")
+
+
+async def test_a_server_that_dies_is_started_again_and_the_call_is_in_doubt(crooked: Office) -> None:
+    fell = await crooked.run("odd_die")
+    assert fell.error
+    assert "may have been done" in fell.text
+    await until(lambda: crooked.falls)
+    assert "it ended with status 3" in crooked.falls[0]
+    assert "odd_echo" in crooked.servers.tools(crooked.agent), "a prompt must not change because a server fell"
+    await until(lambda: not crooked.complaints())
+    assert (await crooked.run("odd_echo", size=1)).text == '{"size": 1}'
+
+
+async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "ANSWER_SECONDS", 0.3)
+    async with office(tmp_path, odd={"command": CROOKED, "deadline_seconds": 0.3}) as made:
+        await made.ready()
+        pid = int((await made.run("odd_pid")).text)
+        hung = await made.run("odd_hang")
+        assert hung.error
+        assert "gave no answer within 0.3 s" in hung.text
+        await until(lambda: made.falls)
+        assert "does not answer any more" in made.falls[0]
+        assert gone(pid)
+        await until(lambda: not made.complaints())
+        assert int((await made.run("odd_pid")).text) != pid
+
+
+@pytest.mark.parametrize(
+    "command, reason",
+    [
+        (("/nowhere/to/be/found",), "there is no program '/nowhere/to/be/found'"),
+        ((*CROOKED, "grumpy", "/no/file"), "it ended with status 7: I want my file"),
+        ((*CROOKED, "garbage"), "it prints something else than MCP messages"),
+        ((*CROOKED, "silent"), "it said nothing of use within 0.5 s"),
+    ],
+)
+async def test_a_server_that_does_not_start_costs_its_own_tools_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], reason: str
+) -> None:
+    async with office(tmp_path, odd={"command": CROOKED}, bad={"command": command}) as made:
+        made.open(AgentSettings(tools=("mcp:odd",)))
+        await until(lambda: made.servers.tools(made.agent))
+        monkeypatch.setattr(mcp, "START_SECONDS", 0.5)
+        await made.ready()
+        await until(made.complaints)
+        assert f"mcp.bad: is not working: {reason}" in made.complaints()[0]
+        assert [p.disables for p in made.servers.problems()] == ["mcp.bad"]
+        assert (await made.run("odd_echo")).text == "{}"
+        assert not any(name.startswith("bad_") for name in made.servers.tools(made.agent))
+
+
+async def test_a_call_to_a_server_that_is_down_says_that_nothing_was_done(tmp_path: Path) -> None:
+    file = tmp_path / "wanted"
+    file.touch()
+    async with office(tmp_path, odd={"command": (*CROOKED, "grumpy", str(file))}) as made:
+        await made.ready()
+        assert not made.complaints()
+        file.unlink()
+        await made.run("odd_die")
+        await until(lambda: "status 7" in " ".join(made.complaints()))
+        down = await made.run("odd_echo")
+        assert down.error
+        assert "nothing was done" in down.text
+        file.touch()
+        await until(lambda: not made.complaints())
+        assert (await made.run("odd_echo")).text == "{}"
+
+
+async def test_a_changed_server_is_replaced_and_a_removed_one_ends(crooked: Office) -> None:
+    before = int((await crooked.run("odd_pid")).text)
+    tools = crooked.servers.tools(crooked.agent)
+    crooked.settings["odd"] = crooked.settings["odd"].model_copy(update={"deadline_seconds": 9.0})
+    await crooked.ready()
+    after = await tools["odd_pid"].run({}, CONTEXT)  # a turn that began before goes on with the new one
+    assert int(after.text) != before
+    crooked.settings.clear()
+    crooked.open()
+    await until(lambda: gone(before) and gone(int(after.text)))
+    assert "not configured any more" in (await _failure(tools["odd_pid"].run({}, CONTEXT)))
+
+
+async def _failure(work: Awaitable[object]) -> str:
+    with pytest.raises(EverholdError) as failed:
+        await work
+    return str(failed.value)
+
+
+async def test_a_server_gets_its_own_secrets_and_nobody_sees_them(tmp_path: Path) -> None:
+    secret = {"env": ("CANARY",), "=variables": {"CANARY": Secret("canary-of-this-server")}}
+    async with office(tmp_path, odd={"command": CROOKED, **secret}) as made:
+        await made.ready()
+        told = await made.run("odd_secret")
+        assert told.text.startswith("*** ")
+        assert "'CANARY'" in told.text
+        assert "SOMEBODY_ELSES" not in told.text
+        assert "canary" not in " ".join(made.complaints())
+
+
+async def test_without_the_extra_everything_else_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    async with office(tmp_path, odd={"command": CROOKED}) as made:
+        await made.ready()
+        (problem,) = made.servers.problems()
+        assert problem.remedy == "pip install 'everhold[mcp]'"
+        assert not made.servers.tools(made.agent)
+
+
+def test_importing_the_app_does_not_import_the_sdk() -> None:
+    script = (
+        "import sys, everhold.app; print([name for name in sys.modules if name.split('.')[0] in ('mcp', 'mcp_types')])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+async def test_the_loop_is_not_held_up_by_the_import(tmp_path: Path) -> None:
+    """The SDK takes more than a second to import; people want to be answered meanwhile."""
+    script = f"""
+import asyncio, time
+from pathlib import Path
+from tests.tools.test_mcp import office, CROOKED
+async def main():
+    worst = 0.0
+    async with office(Path({str(tmp_path)!r}), odd={{"command": CROOKED}}) as made:
+        made.open()
+        while not made.servers.tools(made.agent):
+            began = time.monotonic()
+            await asyncio.sleep(0.005)
+            worst = max(worst, time.monotonic() - began)
+    print(worst)
+asyncio.run(main())
+"""
+    root = Path(__file__).parents[2]
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root
+    )
+    assert float(done.stdout) < 0.5
+
+
+def test_time_is_not_lost_closing(tmp_path: Path) -> None:
+    async def main() -> float:
+        async with office(tmp_path, odd={"command": CROOKED}) as made:
+            await made.ready()
+            began = time.monotonic()
+        return time.monotonic() - began
+
+    assert asyncio.run(main()) < 1.0
