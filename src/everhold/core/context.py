@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from everhold.core.entries import Began, Ended, Entry, Folded, Heard, Kept, Returned, Thought, Took
+from everhold.core.entries import Began, Ended, Entry, Folded, Heard, Kept, Kind, Returned, Thought, Took
 from everhold.core.turn import NOT_RUN
 from everhold.ports.model import Message, Request, ToolSpec
 from everhold.ports.store import Operation
@@ -25,6 +25,8 @@ LONG_RESULT: Final = 16_000
 """Characters of a tool result that are shown in full while the turn fits."""
 STUB_HEAD: Final = 1_200
 STUB_TAIL: Final = 400
+
+ERASED: Final = "[The result of this was erased.]"
 
 _ENDINGS: Final = {
     "failed": "[This was not answered: {reason}]",
@@ -90,8 +92,8 @@ def choose(operations: Iterable[Operation], *, at: int, fold: int | None = None,
         elif operation.what == "fold" and operation.state == "done" and operation.last < at and fold is None:
             if newest is None or operation.last > newest.last:
                 newest = operation
-    # an earlier context's summary ended with that context
-    if newest is not None and newest.op < fresh:
+    # an earlier context's summary ended with that context, even one that a turn of it still made afterwards
+    if newest is not None and newest.covers < fresh:
         newest = None
     after = max(fresh, newest.covers if newest else 0)
     return Selection(
@@ -163,7 +165,7 @@ def oversized(view: View, *, most: int = LONG_RESULT) -> tuple[int, ...]:
 def _exchange(exchange: Exchange, stubs: frozenset[int]) -> Iterable[Message]:
     said = dict.fromkeys(entry.seq for entry in exchange.heard)
     heard = {entry.seq: entry for entry in exchange.heard}
-    results = _results(exchange.steps)
+    results, erased = _results(exchange.steps)
     for step in exchange.steps:
         match step.body:
             case Began(takes=takes) | Took(takes=takes):
@@ -175,7 +177,7 @@ def _exchange(exchange: Exchange, stubs: frozenset[int]) -> Iterable[Message]:
                 if text or calls:
                     yield Message(role="assistant", text=text, calls=calls, reasoning=reasoning)
                 for call in calls:
-                    yield _result(call.id, results.get((step.seq, call.id)), stubs)
+                    yield _result(call.id, results.get((step.seq, call.id)), stubs, erased=step.seq in erased)
             case Ended(outcome=outcome, reason=reason) if outcome in _ENDINGS:
                 yield Message(role="user", name="everhold", text=_ENDINGS[outcome].format(reason=reason))
             case _:
@@ -189,21 +191,28 @@ def _heard(entry: Entry) -> Message | None:
     return Message(role="user", text=body.text, name=body.sender, attachments=body.attachments)
 
 
-def _results(steps: tuple[Entry, ...]) -> dict[tuple[int, str], Entry]:
-    """(seq of the thought, call id) -> its result: models use the same id again in a later round."""
+def _results(steps: tuple[Entry, ...]) -> tuple[dict[tuple[int, str], Entry], set[int]]:
+    """(seq of the thought, call id) -> its result: models use the same id again in a later round.
+
+    And the thoughts of which a result was erased; nobody can tell any more which one it was.
+    """
     found: dict[tuple[int, str], Entry] = {}
+    erased: set[int] = set()
     thought = 0
     for step in steps:
-        if isinstance(step.body, Thought):
+        if step.kind is Kind.THOUGHT:
             thought = step.seq
         elif isinstance(step.body, Returned):
             found.setdefault((thought, step.body.call), step)
-    return found
+        elif step.kind is Kind.RETURNED:
+            erased.add(thought)
+    return found, erased
 
 
-def _result(call: str, entry: Entry | None, stubs: frozenset[int]) -> Message:
+def _result(call: str, entry: Entry | None, stubs: frozenset[int], *, erased: bool) -> Message:
     if entry is None or not isinstance(entry.body, Returned):
-        return Message(role="tool", call=call, text=NOT_RUN, error=True)
+        # whoever reads "not run" would run it again
+        return Message(role="tool", call=call, text=ERASED if erased else NOT_RUN, error=not erased)
     text = _stub(entry) if entry.seq in stubs else entry.body.text
     return Message(role="tool", call=call, text=text, error=entry.body.error)
 

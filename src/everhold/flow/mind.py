@@ -475,10 +475,11 @@ class _TurnWork:
             folded = await fold.compress(session, self.seen.view, trigger="too long", keep=0)
         if folded is Outcome.DONE:
             self.session = await self.store.session(self.session.id)
-            newest = await view_at(self.store, self.session, at=self.session.last_seq + 1)
-            if newest.fold is not None and newest.fold.op is not None and newest.fold.session == session.id:
-                await self._see(View(fold=newest.fold))
-                return await self._record((Took(fold=newest.fold.op),))
+            # not through the view: a fresh context that somebody began meanwhile does not show what came before it
+            made = await self.store.operations(session.id, what=("fold",), states=("done",), newest_first=True, limit=1)
+            found = await self.store.entries(session.id, after=made[0].op, upto=made[0].last, kinds=(Kind.FOLDED,))
+            await self._see(View(fold=found[0]))
+            return await self._record((Took(fold=made[0].op),))
         return Broken(reason=f"the conversation does not fit the model: {reason}")
 
     # -- endings -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 
 from msgspec import Struct
 
@@ -100,18 +101,34 @@ async def view_at(store: Store, session: Session, *, at: int, fold: int | None =
 
     What the parent had not finished when the branch was made (`over`) is not part of it: it goes on over there.
     """
-    selection = await select(store, session.id, at=at, fold=fold, over=over)
-    view = await _load(store, session.id, selection)
+    erased: set[int] = set()
+    while True:
+        selection = await select(store, session.id, at=at, fold=fold, over=over, erased=erased)
+        view = await _load(store, session.id, selection)
+        if selection.fold is None or view.fold is not None:
+            break
+        erased.add(selection.fold.op)  # it was in force at that time; what it stood for is told by the originals
     if selection.whole and session.parent:
         parent = await store.session(session.parent)
         return await view_at(store, parent, at=session.parent_at + 1, over=True) + view
     return view
 
 
-async def select(store: Store, session: str, *, at: int, fold: int | None = None, over: bool = False) -> Selection:
-    """Which operations are in the view, found through the newest fold and fresh context."""
+async def select(
+    store: Store,
+    session: str,
+    *,
+    at: int,
+    fold: int | None = None,
+    over: bool = False,
+    erased: Collection[int] = (),
+) -> Selection:
+    """Which operations are in the view, found through the newest fold and fresh context. Passes over `erased` folds."""
     fresh = await _newest(store, session, "fresh", at=at)
-    newest = await _newest(store, session, "fold", at=at) if fold is None else await _pinned(store, session, fold)
+    if fold is None:
+        newest = await _newest(store, session, "fold", at=at, without=erased)
+    else:
+        newest = await _pinned(store, session, 0 if fold in erased else fold)
     after = max(fresh.op if fresh else 0, newest.covers if newest else 0)
     turns = await store.operations(session, what=("turn",), after=after, before=at)
     marks = [operation for operation in (fresh, newest) if operation is not None]
@@ -123,12 +140,17 @@ async def _pinned(store: Store, session: str, fold: int) -> Operation | None:
     return found[0] if found else None
 
 
-async def _newest(store: Store, session: str, what: str, *, at: int) -> Operation | None:
+async def _newest(store: Store, session: str, what: str, *, at: int, without: Collection[int] = ()) -> Operation | None:
     """The newest one that was in force just before `at`. Undone ones are few, so a small page nearly always does."""
     before = at
     while page := await store.operations(session, what=(what,), before=before, newest_first=True, limit=8):
         for operation in page:
-            if operation.state == "done" and operation.last < at and live(operation, at):
+            if (
+                operation.state == "done"
+                and operation.last < at
+                and live(operation, at)
+                and operation.op not in without
+            ):
                 return operation
         before = page[-1].op
     return None
