@@ -1,4 +1,4 @@
-"""E4: what arrives while something runs is kept, in order, and treated as it asked to be. Nothing is lost or doubled."""
+"""E4: what arrives while something runs is kept in order and treated as it asked to be. Nothing is lost or doubled."""
 
 from __future__ import annotations
 

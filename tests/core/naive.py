@@ -1,0 +1,168 @@
+"""What a model ought to be shown, told by walking the whole log, entry by entry, as a patient reader would.
+
+Shares the nouns with core and nothing else. It knows no operations table, no selection, no pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from everhold.core.entries import (
+    Began,
+    Branched,
+    Changed,
+    Ended,
+    Entry,
+    Erased,
+    Folded,
+    Fresh,
+    Heard,
+    Kind,
+    Returned,
+    Thought,
+    Took,
+    Undone,
+)
+from everhold.ports.model import Message
+
+Shown: TypeAlias = tuple[str, ...]
+Logs: TypeAlias = Mapping[str, Sequence[Entry]]
+
+_MARK = re.compile(r"(fold|because)-\w+-\d+")
+
+
+def gist(messages: Sequence[Message]) -> list[Shown]:
+    """What matters of messages, without the wording around it."""
+    out: list[Shown] = []
+    for message in messages:
+        if message.name == "everhold":
+            mark = _MARK.search(message.text)
+            out.append(("note", mark[0] if mark else ""))
+        elif message.role == "tool":
+            text = message.text if message.text.startswith("result-") else "-"
+            out.append(("result", message.call, text))
+        elif message.role == "assistant":
+            out.append(("assistant", message.text, *(call.id for call in message.calls)))
+        else:
+            out.append(("user", message.text))
+    return out
+
+
+class Reader:
+    """Reads one session up to an entry and remembers what it would still know."""
+
+    def __init__(self, logs: Logs, session: str, before: int, *, ended: bool = False) -> None:
+        self.logs = logs
+        self.log = logs[session]
+        self.before = before
+        self.only_ended = ended
+        self.parent: Branched | None = None
+        self.turns: list[int] = []
+        self.ends: dict[int, Entry] = {}
+        self.folds: list[Entry] = []
+        """In the order they were made; what is no longer true is taken out again."""
+        for entry in self.log:
+            if entry.seq < before:
+                self.read(entry)
+        # an erased summary can be shown to nobody, not even to one who looks at an earlier time
+        self.folds = [fold for fold in self.folds if fold.body is not None]
+
+    def read(self, entry: Entry) -> None:
+        match entry.body:
+            case Began(what="turn"):
+                self.turns.append(entry.seq)
+            case Ended():
+                self.ends[entry.op or 0] = entry
+            case Changed(change=Fresh()):
+                self.turns, self.folds, self.parent = [], [], None
+                self.begun_anew = entry.seq
+            case Changed(change=Branched() as branched):
+                self.parent = branched
+            case Changed(change=Undone(ops=ops)):
+                turns = [op for op in ops if self.is_turn(op)]
+                self.turns = [op for op in self.turns if op not in ops]
+                self.folds = [
+                    fold for fold in self.folds if fold.op not in ops and not any(op <= self.mark(fold) for op in turns)
+                ]
+            case Erased(folds=folds):
+                self.folds = [fold for fold in self.folds if fold.op not in folds]
+            case Folded(covers=covers):
+                # one whose mark lies before a fresh context speaks of what was left behind there
+                if covers >= self.begun_anew:
+                    self.folds.append(entry)
+            case None if entry.kind is Kind.FOLDED:
+                self.folds.append(entry)
+            case _:
+                pass
+
+    begun_anew = 0
+
+    def is_turn(self, op: int) -> bool:
+        began = self.log[op - 1].body
+        return isinstance(began, Began) and began.what == "turn"
+
+    def mark(self, fold: Entry) -> int:
+        return fold.body.covers if isinstance(fold.body, Folded) else 0
+
+    def show(self, pin: int | None = None) -> list[Shown]:
+        """What is in sight. `pin`: the fold to show it under (0: none), wherever in the log that stands."""
+        if pin is None:
+            fold = self.folds[-1] if self.folds else None
+        else:
+            pinned = [entry for entry in self.log if entry.op == pin and isinstance(entry.body, Folded)]
+            fold = pinned[0] if pinned else None
+        out: list[Shown] = []
+        if fold is not None:
+            assert isinstance(fold.body, Folded)
+            out.append(("note", fold.body.summary))
+        elif self.parent is not None:
+            out += Reader(self.logs, self.parent.parent, self.parent.at + 1, ended=True).show()
+        for op in self.turns:
+            if fold is None or op > self.mark(fold):
+                out += self.turn(op)
+        return out
+
+    def turn(self, op: int) -> list[Shown]:
+        ended = next((entry for entry in self.log if entry.op == op and isinstance(entry.body, Ended)), None)
+        outcome = ended.body.outcome if ended is not None and isinstance(ended.body, Ended) else "running"
+        if outcome in ("released", "refused", "erased"):
+            return []
+        if self.only_ended and (ended is None or ended.seq >= self.before):
+            return []
+        out: list[Shown] = []
+        steps = [entry for entry in self.log if entry.op == op]
+        for index, step in enumerate(steps):
+            match step.body:
+                case Began(takes=takes) | Took(takes=takes):
+                    for seq in takes:
+                        heard = self.log[seq - 1].body
+                        if isinstance(heard, Heard):
+                            out.append(("user", heard.text))
+                case Thought(text=text, calls=calls):
+                    out.append(("assistant", text, *(call.id for call in calls)))
+                    results = self.results(steps[index + 1 :])
+                    out += [("result", call.id, results.get(call.id, "-")) for call in calls]
+                case Ended(outcome="failed", reason=reason):
+                    out.append(("note", reason))
+                case Ended(outcome="stopped" | "interrupted"):
+                    out.append(("note", ""))
+                case _:
+                    pass
+        return out
+
+    def results(self, later: Sequence[Entry]) -> dict[str, str]:
+        """What came back for the calls of one thought: everything up to the next one."""
+        found: dict[str, str] = {}
+        for entry in later:
+            if entry.kind is Kind.THOUGHT:
+                break
+            if isinstance(entry.body, Returned):
+                found[entry.body.call] = entry.body.text if entry.body.text.startswith("result-") else "-"
+        return found
+
+
+def reader(logs: Logs, session: str) -> Reader:
+    """A reader of everything there is."""
+    return Reader(logs, session, len(logs[session]) + 1)

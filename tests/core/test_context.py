@@ -1,0 +1,438 @@
+"""The context is a view: quick ways to it agree with a patient reader of the whole log, whatever happened to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from msgspec import structs
+
+from everhold.core.context import (
+    ERASED,
+    Selection,
+    View,
+    assemble,
+    build,
+    choose,
+    fingerprint,
+    messages,
+    oversized,
+)
+from everhold.core.entries import (
+    Began,
+    Body,
+    Changed,
+    Ended,
+    Entry,
+    Erased,
+    Folded,
+    Fresh,
+    Kind,
+    Returned,
+    Took,
+    Undone,
+)
+from everhold.ports.model import Message
+from everhold.ports.store import Operation
+from tests.core.chronicle import STORY, Action, Chapter, Chronicle, story_of
+from tests.core.naive import Reader, gist, reader
+from tests.core.planted import found
+
+Choose = Callable[..., Selection]
+
+
+def operations(chapter: Chapter) -> list[Operation]:
+    """The operations a log speaks of, as a store would list them."""
+    ops: dict[int, Operation] = {}
+
+    def change(op: int, **fields: Any) -> None:
+        ops[op] = structs.replace(ops[op], **fields)
+
+    for entry in chapter.log:
+        seq = entry.seq
+        match entry.body:
+            case Began(what=what, takes=takes, fold=fold):
+                ops[seq] = Operation(
+                    session=chapter.id, op=seq, what=what, state="running", first=min((*takes, seq)), last=0, fold=fold
+                )
+            case Changed(change=Fresh()):
+                ops[seq] = Operation(session=chapter.id, op=seq, what="fresh", state="done", first=seq, last=seq)
+            case Folded(covers=covers):
+                change(entry.op or 0, covers=covers)
+            case Ended(outcome=outcome):
+                change(entry.op or 0, state=outcome, last=seq)
+            case Changed(change=Undone(ops=undone)):
+                turns = [op for op in undone if ops[op].what == "turn" and not ops[op].undone_at]
+                void = [op for op, it in ops.items() if it.what == "fold" and turns and it.covers >= min(turns)]
+                for op in {*undone, *void}:
+                    if not ops[op].undone_at:
+                        change(op, undone_at=seq)
+            case Erased(folds=folds):
+                for op in folds:
+                    if not ops[op].undone_at:
+                        change(op, undone_at=seq)
+            case _:
+                pass
+    return list(ops.values())
+
+
+def see(
+    chronicle: Chronicle,
+    chapter: Chapter,
+    *,
+    at: int | None = None,
+    fold: int | None = None,
+    over: bool = False,
+    choose_: Choose = choose,
+) -> View:
+    """The view, by way of core."""
+    gone = {entry.op for entry in chapter.log if entry.kind == "folded" and entry.body is None}
+    known = [operation for operation in operations(chapter) if operation.op not in gone]
+    selection = choose_(known, at=chapter.last + 1 if at is None else at, fold=fold, over=over)
+    view = assemble(selection, chapter.log)
+    if selection.whole and chapter.parent:
+        parent = chronicle.chapters[chapter.parent]
+        return see(chronicle, parent, at=chapter.parent_at + 1, over=True, choose_=choose_) + view
+    return view
+
+
+def agree(story: list[Action], choose_: Choose = choose) -> Chronicle:
+    """Tell a story; at its end, and at the beginning of every turn, both readers must see the same."""
+    chronicle = Chronicle().tell(story)
+    logs = chronicle.logs()
+    for chapter in chronicle.chapters.values():
+        now = messages(see(chronicle, chapter, choose_=choose_))
+        assert gist(now) == reader(logs, chapter.id).show()
+        together(now)
+        for turn in chapter.turns.values():
+            for pin in pins(chapter.log, turn.op):
+                before = messages(see(chronicle, chapter, at=turn.op, fold=pin, choose_=choose_))
+                assert gist(before) == Reader(logs, chapter.id, turn.op).show(pin)
+        for mark in chapter.marks[::4]:
+            branch = messages(see(chronicle, chapter, at=mark + 1, over=True, choose_=choose_))
+            assert gist(branch) == Reader(logs, chapter.id, mark + 1, ended=True).show()
+    return chronicle
+
+
+def pins(log: Sequence[Entry], op: int) -> list[int]:
+    """The folds a turn was answered under, one after the other."""
+    bodies = [entry.body for entry in log if entry.op == op]
+    return [body.fold for body in bodies if isinstance(body, Began | Took) and body.fold is not None]
+
+
+def together(shown: Sequence[Message]) -> None:
+    """Every call is followed at once by its result, and no result stands anywhere else."""
+    rest = list(shown)
+    while rest:
+        message = rest.pop(0)
+        assert message.role != "tool", "a result without its call"
+        for call in message.calls:
+            assert rest, "a call without its result"
+            result = rest.pop(0)
+            assert (result.role, result.call) == ("tool", call.id), "a call without its result"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STORY)
+def test_whatever_happened_both_readers_see_the_same(story: list[Action]) -> None:
+    agree(story)
+
+
+def test_a_thousand_histories_by_chance_are_seen_the_same() -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(1_000):
+        for chapter in agree(story_of(seed)).chapters.values():
+            happened.update(type(entry.body).__name__ for entry in chapter.log)
+            happened.update(turn.state for turn in chapter.turns.values())
+            happened["branch"] += bool(chapter.parent)
+    for what in ("Folded", "Erased", "Took", "NoneType", "branch", "released", "failed", "stopped", "erased"):
+        assert happened[what] > 50, f"hardly a history with {what}"
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------------------
+
+
+def every(alter: Callable[[Operation], Operation | None], **fixed: Any) -> Choose:
+    """A `choose` that takes operations for something else than they are."""
+
+    def wrong(known: Sequence[Operation], **how: Any) -> Selection:
+        return choose([it for it in map(alter, known) if it is not None], **{**how, **fixed})
+
+    return wrong
+
+
+def altering(**fields: Any) -> Callable[[Operation], Operation]:
+    return lambda it: structs.replace(it, **fields)
+
+
+def same(it: Operation) -> Operation:
+    return it
+
+
+def takes(what: str, state: str, instead: str) -> Callable[[Operation], Operation]:
+    return lambda it: structs.replace(it, state=instead) if (it.what, it.state) == (what, state) else it
+
+
+def oldest_fold(known: Sequence[Operation], *, fold: int | None = None, **how: Any) -> Selection:
+    done = [it.op for it in known if it.what == "fold" and it.state == "done"]
+    return choose([it for it in known if it.what != "fold" or it.op in (*done[:1], fold)], fold=fold, **how)
+
+
+def out_of_order(known: Sequence[Operation], **how: Any) -> Selection:
+    selection = choose(known, **how)
+    return structs.replace(selection, turns=selection.turns[::-1])
+
+
+def orphans(known: Sequence[Operation], **how: Any) -> Selection:
+    return structs.replace(choose(known, **how), whole=False)
+
+
+def never_orphans(known: Sequence[Operation], **how: Any) -> Selection:
+    return structs.replace(choose(known, **how), whole=True)
+
+
+def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **how: Any) -> Selection:
+    """Goes by when a fold was made, not by what it speaks of."""
+    fresh = max((it.op for it in known if it.what == "fresh" and it.op < at), default=0)
+    moved = [
+        structs.replace(it, covers=max(it.covers, fresh)) if it.what == "fold" and it.op > fresh else it for it in known
+    ]
+    return choose(moved, at=at, **how)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param(every(lambda it: None if it.what == "fresh" else it), id="fresh contexts are not"),
+        pytest.param(every(altering(undone_at=0)), id="undone is not undone"),
+        pytest.param(
+            every(lambda it: structs.replace(it, undone_at=1) if it.undone_at else it), id="undone before it was"
+        ),
+        pytest.param(every(takes("fold", "refused", "done")), id="a refused fold counts"),
+        pytest.param(every(lambda it: None if it.what == "fold" else it), id="folds do not count"),
+        pytest.param(every(takes("turn", "released", "done")), id="released turns are shown"),
+        pytest.param(every(takes("turn", "erased", "done")), id="erased turns are shown"),
+        pytest.param(every(takes("turn", "failed", "refused")), id="failed turns are hidden"),
+        pytest.param(every(takes("turn", "stopped", "refused")), id="stopped turns are hidden"),
+        pytest.param(every(same, fold=None), id="pins are ignored"),
+        pytest.param(every(same, over=False), id="a branch sees what its parent had not finished"),
+        pytest.param(
+            every(lambda it: structs.replace(it, covers=it.covers - 1) if it.covers else it),
+            id="covered turns come back",
+        ),
+        oldest_fold,
+        out_of_order,
+        orphans,
+        never_orphans,
+        a_late_summary_of_what_was_left,
+    ],
+)
+def test_a_wrong_choice_is_found(bug: Choose) -> None:
+    def prop(seed: int) -> None:
+        agree(story_of(seed), bug)
+
+    found(range(2_000), prop)
+
+
+# -- the prompt cache --------------------------------------------------------------------------------------------------
+
+Render = Callable[[View], Sequence[Message]]
+
+
+def grow(story: list[Action], render: Render = messages) -> int:
+    """Tell a story: while the generation stays, what is shown only grows at its end. How often that was seen."""
+    chronicle = Chronicle()
+    shown: dict[tuple[str, int, int], Sequence[Message]] = {}
+    looked = 0
+    for action in story:
+        chronicle.do(action)
+        for chapter in chronicle.chapters.values():
+            turn = chapter.running
+            if turn is not None and turn.open:
+                continue  # nobody is asked between a call and its result
+            now = render(see(chronicle, chapter))
+            generation = chronicle.generation(chapter)
+            # what a turn has taken may go back to where it waited; before the turn nothing moves
+            for op in {0, turn.op if turn else 0}:
+                before = shown.get((chapter.id, generation, op), ())
+                assert tuple(now[: len(before)]) == tuple(before), "the model reads all of it anew"
+                looked += bool(before)
+            shown[chapter.id, generation, turn.op if turn else 0] = now
+    return looked
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STORY)
+def test_a_turn_only_adds_to_what_the_model_has_read(story: list[Action]) -> None:
+    grow(story)
+
+
+def test_the_prefix_is_stable_through_a_hundred_histories_by_chance() -> None:
+    assert sum(grow(story_of(seed)) for seed in range(100)) > 2_000
+
+
+def newest_on_top(view: View) -> Sequence[Message]:
+    return tuple(reversed(messages(view)))
+
+
+def counted(view: View) -> Sequence[Message]:
+    return (Message(role="user", name="everhold", text=f"{len(view.exchanges)} exchanges"), *messages(view))
+
+
+def without_what_failed_before(view: View) -> Sequence[Message]:
+    """Shows how the last turn ended, and forgets it when another follows."""
+    shown = messages(view)
+    return [message for message in shown[:-1] if message.name != "everhold"] + list(shown[-1:])
+
+
+@pytest.mark.parametrize("bug", [newest_on_top, counted, without_what_failed_before])
+def test_what_spoils_the_prefix_is_found(bug: Render) -> None:
+    def prop(seed: int) -> None:
+        grow(story_of(seed), bug)
+
+    found(range(300), prop)
+
+
+# -- taking back -------------------------------------------------------------------------------------------------------
+
+
+def quiet(seed: int) -> tuple[Chronicle, Chapter]:
+    """A history at a moment when nothing runs."""
+    chronicle = Chronicle().tell(story_of(seed))
+    chapter = chronicle.chapters["s0"]
+    if chapter.running:
+        chronicle.finish(chapter, "done")
+    if chapter.folding:
+        chronicle.do(("fold_end", 0, 0))
+    return chronicle, chapter
+
+
+def test_undoing_a_compression_restores_the_exact_earlier_context() -> None:
+    folded = 0
+    for seed in range(200):
+        chronicle, chapter = quiet(seed)
+        before = messages(see(chronicle, chapter))
+        chronicle.do(("fold_begin", 0, 1))
+        if chapter.folding is None:
+            continue
+        chronicle.do(("fold_end", 0, 1))
+        during = messages(see(chronicle, chapter))
+        assert during != before
+        chronicle.do(("undo_fold", 0, 0))
+        assert messages(see(chronicle, chapter)) == before
+        folded += 1
+    assert folded > 50
+
+
+def test_undoing_a_turn_restores_the_exact_earlier_context() -> None:
+    for seed in range(100):
+        chronicle, chapter = quiet(seed)
+        chapter.pending.clear()
+        before = messages(see(chronicle, chapter))
+        for action in (("hear", 0, 1), ("begin", 0, 1), ("think", 0, 2), ("run", 0, 1), ("end", 0, 0)):
+            chronicle.do(action)
+        turn = list(chapter.turns.values())[-1]
+        after = messages(see(chronicle, chapter))
+        assert after[: len(before)] == before
+        assert len(after) > len(before)
+        chronicle.undo(chapter, [turn])
+        assert messages(see(chronicle, chapter)) == before
+
+
+def test_after_a_fresh_start_there_is_nothing_and_nothing_comes_back() -> None:
+    for seed in range(100):
+        chronicle, chapter = quiet(seed)
+        chronicle.do(("fresh", 0, 0))
+        assert messages(see(chronicle, chapter)) == ()
+        chronicle.do(("undo_fold", 0, 0))
+        assert messages(see(chronicle, chapter)) == ()
+
+
+# -- single promises ---------------------------------------------------------------------------------------------------
+
+
+def test_a_result_that_was_erased_is_not_said_not_to_have_run() -> None:
+    """The model would do it again."""
+    chronicle = Chronicle().tell(
+        [("hear", 0, 1), ("begin", 0, 1), ("think", 0, 1), ("run", 0, 1), ("run", 0, 1), ("end", 0, 0)]
+    )
+    chapter = chronicle.chapters["s0"]
+    results = [entry.seq for entry in chapter.log if entry.kind is Kind.RETURNED]
+    chronicle.erase(chapter, {results[0]})
+    shown = messages(see(chronicle, chapter))
+    together(shown)
+    texts = [message.text for message in shown if message.role == "tool"]
+    assert texts[0] == ERASED
+    assert texts[1].startswith("result-")
+
+
+def test_a_result_of_an_erased_thought_is_not_taken_for_another_ones() -> None:
+    acts: list[Action] = [("hear", 0, 1), ("begin", 0, 1)]
+    acts += [("think", 0, 0), ("run", 0, 1), ("think", 0, 0), ("run", 0, 1), ("end", 0, 0)]
+    chronicle = Chronicle().tell(acts)
+    chapter = chronicle.chapters["s0"]
+    first = next(entry.seq for entry in chapter.log if entry.kind is Kind.RETURNED)
+    second = [entry.seq for entry in chapter.log if entry.kind is Kind.THOUGHT][1]
+    chronicle.erase(chapter, {first, second})
+    shown = messages(see(chronicle, chapter))
+    assert [message.text for message in shown if message.role == "tool"] == [ERASED]
+
+
+def test_a_message_that_arrives_mid_turn_comes_after_that_turn() -> None:
+    acts: list[Action] = [
+        ("hear", 0, 1),
+        ("begin", 0, 1),
+        ("hear", 0, 1),
+        ("end", 0, 0),
+        ("begin", 0, 1),
+        ("end", 0, 0),
+    ]
+    chronicle = Chronicle().tell(acts)
+    shown = gist(messages(see(chronicle, chronicle.chapters["s0"])))
+    assert [one[0] for one in shown] == ["user", "assistant", "user", "assistant"]
+
+
+def test_long_results_become_the_same_stub_every_time() -> None:
+    text = "".join(chr(97 + n % 26) for n in range(20_000))
+    body = Returned(call="c0", text=text)
+    chronicle = Chronicle().tell([("hear", 0, 1), ("begin", 0, 1), ("think", 0, 0)])
+    chapter = chronicle.chapters["s0"]
+    seq = chronicle.commit(chapter, body, op=2)
+    view = see(chronicle, chapter)
+    assert oversized(view) == (seq,)
+    assert oversized(view, most=20_000) == ()
+    whole, stubbed = messages(view)[-1].text, messages(view, stubs=frozenset({seq}))[-1].text
+    assert whole == text
+    assert len(stubbed) < 2_000
+    assert stubbed.startswith(text[:1_000])
+    assert stubbed.endswith(text[-300:])
+    assert f"entry {seq}" in stubbed
+    assert stubbed == messages(view, stubs=frozenset({seq, 99}))[-1].text
+    short = Returned(call="c0", text="x" * 1_600)
+    shorter = messages(
+        View(
+            exchanges=tuple(
+                structs.replace(it, steps=tuple(_with(e, seq, short) for e in it.steps)) for it in view.exchanges
+            )
+        ),
+        stubs=frozenset({seq}),
+    )
+    assert shorter[-1].text == "x" * 1_600, "a stub is never longer than what it stands for"
+
+
+def _with(entry: Entry, seq: int, body: Body) -> Entry:
+    return structs.replace(entry, body=body) if entry.seq == seq else entry
+
+
+def test_the_same_view_gives_the_same_bytes_and_another_gives_others() -> None:
+    chronicle = Chronicle().tell(story_of(1))
+    shown = messages(see(chronicle, chronicle.chapters["s0"]))
+    assert shown
+    request = build(shown, system="You are a test.")
+    assert fingerprint(request) == fingerprint(build(tuple(shown), system="You are a test.", params={}))
+    assert fingerprint(request) != fingerprint(build(shown[:-1], system="You are a test."))
+    assert fingerprint(request) != fingerprint(build(shown, system="You are a test"))
+    assert fingerprint(request) != fingerprint(build(shown, system="You are a test.", params={"temperature": 0}))
