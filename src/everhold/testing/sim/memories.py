@@ -71,7 +71,10 @@ def remembered(
             expected = places(session, log)
             order = {place.key: number for number, place in enumerate(expected)}
             by_key = {place.key: place for place in expected}
-            kept = provider.kept.get(session, [])
+            under = {where: items for where, items in provider.kept.items() if items[0].session == session}
+            if len(under) > 1:
+                yield f"{name} files {session} under {len(under)} names: {', '.join(sorted(under))}"
+            kept = [item for items in under.values() for item in items]
             times = Counter(item.key for item in kept)
             for item in kept:
                 if item.key not in by_key:
@@ -83,11 +86,7 @@ def remembered(
             if found != sorted(found):
                 yield f"{name} has the memories of {session} out of order: {found}"
             if provider.delivery is Delivery.UPSERT:
-                written = [
-                    order[key]
-                    for where, key in provider.writes
-                    if where == session and key in order and key not in replayed
-                ]
+                written = [order[key] for _, key in provider.writes if key in order and key not in replayed]
                 if _last(written) != sorted(set(written)):
                     yield f"{name} had an older memory of {session} written over a newer one: {written}"
             for key, count in times.items():
