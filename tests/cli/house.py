@@ -45,11 +45,14 @@ class Obedient:
             for piece in text.split(" "):
                 say(piece + " ")
                 await asyncio.sleep(0.03)
+            return Answer(text=text, model=self.name, usage=Usage(input=10, output=5))
         elif word == "hold":
             say("Holding ")
             while not os.path.exists(rest):
                 await asyncio.sleep(0.02)
             text = f"Holding is over: {rest}"
+            say(text.removeprefix("Holding "))
+            return Answer(text=text, model=self.name, usage=Usage(input=10, output=5))
         elif word == "down" and not os.path.exists(rest):
             raise Overloaded("out to lunch", retry_after=0.3)
         elif word == "refuse":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from everhold.cli.chat.talk import Talk
 from everhold.cli.chat.terminal import Terminal
@@ -19,6 +20,7 @@ from everhold.cli.steady import steady
 from everhold.errors import EverholdError, Misuse
 from everhold.remote.wire import DONE, WRONG
 
+NUDGE_SECONDS: Final = 0.05
 T = TypeVar("T")
 
 
@@ -27,7 +29,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         raise Misuse("chat is for people", remedy="everhold send --json 'hello'")
     signal.signal(signal.SIGTERM, _leave)
     terminal = Terminal(screen)
-    with Beside() as beside:
+    with Beside() as beside, _Nudge(beside):
         talk = beside.wait(_prepare(args, screen, terminal))
         try:
             terminal.remember(beside.wait(talk.open(args.session, agent=args.agent)))
@@ -87,15 +89,46 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+class _Nudge:
+    """Sees to it that Ctrl-C and SIGTERM are heard.
+
+    Python acts on a signal when its main thread comes by. The line editor looks for one only when its wait for a key is
+    interrupted, so a signal that came just before that wait would be heard at the next key. The other thread is told of
+    every signal at once, and interrupts the wait with one that means nothing.
+    """
+
+    def __init__(self, beside: Beside) -> None:
+        self.beside = beside
+        self.main = threading.get_ident()
+        self.ear, self.mouth = os.pipe()
+        os.set_blocking(self.mouth, False)
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGURG, _ignore)
+        signal.set_wakeup_fd(self.mouth, warn_on_full_buffer=False)
+        self.beside.loop.call_soon_threadsafe(self.beside.loop.add_reader, self.ear, self._hear)
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        self.beside.loop.call_soon_threadsafe(self.beside.loop.remove_reader, self.ear)
+
+    def _hear(self) -> None:
+        if set(os.read(self.ear, 100)) != {signal.SIGURG}:
+            self.beside.loop.call_later(NUDGE_SECONDS, signal.pthread_kill, self.main, signal.SIGURG)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None: ...
+
+
 class Beside:
     """An event loop on a thread of its own."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="everhold-chat", daemon=True)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             runner.run(self._until_stopped())
 
     async def _until_stopped(self) -> None:
@@ -110,11 +143,11 @@ class Beside:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._stopped.set)
+        self.loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         return self.start(work).result()

@@ -1,0 +1,282 @@
+"""Talking in a terminal: a real one (a pty), a real gateway, real kills."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from everhold.cli.chat.terminal import Terminal
+from everhold.cli.render import Paint, Screen
+from tests.cli.house import House, command, until
+
+
+class Typist:
+    """Somebody at a terminal in which `everhold chat` runs."""
+
+    def __init__(self, house: House, *args: str, **env: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            command("chat", *args),
+            env=house.env(**{"TERM": "xterm", "NO_COLOR": "1", **env}),
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=_take_terminal,
+        )  # fmt: skip
+        os.close(slave)
+        house.started.append(self.process)  # type: ignore[arg-type]  # bytes or text, it is only ended
+        self.seen = ""
+        self._read_to = 0
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def say(self, text: str) -> None:
+        self.expect("you> ")
+        self.type(text + "\r")
+
+    def expect(self, text: str, *, seconds: float = 15.0) -> str:
+        """Wait until `text` is on the screen, behind what was waited for before; all up to it."""
+        deadline = time.monotonic() + seconds
+        while (found := self.seen.find(text, self._read_to)) < 0:
+            ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{text!r} never came:\n{self.seen}"
+            try:
+                piece = os.read(self.master, 65536)
+            except OSError:
+                piece = b""
+            assert piece, f"it left before {text!r} came:\n{self.seen}"
+            self.seen += piece.decode(errors="replace")
+        before, self._read_to = self._read_to, found + len(text)
+        return self.seen[before : self._read_to]
+
+    def leave(self) -> int:
+        self.expect("you> ")
+        self.type("\x04")
+        self.expect("it is kept")
+        return self.process.wait(timeout=15)
+
+
+def _take_terminal() -> None:
+    """Make the pty this session's terminal, so that Ctrl-C reaches the chat as a signal."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_a_chat_needs_nothing_but_itself(house: House) -> None:
+    chat = Typist(house)
+    chat.expect("new session with main")
+    chat.say("hello")
+    id = chat.expect("main> ").split("session ")[1][:26]
+    chat.expect("You said: hello")
+    chat.say("/whoami")
+    chat.expect(f"in session {id}")
+    assert chat.leave() == 0
+    again = Typist(house)
+    again.expect(f"session {id}")
+    again.expect("/whoami")  # the last exchange is there again
+    assert again.leave() == 0
+    assert house.ask("audit").code == 0
+
+
+def test_a_reply_is_seen_growing_and_stands_there_once(busy: House) -> None:
+    chat = Typist(busy, "--session", "growing")
+    chat.say("slow 12")
+    shown = chat.expect("word11")
+    assert re.sub(r"\s+", " ", shown).count(" ".join(f"word{n}" for n in range(12))) == 1
+    chat.expect("you> ")
+    chat.type("\x04")
+    chat.expect("it is kept")
+    assert chat.seen.count("word7") == 1
+    assert "\x1b[1" not in chat.seen  # no colours: NO_COLOR is set
+
+
+def test_a_terminal_shows_colours(busy: House) -> None:
+    chat = Typist(busy, "--session", "coloured", NO_COLOR="")
+    chat.expect("\x1b[1;36myou> ")
+    chat.type("hello\r")
+    chat.expect("\x1b[1;32mmain>\x1b[0m You said: hello")
+
+
+def test_a_killed_gateway_leaves_no_gap_in_a_chat(house: House, tmp_path: Path) -> None:
+    gateway = house.up()
+    late = tmp_path / "late"
+    chat = Typist(house, "--session", "survivor")
+    chat.say("before")
+    chat.expect("You said: before")
+    chat.say(f"hold {late}")
+    chat.expect("Holding")
+    gateway.kill()
+    chat.expect("the gateway is gone; waiting for it to come back")
+    late.touch()
+    house.up()
+    chat.expect("it is back")
+    chat.expect("Holding is over")
+    chat.say("after")
+    chat.expect("You said: after")
+    assert chat.leave() == 0
+    entries = house.ask("sessions", "show", "agent:main:terminal:dm:survivor", "--json").json["entries"]
+    heard = [entry["body"]["text"].split()[0] for entry in entries if entry["kind"] == "heard"]
+    assert heard == ["before", "hold", "after"]
+    assert sum(entry["kind"] == "said" for entry in entries) == 3
+    assert house.ask("audit").code == 0
+
+
+def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(house: House) -> None:
+    gateway = house.up()
+    chat = Typist(house, "--session", "patient")
+    chat.say("before")
+    chat.expect("You said: before")
+    chat.expect("you> ")
+    gateway.kill()
+    chat.type("meanwhile\r")
+    chat.expect("waiting for it to come back")
+    house.up()
+    chat.expect("You said: meanwhile")
+    assert chat.leave() == 0
+    entries = house.ask("sessions", "show", "agent:main:terminal:dm:patient", "--json").json["entries"]
+    assert [entry["seq"] for entry in entries] == list(range(1, 11))
+
+
+def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: House, tmp_path: Path) -> None:
+    chat = Typist(busy, "--session", "stopped")
+    chat.say(f"hold {tmp_path / 'never'}")
+    chat.expect("Holding")
+    chat.type("\x03")
+    chat.expect("stopping")
+    chat.expect("you> ")
+    chat.type("half a though\x03")
+    chat.expect("Ctrl-D leaves")
+    chat.say("still here")
+    chat.expect("You said: still here")
+    assert chat.leave() == 0
+    entries = busy.ask("sessions", "show", "agent:main:terminal:dm:stopped", "--json").json["entries"]
+    outcomes = [entry["body"].get("outcome", "done") for entry in entries if entry["kind"] == "ended"]
+    assert "stopped" in outcomes
+    assert not any("half a though" in str(entry["body"]) for entry in entries)
+
+
+def test_what_others_say_in_the_session_appears_above_the_prompt(busy: House) -> None:
+    chat = Typist(busy, "--session", "shared")
+    chat.say("hello")
+    chat.expect("You said: hello")
+    chat.expect("you> ")
+    chat.type("half")
+    chat.expect("half")
+    busy.ask("send", "from elsewhere", "--session", "shared").ok()
+    chat.expect("You said: from elsewhere")
+    chat.expect("half")
+    chat.type(" done\r")
+    chat.expect("You said: half done")
+
+
+def test_branching_goes_on_in_the_branch(busy: House) -> None:
+    chat = Typist(busy, "--session", "tree")
+    chat.say("trunk")
+    chat.expect("You said: trunk")
+    chat.say("/branch")
+    chat.expect("Branched into session ")
+    chat.say("twig")
+    chat.expect("You said: twig")
+    listed = busy.ask("sessions", "--json").json["sessions"]
+    assert sum(session["address"] == "agent:main:terminal:dm:tree" for session in listed) == 2
+    assert chat.leave() == 0
+
+
+def test_a_chat_takes_over_when_the_one_it_went_through_leaves(house: House) -> None:
+    first = Typist(house, "--session", "first")
+    first.say("hello")
+    first.expect("You said: hello")
+    second = Typist(house, "--session", "second")
+    second.say("hello")
+    second.expect("You said: hello")
+    assert first.leave() == 0
+    second.say("alone now")
+    second.expect("You said: alone now")
+    assert second.leave() == 0
+    assert house.ask("audit").code == 0
+
+
+def test_a_model_that_is_down_gives_the_prompt_back_and_answers_later(busy: House, tmp_path: Path) -> None:
+    back = tmp_path / "back"
+    chat = Typist(busy, "--session", "lunch")
+    chat.say(f"down {back}")
+    chat.expect("cannot be reached")
+    chat.expect("you> ")
+    back.touch()
+    chat.expect("You said: down")
+
+
+def test_a_program_behind_a_pipe_gets_replies_only(busy: House) -> None:
+    done = busy.run("chat", "--session", "pipe", input="one\n\ntwo\n").ok()
+    assert (done.out, done.err) == ("You said: one\nYou said: two\n", "")
+    assert busy.run("chat", "--session", "pipe", input="refuse\n").code == 1
+
+
+def test_sigterm_ends_a_chat_in_order(house: House) -> None:
+    chat = Typist(house)
+    chat.say("hello")
+    chat.expect("You said: hello")
+    chat.expect("you> ")
+    chat.process.send_signal(signal.SIGTERM)
+    assert chat.process.wait(timeout=15) == 128 + signal.SIGTERM
+    until(lambda: not (house.path / "control.sock").exists())
+
+
+# -- what is on the screen ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def screen(tmp_path: Path) -> Screen:
+    file = (tmp_path / "screen").open("w+", encoding="utf-8")
+    return Screen(out=file, err=file, json=False, paint=Paint(False), paint_err=Paint(False))
+
+
+def shown(screen: Screen) -> str:
+    screen.out.flush()
+    return Path(screen.out.name).read_text(encoding="utf-8")
+
+
+def live(screen: Screen) -> Terminal:
+    terminal = Terminal(screen)
+    terminal.live = True
+    return terminal
+
+
+def test_a_reply_that_turns_out_otherwise_is_shown_whole(screen: Screen) -> None:
+    terminal = live(screen)
+    terminal.grow("main", 7, "Perhaps")
+    terminal.reply("main", 7, "Certainly not")
+    assert shown(screen) == "main> Perhaps\nmain> Certainly not\n"
+
+
+def test_pieces_of_another_operation_begin_a_line_of_their_own(screen: Screen) -> None:
+    terminal = live(screen)
+    terminal.grow("main", 7, "One ")
+    terminal.grow("main", 9, "Two ")
+    terminal.grow("main", 9, "Two and")
+    terminal.reply("main", 9, "Two and more")
+    assert shown(screen) == "main> One \nmain> Two and more\n"
+
+
+def test_a_hushed_reply_grows_no_further(screen: Screen) -> None:
+    terminal = live(screen)
+    terminal.grow("main", 7, "On and")
+    terminal.hush()
+    terminal.grow("main", 7, "On and on")
+    terminal.remark("stopping")
+    assert shown(screen) == "main> On and\n— stopping\n"
+
+
+def test_nothing_that_is_said_can_steer_the_terminal(screen: Screen) -> None:
+    terminal = live(screen)
+    terminal.grow("main", 7, "\x1b[2J")
+    terminal.reply("main", 7, "\x1b[2J\u202eboo")
+    assert shown(screen) == "main> \\x1b[2J\\u202eboo\n"

@@ -1,0 +1,88 @@
+"""`everhold config`, and how the gateway takes what it writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.house import House, until
+
+
+def test_check_says_what_is_wrong_and_where(house: House) -> None:
+    assert house.ask("config", "check").ok().out.startswith("ok · 1 agent")
+    (house.path / "config.yaml").write_text("http: {port: lots}\nagents:\n  main: {modle: m}\n")
+    done = house.ask("config", "check")
+    assert done.code == 78
+    assert f"{house.path}/config.yaml:1: http.port: " in done.err
+    assert f"{house.path}/config.yaml:3: agents.main.modle: " in done.err
+    told = house.ask("config", "check", "--json")
+    assert (told.code, told.json["ok"]) == (78, False)
+    assert [(problem["line"], problem["key"]) for problem in told.json["problems"]] == [
+        (1, "http.port"),
+        (3, "agents.main.modle"),
+    ]
+
+
+def test_a_yaml_mistake_names_its_line(house: House) -> None:
+    (house.path / "config.yaml").write_text("agents:\n  main: {persona: [}\n")
+    done = house.ask("config", "check")
+    assert done.code == 78
+    assert "config.yaml:2" in done.err
+
+
+def test_a_missing_secret_switches_one_thing_off_and_is_named(house: House) -> None:
+    (house.path / "config.yaml").write_text(
+        "models: {big: {provider: obedient, api_key_env: BIG_KEY}}\ndefaults: {model: big, memories: [], tools: []}\n"
+    )
+    checked = house.ask("config", "check", "--json").ok().json
+    assert checked["ok"]
+    assert any("BIG_KEY" in problem["message"] + problem["remedy"] for problem in checked["problems"])
+    assert "needs BIG_KEY in .env" in house.ask("agents").ok().out
+
+
+def test_show_and_get_print_what_is_in_force_and_never_a_secret(house: House) -> None:
+    (house.path / "config.yaml").write_text("models: {big: {provider: obedient, api_key_env: BIG_KEY}}\n")
+    (house.path / ".env").write_text("BIG_KEY=canary-of-a-secret-key\n")
+    (house.path / ".env").chmod(0o600)
+    for argv in (["show"], ["show", "--json"], ["get", "models"], ["check"]):
+        assert "canary" not in house.ask("config", *argv).ok().out
+    assert house.ask("config", "show", "--json").json["models"]["big"]["api_key_env"] == "BIG_KEY"
+    assert house.ask("config", "get", "http.port").ok().out == "8765\n"
+    assert house.ask("config", "get", "http.port", "--json").json == 8765
+    assert house.ask("config", "get", "agents.main.memory_notices").ok().out == "true\n"
+    missing = house.ask("config", "get", "agents.mian")
+    assert missing.code == 1
+    assert "did you mean `main`?" in missing.err
+
+
+def test_set_changes_one_value_keeps_comments_and_refuses_what_would_break(house: House) -> None:
+    (house.path / "config.yaml").write_text("# mine\nhttp: {port: 8765}  # the usual\n")
+    house.ask("config", "set", "http.port", "9000").ok()
+    assert (house.path / "config.yaml").read_text() == "# mine\nhttp: {port: 9000}  # the usual\n"
+    refused = house.ask("config", "set", "http.port", "many")
+    assert refused.code == 78
+    assert (house.path / "config.yaml").read_text() == "# mine\nhttp: {port: 9000}  # the usual\n"
+    house.ask("config", "set", "agents.coder", "{persona: You write code.}").ok()
+    assert house.ask("config", "get", "agents.coder.persona").ok().out == "You write code.\n"
+
+
+def test_a_running_gateway_takes_what_was_set_at_the_next_message(house: House) -> None:
+    house.up()
+    house.ask("send", "hello").ok()
+    house.ask("config", "set", "agents", "{main: {}, coder: {persona: You write code.}}").ok()
+    assert house.ask("send", "hello", "--agent", "coder").ok().out == "You said: hello\n"
+    assert [agent["name"] for agent in house.ask("agents", "--json").json["agents"]] == ["main", "coder"]
+
+
+def test_a_running_gateway_says_that_an_edit_is_refused_and_goes_on(house: House) -> None:
+    house.up()
+    (house.path / "config.yaml").write_text("agnets: {}\n")
+    until(lambda: house.ask("status", "--json").json["refused"])
+    done = house.ask("status")
+    assert done.code == 1
+    assert "config.yaml:1" in done.out
+    assert house.ask("send", "still here").ok().out == "You said: still here\n"
+
+
+@pytest.mark.parametrize("key", ["", "a b", "[x]"])
+def test_a_key_that_is_none_is_a_usage_mistake(house: House, key: str) -> None:
+    assert house.ask("config", "get", key).code == 2

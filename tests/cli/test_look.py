@@ -1,0 +1,123 @@
+"""Tables, colours, completions, the reference page."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from everhold.cli import reference
+from everhold.cli.commands.completion import bash, fish, zsh
+from everhold.cli.commands.logs import parsed
+from everhold.cli.render import Paint, Screen, ago, count, cut, one_line, safe, width
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+
+
+def test_the_reference_page_is_what_the_parser_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference.render(), (
+        "python -m everhold.cli.reference > docs/reference/cli.md"
+    )
+
+
+def test_text_is_shown_and_never_obeyed() -> None:
+    assert safe("a\x1b[31mb\x07\r\n\tc\x9bd\u202e") == "a\\x1b[31mb\\x07\\x0d\n\tc\\x9bd\\u202e"
+    assert one_line("a\nb\t c  d") == "a b c d"
+
+
+def test_columns_count_as_a_terminal_counts_them() -> None:
+    assert width("日本") == 4
+    assert width("e\u0301") == 1
+    assert cut("日本語", 5) == "日本…"
+    assert cut("short", 5) == "short"
+
+
+def test_spans_and_numbers_read_well() -> None:
+    assert [ago(seconds) for seconds in (-1, 59, 60, 7200, 200_000)] == ["0 s", "59 s", "1 min", "2 h", "2 d"]
+    assert (count(1, "entry", "entries"), count(1200, "entry", "entries")) == ("1 entry", "1,200 entries")
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "stream, environ, coloured",
+    [
+        (Tty(), {}, True),
+        (Tty(), {"NO_COLOR": "1"}, False),
+        (Tty(), {"NO_COLOR": ""}, True),
+        (Tty(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_want_them(stream: io.StringIO, environ: dict[str, str], coloured: bool) -> None:
+    screen = Screen.of(stream, stream, environ=environ, json=False)
+    assert (screen.paint.on, screen.paint_err.on) == (coloured, coloured)
+
+
+def test_a_table_is_cut_for_people_and_whole_for_programs() -> None:
+    rows = [("a", "x" * 200)]
+    out = io.StringIO()
+    Screen(out=out, err=out, json=False, paint=Paint(False), paint_err=Paint(False)).table(("k", "v"), rows)
+    assert out.getvalue() == f"K  V\na  {'x' * 200}\n"
+    tty = Tty()
+    Screen(out=tty, err=tty, json=False, paint=Paint(True), paint_err=Paint(True)).table(("k", "v"), rows)
+    assert "…" in tty.getvalue()
+
+
+@pytest.mark.parametrize(
+    "line, found",
+    [
+        (
+            '2026-01-01T00:00:00.000Z info    turn.done op=3 outcome=done text="a \\"b\\" c=d"',
+            {"at": "2026-01-01T00:00:00.000Z", "level": "info", "event": "turn.done", "op": 3, "outcome": "done",
+             "text": 'a "b" c=d'},
+        ),
+        ('{"level":"info","event":"x"}', {"level": "info", "event": "x"}),
+        ("    Traceback (most recent call last):", {"text": "    Traceback (most recent call last):"}),
+        ("{broken", {"text": "{broken"}),
+    ],
+)  # fmt: skip
+def test_log_lines_of_both_forms_are_understood(line: str, found: dict[str, object]) -> None:
+    assert parsed(line) == found
+
+
+# -- completions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["everhold", "se"], {"send", "sessions"}),
+        (["everhold", "sessions", "sh"], {"show"}),
+        (["everhold", "--home", "/tmp", "config", ""], {"check", "show", "get", "set"}),
+        (["everhold", "undo", "last", ""], {"turn", "compress"}),
+        (["everhold", "completion", ""], {"bash", "zsh", "fish"}),
+        (["everhold", "send", "--ti"], {"--timeout"}),
+        (["everhold", "--log", ""], {"text", "json"}),
+    ],
+)
+def test_bash_completes(words: list[str], expected: set[str]) -> None:
+    script = f"""{bash()}
+COMP_WORDS=({" ".join(f"'{word}'" for word in words)}); COMP_CWORD={len(words) - 1}; _everhold
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert expected <= set(done.stdout.split())
+    if words[-1]:
+        assert set(done.stdout.split()) == expected
+
+
+@pytest.mark.parametrize("shell, script", [("bash", bash), ("zsh", zsh), ("fish", fish)])
+def test_completions_are_sound_scripts(shell: str, script: object, tmp_path: Path) -> None:
+    assert callable(script)
+    text = script()
+    assert "everhold" in text
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(text)
+        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
