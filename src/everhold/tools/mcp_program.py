@@ -48,6 +48,8 @@ class Program:
         self.reason = ""
         self.last_words = ""
         self.pid = 0
+        self._leaving = False
+        """We are ending it: how it ends now is our doing."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[TransportStreams]:
@@ -82,6 +84,7 @@ class Program:
         try:
             yield theirs, ours
         finally:
+            self._leaving = True
             try:
                 await _end(process)
                 for pump in pumps:
@@ -105,7 +108,8 @@ class Program:
             while strange < MOST_STRANGE:
                 line = await process.stdout.readline()
                 if not line:
-                    await self._left(process)
+                    if not self._leaving:
+                        await self._left(process)
                     return
                 if not line.strip():
                     continue
@@ -131,6 +135,8 @@ class Program:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
                 await process.wait()
+        if self._leaving:
+            return
         how = "it closed its output" if process.returncode is None else f"it ended with status {process.returncode}"
         self.reason = f"{how}: {self.last_words}" if self.last_words else how
 
