@@ -26,7 +26,7 @@ from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
 from everhold.ports.platform import Incoming, Platform, Verdict
-from everhold.ports.store import Change
+from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
 from everhold.remote.follow import Followers
 from everhold.remote.methods import Methods
@@ -298,6 +298,8 @@ class App:
     def _committed(self, change: Change) -> None:
         self.followers.committed(change)
         self.tail.committed(change)
+        if change.step is Step.COMMAND:
+            self.bells.ring(change.session)  # whoever is at work there may have been told to stop
 
     async def _unanswered(self) -> int:
         """How many messages have no answer: those that wait, and those a turn had taken when everything stopped."""
