@@ -12,6 +12,7 @@ from typing import Final
 from everhold.config import AgentSettings, ModelSettings, Settings, plugin_settings
 from everhold.core.access import Admission
 from everhold.core.entries import Place, Stamp
+from everhold.core.naming import Origin, Rule, hermes_name, name
 from everhold.errors import EverholdError, Overloaded
 from everhold.flow.purse import Limit
 from everhold.flow.runtime import Meter, Runtime, purses_of
@@ -148,6 +149,7 @@ class Agents:
             limits=lambda stamp: limits_of(settings, stamp),
             job_limits=lambda: job_limits_of(settings),
             review_every=settings.review_every,
+            naming=lambda memory, origin: name_for(settings, memory, origin),
             price=self._price([name for name in names if name in self.settings.models]),
             text_limit=self._text_limit,
             pulls=self._pulls,
@@ -234,6 +236,17 @@ def limits_of(settings: AgentSettings, stamp: Stamp) -> tuple[Limit, ...]:
         Limit(purse=purse, usd=part.usd_per_day, tokens=part.tokens_per_day)
         for purse, part in zip(purses_of(settings.name, stamp), parts, strict=True)
     )
+
+
+def name_for(settings: AgentSettings, memory: str, origin: Origin) -> str:
+    """What a memory instance of an agent calls a session, as it is configured."""
+    instance = next((it for it in settings.memories if it.name == memory), None)
+    if instance is None:
+        return name(origin, Rule()).text
+    peer = origin.owner if instance.session_peer_prefix else ""
+    workspace = str(instance.extra.get("workspace") or settings.name)
+    rule = Rule(strategy=instance.session_strategy, workspace=workspace, peer=peer)
+    return (hermes_name if instance.naming == "hermes" else name)(origin, rule).text
 
 
 def job_limits_of(settings: AgentSettings) -> tuple[Limit, ...]:

@@ -20,6 +20,7 @@ from everhold.core.entries import (
     Fresh,
     Heard,
     Kind,
+    Named,
     Tasked,
     Titled,
     Told,
@@ -27,6 +28,7 @@ from everhold.core.entries import (
     Wanted,
 )
 from everhold.core.ids import session_id
+from everhold.core.naming import Origin
 from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
 from everhold.flow import amend, fold, job
@@ -75,7 +77,7 @@ class Desk:
             case "new":
                 changes, reply = (Changed(change=Fresh()),), "A fresh start. The session and its memory stay."
             case "title":
-                changes, reply = (Changed(change=Titled(title=command.argument)),), f"Named “{command.argument}”."
+                changes, reply = self._title(session, runtime, entry.body, command.argument)
             case "undo" | "retry":
                 amendment = await self._undo(session, command)
                 changes, reply = amendment.bodies, amendment.say
@@ -137,6 +139,18 @@ class Desk:
             return await amend.undo(self.store, session, what="compress")
         count = int(command.argument) if command.argument.isdigit() else 1
         return await amend.undo(self.store, session, count=max(1, min(count, 1000)))
+
+    def _title(self, session: Session, runtime: Runtime, heard: Heard, argument: str) -> tuple[tuple[Body, ...], str]:
+        """A name to show; with `--memory` also the name that memories file this session under from here on."""
+        memory = argument.endswith("--memory")
+        title = argument.removesuffix("--memory").strip()
+        if not title:
+            return (), f"This session is called “{session.title or session.id}”. /title NAME renames it."
+        changes: list[Body] = [Changed(change=Titled(title=title, memory=memory))]
+        if memory:
+            origin = Origin(session=session.id, owner=heard.stamp.person, title=title, address=session.address)
+            changes += [Changed(change=Named(memory=it, name=runtime.naming(it, origin))) for it in runtime.memories]
+        return tuple(changes), f"Named “{title}”." + (" Memories follow." if memory else "")
 
     async def _compress(
         self, session: Session, runtime: Runtime, heard: Heard, argument: str

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct, structs
 
+from everhold.core.entries import Draft
 from everhold.core.retry import must_hold, resolution, wait_seconds
 from everhold.errors import Conflict, EverholdError, InDoubt, Poisoned, Refused, Transient
 from everhold.flow.gates import Gates
@@ -31,6 +32,8 @@ class Load(Struct, frozen=True, kw_only=True):
     digest: str
     payload: object
     name: str = ""
+    records: tuple[Draft, ...] = ()
+    """What is to be written down with it, once."""
     generation: int = 0
     """The session's, before the load was made: an erasure since then must not find it on its way."""
 
@@ -296,7 +299,13 @@ class Lane:
         update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
         step = Step.FLIGHT if first else Step.LANDED
         await self._commit(
-            step, update, receipts=receipts, parks=parks, unparks=unparks, generation=self.look.generation
+            step,
+            update,
+            receipts=receipts,
+            parks=parks,
+            unparks=unparks,
+            generation=self.look.generation,
+            entries=load.records,
         )
         load = structs.replace(load, generation=self.look.generation)
         return Leg(load=load, flight=flight, since=since)
@@ -361,12 +370,14 @@ class Lane:
         parks: tuple[Parked, ...] = (),
         unparks: tuple[int, ...] = (),
         generation: int | None = None,
+        entries: tuple[Draft, ...] = (),
     ) -> None:
         await self.gates.store.commit(
             Change(
                 step=step,
                 session=self.claim.session,
                 at=self.gates.clock.now(),
+                entries=entries,
                 claim=self.claim,
                 generation=generation,
                 lane=update,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from everhold.core.context import assemble, choose
-from everhold.core.entries import Changed, Ended, Entry, Noted, Undone
+from everhold.core.entries import Changed, Draft, Ended, Entry, Kind, Named, Noted, Stamp, Undone
 from everhold.core.exchange import PLACES, exchange, fingerprint, matters, note, retraction
+from everhold.core.naming import Origin
 from everhold.flow.lane import Load, Look
-from everhold.ports.memory import Batch, Memory, MemoryProvider
+from everhold.ports.memory import Batch, Memory, MemoryProvider, Retraction
 from everhold.ports.store import Claim, Flight, Item, Session, Store
 
 MOST_ITEMS: Final = 20
@@ -26,9 +28,19 @@ class Remember:
 
     event = "memory.stored"
 
-    def __init__(self, store: Store, provider: MemoryProvider, *, policy: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        provider: MemoryProvider,
+        *,
+        policy: str,
+        instance: str = "",
+        naming: Callable[[Origin], str] = lambda origin: origin.session,
+    ) -> None:
         self.store = store
         self.provider = provider
+        self.instance = instance
+        self.naming = naming
         self.delivery = provider.delivery
         self.deadline = provider.deadline
         self.visible_after = provider.visible_after
@@ -46,8 +58,8 @@ class Remember:
                     items.append((entry, memory))
             more = len(page) == PAGE or len(places) > MOST_ITEMS
             if items or not more:
-                load = self._load(session, items) if items else None
-                return Look(load=load, upto=upto, generation=session.generation, more=more)
+                load, rest = await self._named(session, items) if items else (None, False)
+                return Look(load=load, upto=upto, generation=session.generation, more=more or rest)
             after = (places[MOST_ITEMS - 1] if len(places) > MOST_ITEMS else page[-1]).seq
 
     async def again(self, claim: Claim, flight: Flight) -> Load | None:
@@ -57,7 +69,7 @@ class Remember:
             entry = await self.store.entry(claim.session, item.seq)
             if (memory := await self._memory(session, entry)) is not None:
                 items.append((entry, memory))
-        return self._load(session, items, upto=flight.upto, name=flight.name) if items else None
+        return self._load(items, upto=flight.upto, name=flight.name) if items else None
 
     async def deliver(self, load: Load) -> Mapping[str, str]:
         assert isinstance(load.payload, Batch)
@@ -67,10 +79,39 @@ class Remember:
         assert isinstance(load.payload, Batch)
         return await self.provider.probe(load.payload)
 
+    async def _named(self, session: Session, items: list[tuple[Entry, Memory]]) -> tuple[Load, bool]:
+        """The first of `items` that go under one name, and whether others are left.
+
+        The name is resolved when a session's first memory is stored, recorded, and kept; one that was given later
+        counts from there on.
+        """
+        names = await self._names(session.id)
+        records: tuple[Draft, ...] = ()
+        if not names:
+            name = self.naming(origin_of(session, items[0][1]))
+            records = (Draft(body=Changed(change=Named(memory=self.instance, name=name)), author="system"),)
+            names = [(0, name)]
+        first = _name_at(names, items[0][0].seq)
+        same = list(itertools.takewhile(lambda item: _name_at(names, item[0].seq) == first, items))
+        return self._load(same, name=first, records=records), len(same) < len(items)
+
+    async def _names(self, session: str) -> list[tuple[int, str]]:
+        return [
+            (entry.seq, entry.body.change.name)
+            for entry in await self.store.entries(session, kinds=(Kind.CHANGED,))
+            if isinstance(entry.body, Changed)
+            and isinstance(entry.body.change, Named)
+            and entry.body.change.memory == self.instance
+        ]
+
     def _load(
-        self, session: Session, items: list[tuple[Entry, Memory]], *, upto: int | None = None, name: str = ""
+        self,
+        items: list[tuple[Entry, Memory]],
+        *,
+        name: str,
+        upto: int | None = None,
+        records: tuple[Draft, ...] = (),
     ) -> Load:
-        name = name or session.id
         memories = tuple(memory for _, memory in items)
         return Load(
             items=tuple(Item(seq=entry.seq, key=memory.key) for entry, memory in items),
@@ -78,6 +119,7 @@ class Remember:
             digest=fingerprint(name, memories),
             payload=Batch(name=name, items=memories),
             name=name,
+            records=records,
         )
 
     async def _memory(self, session: Session, entry: Entry) -> Memory | None:
@@ -113,3 +155,24 @@ class Remember:
                 return retraction(entry, agent=session.agent, turns=turns)
             case _:
                 return None
+
+
+def origin_of(session: Session, memory: Memory) -> Origin:
+    """What is known of a session when its first memory is stored."""
+    stamp = memory.stamp if not isinstance(memory, Retraction) else Stamp()
+    # whoever speaks from a directory sits at a terminal: that has no chat to be named after
+    gateway = not stamp.directory
+    return Origin(
+        session=session.id,
+        owner=stamp.person,
+        title=stamp.title,
+        address=session.address if gateway else "",
+        directory=stamp.directory,
+        repo=stamp.repo,
+    )
+
+
+def _name_at(names: list[tuple[int, str]], seq: int) -> str:
+    """The name in force at an entry; what came before the first one goes under the first."""
+    before = [name for at, name in names if at <= seq]
+    return before[-1] if before else names[0][1]

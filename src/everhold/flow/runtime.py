@@ -9,6 +9,7 @@ from typing import Protocol
 
 from everhold.core.entries import Body, Place, Stamp, Usage
 from everhold.core.mailbox import Busy
+from everhold.core.naming import Origin
 from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_request, weigh_tools
 from everhold.flow import remember, voice
 from everhold.flow.purse import Limit
@@ -59,6 +60,8 @@ class Runtime:
     """The purses a turn for somebody draws on."""
     job_limits: Callable[[], Sequence[Limit]] = lambda: ()
     """The purses that work beside the conversation draws on."""
+    naming: Callable[[str, Origin], str] = lambda _memory, origin: origin.session
+    """(memory instance, what is known of a session) -> the name that instance files it under."""
     review_every: int = 0
     """Turns after which what was said is looked through for what to remember; 0: never."""
     price: Callable[[int, int], float] = lambda _input, _output: 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -198,7 +199,14 @@ class Supervisor:
                 if provider is None:
                     await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
                     return
-                memory = Remember(gates.store, provider, policy=runtimes.in_doubt(claim.reader))
+                naming = runtimes.runtime(claim.agent, {}).naming
+                memory = Remember(
+                    gates.store,
+                    provider,
+                    policy=runtimes.in_doubt(claim.reader),
+                    instance=rest,
+                    naming=functools.partial(naming, rest),
+                )
                 await self.lane(claim, memory).run()
             case _:
                 await self._put_back(claim, f"nobody knows the reader {claim.reader}", seconds=3600.0)
