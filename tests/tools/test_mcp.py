@@ -277,7 +277,7 @@ async def test_a_server_that_hangs_is_started_again(tmp_path: Path, monkeypatch:
         pid = int((await made.run("odd_pid")).text)
         hung = await made.run("odd_hang")
         assert hung.error
-        assert "gave no answer within 0.3 s" in hung.text
+        assert "gave no answer within" in hung.text
         await until(lambda: made.falls)
         assert "does not answer any more" in made.falls[0]
         assert gone(pid)
