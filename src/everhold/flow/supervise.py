@@ -17,6 +17,7 @@ from everhold.flow.lane import Courier, Lane
 from everhold.flow.purse import Purses
 from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtimes
+from everhold.flow.turn import Seat
 from everhold.flow.view import Views
 from everhold.flow.voice import DEADLINE_SECONDS, Voice
 from everhold.ports.store import Change, Claim, LaneUpdate, Session, Step, Wait
@@ -164,7 +165,7 @@ class Supervisor:
         kind, _, rest = claim.reader.partition(":")
         match kind:
             case mind.READER:
-                await mind.Mind(
+                seat = Seat(
                     gates,
                     claim,
                     runtimes=runtimes,
@@ -175,7 +176,8 @@ class Supervisor:
                     day=self.day,
                     on_text=self.on_text,
                     draft_deadline=self.draft_deadline,
-                ).run()
+                )
+                await mind.Mind(seat).run()
             case desk.READER:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
             case fold.READER:

@@ -1,0 +1,533 @@
+"""One turn being worked on: performs what core/turn.py decides, and records it before anything else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from everhold.core import compression
+from everhold.core.context import Exchange, View, build, fingerprint, messages, oversized
+from everhold.core.entries import (
+    VERSION,
+    Began,
+    Body,
+    Draft,
+    Ended,
+    Entry,
+    Heard,
+    Kind,
+    Noted,
+    Place,
+    Said,
+    Stamp,
+    Thought,
+    Told,
+    Took,
+    kind_of,
+    takes_of,
+)
+from everhold.core.mailbox import Cut, Decision, Running, Steer, decide, letters
+from everhold.core.retry import wait_seconds
+from everhold.core.split import split
+from everhold.core.turn import (
+    Ask,
+    Broken,
+    CutShort,
+    Event,
+    Finish,
+    Opened,
+    Record,
+    Recorded,
+    Run,
+    Shrink,
+    Turn,
+    Wait as WaitForModel,
+    replay,
+    step,
+)
+from everhold.errors import LeaseLost, Refused
+from everhold.flow import draft, job, perform
+from everhold.flow.draft import Sketch
+from everhold.flow.fold import Before, Fold, Outcome
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.purse import Purses, Worst
+from everhold.flow.runtime import Runtime, Runtimes, purses_of
+from everhold.flow.view import Seen, Views, view_at
+from everhold.ports.model import Answer, Message
+from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Session, Spend, Step, Wait, Wake
+from everhold.ports.tool import Effect, Result, ToolContext
+
+LOOK_SECONDS: Final = 1.0
+"""How often a running turn looks at its mailbox when no bell rings."""
+
+_STEPS: Final = {
+    Kind.THOUGHT: Step.THINK,
+    Kind.CALLED: Step.CALL,
+    Kind.RETURNED: Step.RETURN,
+    Kind.TOOK: Step.TAKE,
+}
+
+
+class Seat:
+    """Where a turn is worked on: under whose claim, and with what at hand."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        runtimes: Runtimes,
+        bells: Bells,
+        views: Views,
+        purses: Purses,
+        before: Before | None = None,
+        day: Callable[[], str] = lambda: "",
+        on_text: Callable[[str, int, str], None] | None = None,
+        draft_deadline: float = draft.DEADLINE_SECONDS,
+    ) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtimes = runtimes
+        self.bells = bells
+        self.views = views
+        self.purses = purses
+        self.before = before
+        self.day = day
+        self.on_text = on_text
+        self.draft_deadline = draft_deadline
+        self.log = gates.log.bind(session=claim.session)
+
+    async def commit(
+        self,
+        step_: Step,
+        entries: tuple[Draft, ...],
+        *,
+        op: int | None = None,
+        generation: int | None = None,
+        lane: LaneUpdate | None = None,
+        wakes: tuple[Wake, ...] = (),
+        spends: tuple[Spend, ...] = (),
+        blobs: tuple[bytes, ...] = (),
+        pause: bool = False,
+    ) -> Committed:
+        """Commit under this mind's claim."""
+        done = await self.store.commit(
+            Change(
+                step=step_,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                entries=entries,
+                claim=self.claim,
+                op=op,
+                generation=generation,
+                lane=lane,
+                wakes=wakes,
+                spends=spends,
+                blobs=blobs,
+                pause=pause,
+            )
+        )
+        if wakes:
+            self.bells.ring(self.claim.session)
+        return done
+
+
+class TurnWork:
+    """One turn being worked on: what is recorded of it, and the view it is answered from."""
+
+    def __init__(self, seat: Seat, session: Session, runtime: Runtime) -> None:
+        self.seat = seat
+        self.gates = seat.gates
+        self.store = seat.store
+        self.session = session
+        self.runtime = runtime
+        self.op = 0
+        self.seen = Seen(view=View(), messages=(), tokens=0, generation=0, newest=0)
+        self.heard: dict[int, Entry] = {}
+        self.steps: list[Entry] = []
+        self.stubs: frozenset[int] = frozenset()
+        self.origin: Place | None = None
+        self.stamp = Stamp()
+        self.hops = 0
+        self.turn = Turn(session=session.id, op=0)
+        self.tail: int | None = None
+        """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
+        self.fresh = False
+        self.blobs: tuple[bytes, ...] = ()
+        """What the next thought refers to, to be kept with it."""
+        self.log = seat.log
+
+    async def begin(self, op: int, began: Began, seen: Seen, heard: list[Entry], *, left: bool) -> bool:
+        self._open(op)
+        self.seen = seen
+        self.tail = None if left else self.session.last_seq
+        self._remember(op, began)
+        self._hear(heard)
+        self.turn = Turn(session=self.session.id, op=op, takes=began.takes)
+        self.fresh = True
+        self.log.info("turn.started", messages=len(began.takes))
+        return await self._work()
+
+    async def resume(self, op: int, first: int, attempts: int) -> bool:
+        """Go on with a turn somebody left: at the first thing that is not recorded."""
+        self._open(op)
+        entries = await self.store.entries(self.session.id, after=first - 1)
+        self.steps = [entry for entry in entries if entry.op == op]
+        await self._fetch(takes_of(self.steps))
+        pins = [e.body.fold for e in self.steps if isinstance(e.body, Began | Took) and e.body.fold is not None]
+        await self._see(await view_at(self.store, self.session, at=op, fold=pins[-1] if pins else None))
+        self.turn = replay(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
+        self.log.info("turn.resumed", attempt=attempts, rounds=self.turn.rounds)
+        if self.origin is not None and await draft.left_behind(self.store, self.session.id, op, self.origin):
+            # whoever showed it may be stalled, not dead: its last edit must not land on the final text
+            await self.gates.sleep(self.seat.draft_deadline)
+        return await self._work()
+
+    async def _see(self, view: View) -> None:
+        """Answer from this view of what came before."""
+        shown = messages(view)
+        self.seen = Seen(view=view, messages=shown, tokens=compression.tokens(shown), generation=-1, newest=0)
+
+    def _open(self, op: int) -> None:
+        self.op = op
+        self.log = self.seat.log.bind(op=op)
+
+    async def _fetch(self, takes: tuple[int, ...]) -> None:
+        self._hear([await self.store.entry(self.session.id, seq) for seq in takes])
+
+    def _hear(self, heard: list[Entry]) -> None:
+        """What the turn consumed; the reply goes to where the last one that asks came from."""
+        for entry in heard:
+            self.heard[entry.seq] = entry
+            if isinstance(entry.body, Heard):
+                if entry.body.asks or self.origin is None:
+                    self.origin, self.stamp = entry.body.origin, entry.body.stamp
+                self.hops = max(self.hops, entry.body.hops)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> bool:
+        event: Event = Opened()
+        effects = self.runtime.effects
+        while True:
+            self.turn, task = step(self.turn, event, effects)
+            match task:
+                case Ask():
+                    event = await self._boundary() or await self._ask()
+                case Record(bodies):
+                    event = await self._record(bodies)
+                case Run():
+                    event = await self._run(task)
+                case Shrink(reason=reason):
+                    event = await self._shrink(reason)
+                case WaitForModel():
+                    await self._wait(task)
+                    return False
+                case Finish():
+                    return await self._finish(task)
+
+    async def _boundary(self) -> Event | None:
+        """Between two steps: be stopped, or take what wants to steer."""
+        if self.fresh:
+            self.fresh = False  # it has just taken everything there was
+            return None
+        decision = await self._look(boundary=self.turn.rounds > 0)
+        if isinstance(decision, Cut):
+            return CutShort(decision.outcome)
+        if isinstance(decision, Steer):
+            event = await self._record((Took(takes=decision.takes),))
+            await self._fetch(decision.takes)
+            return event
+        return None
+
+    async def _look(self, *, boundary: bool) -> Decision:
+        box = letters(await self.store.pending(self.session.id))
+        found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)
+        stop = bool(found and found[0].stop)
+        return decide(box, running=Running(op=self.op, boundary=boundary, stop=stop), busy=self.runtime.busy)
+
+    async def _ask(self) -> Event:
+        runtime = self.runtime
+        tools = tuple(tool.spec for tool in runtime.tools.values())
+        shown = self.seen.messages if not self.stubs else messages(self.seen.view, stubs=self.stubs)
+        current = messages(View(exchanges=(self._current(),)), stubs=self.stubs)
+        request = build(shown + current, system=runtime.system, tools=tools)
+        digest = fingerprint(request)
+        prompt, offered = runtime.system.encode(), msgspec.json.encode(tools)
+        self.blobs = (prompt, offered)
+
+        weight = self.seen.tokens + compression.tokens(current) + runtime.overhead
+
+        def record(answer: Answer) -> Thought:
+            runtime.meter.learn(weight, answer.usage)
+            return Thought(
+                text=answer.text,
+                calls=answer.calls,
+                reasoning=answer.reasoning,
+                model=answer.model,
+                generation=self.session.generation,
+                request=digest,
+                prompt=hashlib.sha256(prompt).hexdigest(),
+                tools=hashlib.sha256(offered).hexdigest(),
+                stubs=tuple(sorted(self.stubs)),
+                usage=answer.usage,
+            )
+
+        sketch = self._sketch()
+        watcher = self.seat.on_text
+
+        def on_text(piece: str) -> None:
+            if sketch is not None:
+                sketch.add(piece)
+            if watcher is not None:
+                watcher(self.session.id, self.op, piece)
+
+        asked = perform.ask(
+            self.gates,
+            runtime.models,
+            request,
+            deadline=runtime.model_deadline,
+            record=record,
+            on_text=on_text if sketch or watcher else None,
+        )
+        reading, writing = runtime.meter.most(weight), runtime.most_output
+        worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
+        try:
+            async with self.seat.purses.reserved(runtime.limits(self.stamp), worst):
+                event = await self._unless_cut(asked)
+        except Refused as error:
+            asked.close()
+            return Broken(reason=str(error))
+        except BaseException:
+            if sketch is not None:
+                sketch.abandon()
+            raise
+        if sketch is not None:
+            await sketch.close()
+        return event
+
+    def _sketch(self) -> Sketch | None:
+        """Where the growing reply can be shown, if its platform can show one."""
+        if self.origin is None:
+            return None
+        platform = self.seat.runtimes.drafting(self.origin.platform, self.origin.account)
+        if platform is None:
+            return None
+        limit = self.runtime.text_limit(self.origin)
+        return Sketch(
+            self.gates,
+            self.seat.claim,
+            op=self.op,
+            place=self.origin,
+            platform=platform,
+            limit=limit,
+            deadline=self.seat.draft_deadline,
+        )
+
+    async def _unless_cut(self, work: Coroutine[Any, Any, Event], *, cancel: bool = True) -> Event:
+        """Wait for `work`, but look at the mailbox whenever something arrives: the turn may be cut short."""
+        task = asyncio.ensure_future(work)
+        with self.seat.bells.listening(self.session.id) as bell:
+            task.add_done_callback(lambda _: bell.set())
+            while not task.done():
+                await self.gates.sleep(LOOK_SECONDS, bell=bell)
+                bell.clear()
+                if task.done() or not cancel:
+                    continue
+                if isinstance(decision := await self._look(boundary=False), Cut) and not task.done():
+                    task.cancel()
+                    return CutShort(decision.outcome)
+        return task.result()
+
+    async def _run(self, task: Run) -> Event:
+        tool = self.runtime.tools.get(task.call.tool)
+        context = ToolContext(
+            session=self.session.id,
+            agent=self.session.agent,
+            op=self.op,
+            key=task.key,
+            stamp=self.stamp,
+            origin=self.origin,
+            hops=self.hops,
+        )
+        result = Result(text="")
+
+        async def work() -> Event:
+            nonlocal result
+            event, result = await perform.run(self.gates, tool, task, context, still_ours=self._still_ours)
+            return event
+
+        # a tool that changes something is waited for: what it did must be recorded before anybody stops the turn
+        pure = tool is not None and tool.effect is Effect.PURE
+        event = await self._unless_cut(work(), cancel=pure)
+        if isinstance(event, CutShort):
+            return event
+        _, recorded = step(self.turn, event, self.runtime.effects)
+        assert isinstance(recorded, Record)
+        notes = tuple(structs.replace(note, stamp=self.stamp) for note in result.notes)
+        sayings = tuple(self._said(saying.text, saying.to, hops=saying.hops) for saying in result.sayings)
+        return await self._record((*recorded.bodies, *notes, *sayings))
+
+    async def _still_ours(self) -> None:
+        found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)
+        if not found or found[0].state != "running" or found[0].fence != self.seat.claim.fence:
+            raise LeaseLost(f"session {self.session.id}: operation {self.op} is in other hands")
+
+    async def _record(self, bodies: tuple[Body, ...]) -> Event:
+        """Commit what happened, so that it is never done again."""
+        step_ = _STEPS[kind_of(bodies[0])]
+        drafts = tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies)
+        wakes = self._wakes(bodies)
+        blobs = self.blobs if any(isinstance(body, Thought) for body in bodies) else ()
+        done = await self.seat.commit(
+            step_, drafts, op=self.op, wakes=wakes, spends=self._spends(bodies), blobs=self.seat.views.unkept(blobs)
+        )
+        self.seat.views.kept(blobs)
+        for seq, body in zip(done.seqs, bodies, strict=True):
+            self._remember(seq, body)
+        return Recorded(bodies)
+
+    async def _shrink(self, reason: str) -> Event:
+        """Too long: first long results become stubs, then what came before is folded, then it fails, visibly."""
+        whole = self.seen.view + View(exchanges=(self._current(),))
+        longer = frozenset(oversized(whole, most=2_000)) - self.stubs
+        if longer:
+            self.stubs |= longer
+            return Opened()
+        session = await self.store.session(self.session.id)
+        fold = Fold(self.gates, self.seat.claim, self.runtime, bells=self.seat.bells)
+        folded = Outcome.NOTHING
+        if self.seen.view.exchanges:
+            folded = await fold.compress(session, self.seen.view, trigger="too long", keep=0)
+        if folded is Outcome.DONE:
+            self.session = await self.store.session(self.session.id)
+            # not through the view: a fresh context that somebody began meanwhile does not show what came before it
+            made = await self.store.operations(session.id, what=("fold",), states=("done",), newest_first=True, limit=1)
+            found = await self.store.entries(session.id, after=made[0].op, upto=made[0].last, kinds=(Kind.FOLDED,))
+            await self._see(View(fold=found[0]))
+            return await self._record((Took(fold=made[0].op),))
+        return Broken(reason=f"the conversation does not fit the model: {reason}")
+
+    # -- endings -----------------------------------------------------------------------------------------------------
+
+    async def _wait(self, task: WaitForModel) -> None:
+        """No model can be asked. The messages stay pending; the chat hears once that they are kept."""
+        attempts = self.seat.claim.lane.attempts + 1
+        firm = task.retry_after is not None
+        seconds = task.retry_after if firm else wait_seconds(attempts, jitter=self.gates.chance.random())
+        told: tuple[Body, ...] = ()
+        if attempts == 1 and self.origin is not None:
+            text = "The model cannot be reached right now. Your message is kept and will be answered."
+            told = (Told(text=text, about="model", to=self.origin, parts=(text,)),)
+        ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
+        bodies = (*told, *ended)
+        self.log.warning("turn.waiting", reason=task.reason, seconds=seconds, released=task.release)
+        await self.seat.commit(
+            Step.END if task.release else Step.PAUSE,
+            tuple(Draft(body=body, author="system", op=self.op) for body in bodies),
+            op=self.op,
+            wakes=self._wakes(bodies),
+            pause=not task.release,
+            lane=LaneUpdate(
+                attempts=attempts,
+                error=task.reason,
+                wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm),
+                release=True,
+            ),
+        )
+
+    async def _finish(self, task: Finish) -> bool:
+        """The turn's end is one commit: said, ended, usage, and every lane that has to know."""
+        bodies: list[Body] = list(task.bodies)
+        if task.reply and self.origin is not None:
+            bodies.append(self._said(task.reply, self.origin, hops=self.hops + 1))
+        if task.notice and self.origin is not None:
+            limit = self.runtime.text_limit(self.origin)
+            bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
+        bodies.append(task.ended)
+        # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
+        # store keeps it due should something arrive before that
+        lane = LaneUpdate(attempts=0, error="", idle_at=self.tail, release=self.tail is not None)
+        wakes = self.runtime.voices(bodies) + self.runtime.remembers()
+        done = await self.seat.commit(
+            Step.END,
+            tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies),
+            op=self.op,
+            lane=lane,
+            wakes=wakes + self._fold_wake(task.reply) + self._review_wake(),
+            spends=self._spends(tuple(bodies)),
+            blobs=self.seat.views.unkept(self.blobs),
+        )
+        self.seat.views.kept(self.blobs)
+        more = self.tail is None
+        for seq, body in zip(done.seqs, bodies, strict=True):
+            self._remember(seq, body)
+        if self.seen.generation == done.generation:
+            self.seat.views.keep(self.session.id, self.seen.plus(self._current()))
+        self.log.info("turn.done", outcome=task.ended.outcome, tokens=task.ended.usage.input + task.ended.usage.output)
+        return more
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _current(self) -> Exchange:
+        return Exchange(
+            op=self.op,
+            heard=tuple(self.heard[seq] for seq in takes_of(self.steps) if seq in self.heard),
+            steps=tuple(self.steps),
+        )
+
+    def _remember(self, seq: int, body: Body) -> None:
+        entry = Entry(
+            session=self.session.id,
+            seq=seq,
+            pos=0,
+            kind=kind_of(body),
+            op=self.op,
+            author=self._author(body),
+            at=0.0,
+            version=VERSION,
+            body=body,
+            digest=b"",
+        )
+        self.steps.append(entry)
+        self.tail = seq if self.tail == seq - 1 else None
+
+    def _author(self, body: Body) -> str:
+        return "system" if isinstance(body, Told | Ended) else self.runtime.author
+
+    def _said(self, text: str, to: Place, *, hops: int) -> Said:
+        return Said(text=text, to=to, parts=split(text, self.runtime.text_limit(to)), hops=hops, stamp=self.stamp)
+
+    def _wakes(self, bodies: Iterable[Body]) -> tuple[Wake, ...]:
+        bodies = tuple(bodies)
+        noted = any(isinstance(body, Noted) for body in bodies)
+        return self.runtime.voices(bodies) + (self.runtime.remembers() if noted else ())
+
+    def _fold_wake(self, reply: str) -> tuple[Wake, ...]:
+        """Above the soft mark a fold is made ahead of need, beside the conversation."""
+        new = (*messages(View(exchanges=(self._current(),))), Message(role="assistant", text=reply))
+        runtime = self.runtime
+        used = runtime.meter.tokens(self.seen.tokens + compression.tokens(new) + runtime.overhead)
+        due = compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard)
+        return (Wake(reader="fold"),) if due and runtime.ahead else ()
+
+    def _review_wake(self) -> tuple[Wake, ...]:
+        """Every so many turns somebody looks through what was said for what to remember."""
+        every = self.runtime.review_every
+        due = bool(every) and self.seat.views.count(self.session.id) % every == 0
+        return (Wake(reader=job.REVIEW, start=0),) if due else ()
+
+    def _spends(self, bodies: tuple[Body, ...]) -> tuple[Spend, ...]:
+        spends = []
+        for body in bodies:
+            if isinstance(body, Thought) and (body.usage.input or body.usage.output):
+                tokens = body.usage.input + body.usage.output
+                for purse in purses_of(self.runtime.agent, self.stamp):
+                    spends.append(Spend(purse=purse, day=self.seat.day(), usd=body.usage.usd, tokens=tokens))
+        return tuple(spends)
