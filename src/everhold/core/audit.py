@@ -17,9 +17,11 @@ from everhold.core.entries import (
     Changed,
     Ended,
     Entry,
+    Erased,
     Folded,
     Fresh,
     Heard,
+    Kind,
     Noted,
     Returned,
     Said,
@@ -96,7 +98,12 @@ class _Walk:
         """heard seq -> asks"""
         self.open_calls: dict[int, set[str]] = {}
         self.started: dict[int, set[str]] = {}
+        self.blurred: set[int] = set()
+        """Operations of whose newest thought something was erased: which of its calls had a result nobody can tell."""
         self.generation = 0
+        self.branch = False
+        self.inherited = 0
+        """What the erasures of a branch's ancestors, which stand in their logs, add to its generation."""
         self.born = False
 
     def find(self, promise: str, text: str, *, seq: int = 0, level: str = "broken") -> None:
@@ -116,6 +123,8 @@ class _Walk:
         if entry.op is not None and entry.op != entry.seq:
             self._belongs(entry)
         match entry.body:
+            case None:
+                self._gone(entry)
             case Heard():
                 self._hear(entry, entry.body)
             case Began():
@@ -125,11 +134,9 @@ class _Walk:
             case Thought():
                 self._think(entry, entry.body)
             case Called(call=call):
-                self.started.setdefault(entry.op or 0, set()).add(call)
+                self._start(entry, call)
             case Returned(call=call):
-                if call not in self.open_calls.get(entry.op or 0, set()):
-                    self.find("P2", f"a result for the call {call!r} that nobody made", seq=entry.seq)
-                self.open_calls.get(entry.op or 0, set()).discard(call)
+                self._return(entry, call)
             case Noted(stamp=stamp) | Said(stamp=stamp) if not stamp.audience:
                 self.find("P5", f"{entry.kind} without an audience", seq=entry.seq)
             case Ended():
@@ -138,11 +145,12 @@ class _Walk:
                 self._fold(entry, entry.body)
             case Changed(change=Undone(ops=ops, again=again)):
                 self._undo(entry, ops, again=again)
-            case Changed(change=Fresh()):
+            case Changed(change=Fresh()) | Erased():
                 self.generation += 1
+            case Changed(change=Branched()):
+                self.branch = True
             case _:
-                if entry.kind == "erased":
-                    self.generation += 1
+                pass  # nothing that a promise here speaks of
 
     def close(self) -> None:
         waiting = [seq for seq, asks in self.heard.items() if asks and seq not in self.consumed]
@@ -173,6 +181,18 @@ class _Walk:
         elif op in self.ended:
             self.find("P3", f"{entry.kind} of operation {op}, which had ended", seq=entry.seq)
 
+    def _gone(self, entry: Entry) -> None:
+        """An erased entry: its place and its kind still count."""
+        match entry.kind:
+            case Kind.HEARD:
+                self.heard[entry.seq] = False
+            case Kind.THOUGHT | Kind.RETURNED:
+                self.blurred.add(entry.op or 0)
+            case Kind.FOLDED:
+                self.generation += 1
+            case _:
+                pass
+
     def _hear(self, entry: Entry, body: Heard) -> None:
         self.heard[entry.seq] = body.asks
         if not body.stamp.audience or not body.stamp.person:
@@ -185,6 +205,8 @@ class _Walk:
         folding = [op for op, began in self.running.items() if began.what == "fold"]
         if body.what == "fold" and folding:
             self.find("P3", f"fold {entry.seq} began while fold {folding[0]} was running", seq=entry.seq)
+        if self.branch:
+            self.inherited = max(self.inherited, body.generation - self.generation)
         self.running[entry.seq] = body
         self.whats[entry.seq] = body.what
         self._take(entry, body.takes)
@@ -196,29 +218,49 @@ class _Walk:
                 self.find("P2", f"message {seq} was taken by {self.consumed[seq]} and again by {op}", seq=entry.seq)
             if seq >= entry.seq:
                 self.find("P2", f"operation {op} takes message {seq} before it was heard", seq=entry.seq)
+            elif seq not in self.heard:
+                self.find("P2", f"operation {op} takes entry {seq}, which is no message", seq=entry.seq)
             self.consumed[seq] = op
             self.takes.setdefault(op, []).append(seq)
 
     def _think(self, entry: Entry, body: Thought) -> None:
         op = entry.op or 0
-        if self.open_calls.get(op):
+        if self.open_calls.get(op) and op not in self.blurred:
             self.find("P2", f"a thought while calls of operation {op} had no result", seq=entry.seq)
         self.open_calls[op] = {call.id for call in body.calls}
         self.started[op] = set()
+        self.blurred.discard(op)
+
+    def _start(self, entry: Entry, call: str) -> None:
+        op = entry.op or 0
+        if op in self.blurred:
+            return
+        if call in self.started.get(op, set()):
+            self.find("P2", f"the call {call!r} of operation {op} was started twice", seq=entry.seq)
+        elif call not in self.open_calls.get(op, set()):
+            self.find("P2", f"a start of the call {call!r} that nobody waits for", seq=entry.seq)
+        self.started.setdefault(op, set()).add(call)
+
+    def _return(self, entry: Entry, call: str) -> None:
+        op = entry.op or 0
+        if call not in self.open_calls.get(op, set()) and op not in self.blurred:
+            self.find("P2", f"a result for the call {call!r} that nobody made", seq=entry.seq)
+        self.open_calls.get(op, set()).discard(call)
 
     def _end(self, entry: Entry, body: Ended) -> None:
         op = entry.op or 0
         if op in self.running:
             del self.running[op]
         self.ended[op] = body
-        if self.open_calls.pop(op, None) and body.outcome != "erased":
+        if self.open_calls.pop(op, None) and body.outcome != "erased" and op not in self.blurred:
             self.find("P2", f"operation {op} ended with calls that had no result", seq=entry.seq)
         if body.outcome in GIVES_BACK:
             for seq in self.takes.pop(op, []):
                 self.consumed.pop(seq, None)
 
     def _fold(self, entry: Entry, body: Folded) -> None:
-        if body.generation != self.generation:
+        inherited = body.generation - self.generation
+        if inherited < self.inherited or (inherited > self.inherited and not self.branch):
             self.find("P1", f"fold {entry.op} was made of another view than it replaced", seq=entry.seq)
         covered = [op for op in self.running if op <= body.covers and self.whats[op] == "turn"]
         if covered:
