@@ -69,7 +69,11 @@ class Remember:
             entry = await self.store.entry(claim.session, item.seq)
             if (memory := await self._memory(session, entry)) is not None:
                 items.append((entry, memory))
-        return self._load(items, upto=flight.upto, name=flight.name) if items else None
+        if not items:
+            return None
+        # what was parked left its flight behind: it goes under the name of its time all the same
+        name = flight.name or _name_at(await self._names(session.id), items[0][0].seq)
+        return self._load(items, upto=flight.upto, name=name)
 
     async def deliver(self, load: Load) -> Mapping[str, str]:
         assert isinstance(load.payload, Batch)
