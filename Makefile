@@ -43,12 +43,16 @@ bench: $(VENV)/.ready-dev ## measure, side by side with others
 	$(BIN)/python -m bench $(ARGS)
 
 # Programs that no package index has (a browser, a database server). Tests that need one say so by a marker and name it
-# when it is missing; nothing is needed so far. To add one: APT := chromium, and the tests' marker.
-APT :=
+# when it is missing. To add one: its package here, and the tests' marker. Where it cannot be installed, those tests are
+# skipped and say so.
+APT := chromium
 deps:
 	@for p in $(APT); do \
-	  dpkg -s $$p >/dev/null 2>&1 || { sudo=$$(command -v sudo || true); \
-	    $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends $$p; } || exit 1; \
+	  command -v $$p >/dev/null 2>&1 || dpkg -s $$p >/dev/null 2>&1 || { \
+	    sudo=$$(test "$$(id -u)" = 0 || command -v sudo || true); \
+	    command -v apt-get >/dev/null && { $$sudo apt-get install -qq -y --no-install-recommends $$p >/dev/null 2>&1 || \
+	      { $$sudo apt-get update -qq && $$sudo apt-get install -qq -y --no-install-recommends $$p >/dev/null; }; }; } || \
+	    echo "$$p cannot be installed here: tests that need it are skipped"; \
 	done
 
 clean: ## remove what was built here; a home made by `make run` stays

@@ -43,6 +43,13 @@ async def send(call: Call) -> Response:
             raise Refusal(403, "denied", verdict.reason)
 
 
+async def me(call: Call) -> Response:
+    """Who you are here."""
+    caller = call.caller
+    name = caller.sender
+    return answer({"name": name, "operator": caller.operator, "local": name == call.office.local})
+
+
 # -- the log -----------------------------------------------------------------------------------------------------------
 
 

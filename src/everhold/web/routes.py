@@ -117,6 +117,13 @@ def _messages() -> Iterable[Way]:
 def _sessions() -> Iterable[Way]:
     yield Way(
         method="GET",
+        path="/api/me",
+        handler=api.me,
+        summary="Who you are here",
+        gives={200: _json("You.", shapes.Me)},
+    )
+    yield Way(
+        method="GET",
         path="/api/sessions",
         handler=api.sessions,
         summary="Sessions, newest first",

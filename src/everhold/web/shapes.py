@@ -141,6 +141,14 @@ class ParkedList(Struct):
     parked: list[ParkedView]
 
 
+class Me(Struct):
+    """Who the caller is. `local`: whoever sits at this machine."""
+
+    name: str
+    operator: bool
+    local: bool
+
+
 class Health(Struct):
     status: str
     version: str

@@ -1,0 +1,68 @@
+// The log itself, entry by entry, as it grows.
+
+import { html, useRef } from "./preact.js";
+import { useFollow } from "./talk.js";
+
+const MOST = 400;
+
+export function Log({ house }) {
+  const entries = house.log().entries.slice(-MOST);
+  const end = useRef(null);
+  const follow = useFollow(end, [entries.length, house.open]);
+  return html`
+    <aside class="log" aria-label="Log">
+      <h2>Log <span class="count">${house.log().entries.at(-1)?.seq ?? 0}</span></h2>
+      <div class="scroll" ref=${follow} tabindex="0">
+        ${!entries.length && html`<p class="hint">Every step is written here before anything follows from it.</p>`}
+        <ol>
+          ${entries.map((entry) => html`<${Line} key=${entry.seq} entry=${entry} />`)}
+        </ol>
+        <div ref=${end}></div>
+      </div>
+    </aside>
+  `;
+}
+
+function Line({ entry }) {
+  const at = new Date(entry.at * 1000);
+  return html`<li class=${`kind-${entry.kind}`}>
+    <details>
+      <summary>
+        <span class="seq">${entry.seq}</span>
+        <span class="kind">${entry.kind}</span>
+        <span class="gist">${gist(entry)}</span>
+        <time datetime=${at.toISOString()} title=${at.toLocaleString()}>${at.toLocaleTimeString([], { hourCycle: "h23" })}</time>
+      </summary>
+      <pre>${JSON.stringify(entry, null, 2)}</pre>
+    </details>
+  </li>`;
+}
+
+function gist({ kind, body, op }) {
+  if (body === null) return "erased";
+  switch (kind) {
+    case "heard":
+    case "said":
+    case "told":
+    case "noted":
+      return body.text;
+    case "began":
+      return `${body.what} · takes ${body.takes?.join(", ") ?? "nothing"}`;
+    case "took":
+      return `takes ${body.takes?.join(", ") ?? ""}`;
+    case "thought":
+      return body.calls?.length ? `calls ${body.calls.map((call) => call.tool).join(", ")}` : body.text;
+    case "called":
+      return `${body.tool} · ${body.effect}`;
+    case "returned":
+      return body.text ?? "";
+    case "ended":
+      return `${body.outcome ?? "done"}${body.usage?.input ? ` · ${body.usage.input} in, ${body.usage.output ?? 0} out` : ""}`;
+    case "folded":
+      return `covers up to ${body.covers}`;
+    case "changed":
+      return body.change?.what ?? "";
+    default:
+      return op ? `operation ${op}` : "";
+  }
+}
