@@ -235,6 +235,7 @@ def _changing(commands: _Group) -> None:
 
 
 def _keeping(commands: _Group) -> None:
+    _setting_up(commands.group("setup", "ask, try it live, write the configuration", module="setup", default="model"))
     config = commands.group("config", "look at the configuration, or change it", module="config")
     config.add("check", "is it sound? exit 78 if not")
     config.add("show", "everything in force, secrets by name only")
@@ -256,6 +257,40 @@ def _keeping(commands: _Group) -> None:
         module="completion",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def _setting_up(setup: _Group) -> None:
+    model = setup.add(
+        "model",
+        "choose the model that answers",
+        ("everhold setup model", "asks for everything"),
+        ("everhold setup model --provider offline --no-input", "back to the one that needs nothing"),
+        (
+            "everhold setup model --no-input --provider openai --url http://127.0.0.1:11434/v1 --name qwen3",
+            "a model on this machine",
+        ),
+        (
+            "everhold setup model --no-input --provider anthropic --name claude-sonnet-5 --key-stdin < key",
+            "the key from a file",
+        ),
+        about="Asks for what it is not told, tries the model with one small question, and writes config.yaml (its\n"
+        "comments stay) and the key to .env; nothing if the model does not answer. The key is never shown, and never\n"
+        "taken from the command line, where others could read it.",
+    )
+    model.add_argument("--provider", choices=("openai", "anthropic", "offline"), default="", help="how it is spoken to")
+    model.add_argument(
+        "--url", default="", metavar="URL", help="where it answers, if not at the provider's usual place"
+    )
+    model.add_argument("--name", default="", metavar="NAME", help="the model's name at the provider")
+    model.add_argument(
+        "--key-env", default="", metavar="VAR", help="the variable for its key (default: by its address)"
+    )
+    model.add_argument("--key-stdin", action="store_true", help="read the key from standard input, to be kept in .env")
+    model.add_argument(
+        "--as", dest="alias", default="", metavar="NAME", help="its name in `models` (default: provider)"
+    )
+    model.add_argument("--no-input", action="store_true", help="ask nothing; what is missing is an error")
+    model.add_argument("--no-test", action="store_true", help="write it without having tried it")
 
 
 def _name(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,269 @@
+"""`everhold setup model`: asks, tries it live, writes what works, and never shows a key."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everhold.testing.modelserver import Failure, Hang, ModelServer, Reply
+from tests.cli.house import Done, House, command
+
+KEY = "canary-0123456789abcdef"
+FLAGS = ("setup", "model", "--no-input")
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    server = ModelServer(key=KEY, models=["clever"], default=Reply(text="ready, willing and able"))
+    with server.threaded():
+        yield server
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, plugin: Path) -> House:
+    """A home nobody has configured."""
+    house = House(tmp_path / "home", plugin)
+    (house.path / "config.yaml").unlink()
+    return house
+
+
+def config(house: House) -> str:
+    return (house.path / "config.yaml").read_text()
+
+
+def env(house: House) -> str:
+    return (house.path / ".env").read_text()
+
+
+def unseen(done: Done) -> Done:
+    assert KEY not in done.out + done.err
+    return done
+
+
+# -- with flags --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+def test_flags_say_everything_and_the_next_message_is_answered(
+    fresh: House, server: ModelServer, provider: str
+) -> None:
+    url = server.openai if provider == "openai" else server.anthropic
+    done = fresh.run(
+        *FLAGS, "--provider", provider, "--url", url, "--name", "clever", "--key-stdin", input=f"{KEY}\n"
+    )  # fmt: skip
+    assert unseen(done).ok().out.startswith("ok · clever answered in ")
+    assert "streaming" in done.out
+    assert done.out.endswith("next: everhold chat\n")
+    (trial,) = server.requests
+    assert trial.json["stream"] is True
+    assert len(trial.body) < 400
+    assert f"LOCAL_API_KEY={KEY}" in env(fresh)
+    assert (fresh.path / ".env").stat().st_mode & 0o777 == 0o600
+    assert KEY not in config(fresh)
+    assert unseen(fresh.run("send", "hello")).ok().out == "ready, willing and able\n"
+    assert fresh.run("config", "get", "agents.main.model").out == f"{provider}\n"
+
+
+def test_offline_needs_nothing(fresh: House) -> None:
+    assert fresh.run(*FLAGS, "--provider", "offline").ok().out.startswith("ok · offline answered")
+    assert fresh.run("config", "get", "agents.main.model").out == "offline\n"
+    assert not (fresh.path / ".env").exists()
+
+
+def test_comments_and_other_keys_stay(fresh: House, server: ModelServer) -> None:
+    (fresh.path / "config.yaml").write_text(
+        "# my house\n"
+        "models:\n"
+        "  big:  # the clever one\n"
+        "    provider: openai\n"
+        "    name: old\n"
+        "    price: {input: 1, output: 2}  # see the bill\n"
+        "defaults:\n"
+        "  budget: {usd_per_day: 5}  # not more\n"
+    )
+    flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin", "--as", "big")
+    fresh.run(*FLAGS, *flags, input=KEY).ok()
+    text = config(fresh)
+    for kept in ("# my house", "# the clever one", "price: {input: 1, output: 2}  # see the bill", "# not more"):
+        assert kept in text
+    assert "name: clever" in text
+    assert "old" not in text
+
+
+def test_json_is_for_programs(fresh: House, server: ModelServer) -> None:
+    flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin", "--json")
+    told = unseen(fresh.run(*FLAGS, *flags, input=KEY)).ok().json
+    assert (told["model"], told["api_key_env"], told["agents"]) == ("openai", "LOCAL_API_KEY", ["main"])
+    assert told["tried"]["streamed"] is True
+
+
+def test_a_key_that_is_set_already_is_used(fresh: House, server: ModelServer) -> None:
+    flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-env", "MY_KEY")
+    refused = fresh.run(*FLAGS, *flags)
+    assert (refused.code, "MY_KEY is not set" in refused.err) == (2, True)
+    fresh.run(*FLAGS, *flags, MY_KEY=KEY).ok()
+    assert "api_key_env: MY_KEY" in config(fresh)
+    assert not (fresh.path / ".env").exists()
+
+
+def test_an_agent_with_a_model_of_its_own_is_mentioned(fresh: House) -> None:
+    (fresh.path / "config.yaml").write_text(
+        "models: {m: {provider: obedient}}\nagents: {main: {}, coder: {model: m}}\n"
+    )
+    done = fresh.run(*FLAGS, "--provider", "offline").ok()
+    assert "coder: another model is configured" in done.out
+    assert "everhold config set agents.coder.model offline" in done.out
+
+
+def test_a_running_gateway_takes_it_up(fresh: House, server: ModelServer) -> None:
+    fresh.up()
+    try:
+        assert "You said" not in fresh.run("send", "hello").ok().out
+        flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
+        done = fresh.run(*FLAGS, *flags, input=KEY).ok()
+        assert "from the next message on" in done.out
+        assert fresh.run("send", "hello again").ok().out == "ready, willing and able\n"
+    finally:
+        fresh.close()
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags, code, words",
+    [
+        ((), 2, "--provider"),
+        (("--provider", "openai"), 2, "--name"),
+        (("--provider", "openai", "--name", "x", "--url", "ftp://x"), 2, "no http(s) address"),
+        (("--provider", "openai", "--name", "x", "--url", "https://me:pass@host/v1"), 2, "holds a password"),
+        (("--provider", "openai", "--name", "x", "--key-env", "sk-not a name"), 2, "not the key"),
+        (("--provider", "openai", "--name", "x", "--url", "http://127.0.0.1:9/v1"), 75, "cannot be reached"),
+        (("--provider", "openai", "--name", "x", "--key-stdin"), 2, "no key on standard input"),
+        (("--provider", "openai", "--name", "x", "--as", "a b"), 2, "cannot stand in `models`"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named_and_nothing_is_written(
+    fresh: House, flags: tuple[str, ...], code: int, words: str
+) -> None:
+    done = fresh.run(*FLAGS, *flags)
+    assert done.code == code
+    assert words in done.err
+    assert "pass" not in done.err.replace("password", "")
+    assert "  → " in done.err
+    assert not (fresh.path / "config.yaml").exists()
+    assert not (fresh.path / ".env").exists()
+
+
+@pytest.mark.parametrize(
+    "name, key, code, words",
+    [("clever", "canary-wrong-wrong-wrong", 1, "key"), ("stupid", KEY, 1, "stupid")],
+)
+def test_a_key_or_a_name_that_is_refused_is_not_written(
+    fresh: House, server: ModelServer, name: str, key: str, code: int, words: str
+) -> None:
+    flags = ("--provider", "openai", "--url", server.openai, "--name", name, "--key-stdin")
+    done = fresh.run(*FLAGS, *flags, input=key)
+    assert key not in done.out + done.err
+    assert (done.code, words in done.err) == (code, True), done.err
+    assert not (fresh.path / "config.yaml").exists()
+    assert not (fresh.path / ".env").exists()
+
+
+def test_untried_if_somebody_insists(fresh: House, server: ModelServer) -> None:
+    server.default = Failure(kind="server_error")
+    flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
+    assert fresh.run(*FLAGS, *flags, input=KEY).code == 75
+    assert "ok" not in fresh.run(*FLAGS, *flags, "--no-test", input=KEY).ok().out.split()
+    assert "clever" in config(fresh)
+
+
+def test_a_broken_configuration_is_not_touched(fresh: House) -> None:
+    (fresh.path / "config.yaml").write_text("modles: {}\n")
+    done = fresh.run(*FLAGS, "--provider", "offline")
+    assert done.code == 78
+    assert config(fresh) == "modles: {}\n"
+
+
+# -- asked -------------------------------------------------------------------------------------------------------------
+
+
+def test_questions_are_answered_on_plain_standard_input(fresh: House, server: ModelServer) -> None:
+    answers = ["9", "1", server.openai, "clever", KEY]
+    done = fresh.run("setup", input="\n".join(answers) + "\n")
+    assert unseen(done).ok().out.startswith("ok · clever")
+    assert "a number from 1 to 3" in done.err
+
+
+def test_after_a_failure_one_may_change_something(fresh: House, server: ModelServer) -> None:
+    answers = ["1", server.openai, "stupid", KEY, "yes", "", "", "clever", ""]
+    done = fresh.run("setup", "model", input="\n".join(answers) + "\n")
+    assert unseen(done).ok().out.startswith("ok · clever")
+    assert "stupid" in done.err
+
+
+def test_who_gives_up_changes_nothing(fresh: House, server: ModelServer) -> None:
+    done = fresh.run("setup", "model", input=f"1\n{server.openai}\nstupid\n{KEY}\nno\n")
+    assert unseen(done).code == 1
+    assert "nothing was written" in done.err
+    assert not (fresh.path / "config.yaml").exists()
+    assert "not answered" in fresh.run("setup", "model", input="1\n").err
+
+
+def test_in_a_terminal_the_key_is_typed_unseen(fresh: House, server: ModelServer) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("setup", "model"), env=fresh.env(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    fresh.started.append(process)  # type: ignore[arg-type]
+    seen = ""
+
+    def expect(pattern: str) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 20
+        while not re.search(pattern, seen):
+            assert time.monotonic() < deadline, seen
+            if select.select([ours], [], [], 0.2)[0]:
+                try:
+                    seen += os.read(ours, 4096).decode()
+                except OSError:
+                    break
+        assert re.search(pattern, seen), seen
+
+    for pattern, answer in (
+        ("kind of model", "openai"),
+        ("Base URL", server.openai),
+        ("name there", "clever"),
+        (r"key \(not shown", KEY),
+    ):
+        expect(pattern)
+        time.sleep(0.1)  # getpass throws away what was typed before it switched the echo off
+        os.write(ours, f"{answer}\n".encode())
+    expect("next: everhold chat")
+    assert process.wait(timeout=10) == 0
+    os.close(ours)
+    assert "clever" in seen
+    assert KEY not in seen
+    assert f"LOCAL_API_KEY={KEY}" in env(fresh)
+
+
+def test_ctrl_c_while_it_is_tried_writes_nothing(fresh: House, server: ModelServer) -> None:
+    server.default = Hang()
+    flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-env", "LOCAL_API_KEY")
+    process = subprocess.Popen(command(*FLAGS, *flags), env=fresh.env(LOCAL_API_KEY=KEY), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 20
+    while not server.requests and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(2)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130, err
+    assert not (fresh.path / "config.yaml").exists()
