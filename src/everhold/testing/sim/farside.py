@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from everhold.core import compression
+from everhold.core import compression, review
 from everhold.core.entries import Call, Noted, Place, Usage
 from everhold.core.tokens import weigh_messages
+from everhold.core.tokens import weigh_request
 from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.ports.memory import Batch
 from everhold.ports.model import Answer, Message, Request
@@ -71,35 +74,54 @@ class SimModel(FarSide):
     async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
         text = "\n".join(message.text for message in request.messages)
         if request.system.startswith(compression.ASK):
-            return self._summary(text)
+            return await self._summary(text)
+        if request.system.startswith(review.ASK):
+            return await self._review(text)
         tokens, rounds = _current(request.messages)
         session = self.witness.session_of.get(tokens[-1], "") if tokens else ""
         self.witness.arrives(MODEL, session, text)
         self.trouble(MODEL, session, BusyModel)
-        used = compression.tokens(request.messages)
+        used = weigh_request(request)
         if used > self.context_tokens:
             raise TooLong(f"{used} tokens are more than {self.context_tokens}")
-        if self.world.chance(self.world.profile.slow):
-            await asyncio.sleep(self.world.pick(5, 40))
-        answer = self._answer(request.messages, tokens, rounds)
+        await self._think(5, 40)
+        answer = self._answer(request, tokens, rounds)
         if on_text is not None:
             for start in range(0, len(answer.text), 25):
                 on_text(answer.text[start : start + 25])
                 await asyncio.sleep(1.0 if start else 0.0)
         return answer
 
-    def _summary(self, text: str) -> Answer:
+    async def _think(self, least: float, most: float) -> None:
+        if self.world.chance(self.world.profile.slow):
+            await asyncio.sleep(self.world.pick(least, most))
+
+    async def _summary(self, text: str) -> Answer:
+        """Names and secrets of all that was said, which is short and would tell if it outlived an erasure."""
         self.witness.arrives("fold", "", text)
         self.trouble("fold", "", lambda told: Transient("too busy to summarise"))
+        await asyncio.sleep(self.world.pick(0, 8))
+        await self._think(5, 100)
         kept = dict.fromkeys([*TOKEN.findall(text), *SECRET.findall(text)])
-        return Answer(text="so far: " + " ".join(kept), model=self.name, usage=Usage(input=5, output=5))
+        return Answer(text="so far: " + " ".join(kept), model=self.name, usage=Usage(input=len(text) // 4, output=5))
+
+    async def _review(self, text: str) -> Answer:
+        """A note about some of the lines, citing them."""
+        self.witness.arrives("review", "", text)
+        self.trouble("review", "", lambda told: Transient("too busy to review"))
+        await self._think(5, 60)
+        lines = [
+            json.dumps({"note": f"remember {match[2]}", "cites": [int(match[1])]})
+            for match in re.finditer(r"^#(\d+) \w+: (.*\bm?\d*[02468]\b.*)$", text, re.MULTILINE)
+        ]
+        return Answer(text="\n".join(lines), model=self.name, usage=Usage(input=len(text) // 4, output=5))
 
     def _answer(self, messages: tuple[Message, ...], tokens: list[str], rounds: int) -> Answer:
         number = int.from_bytes(hashlib.blake2b(msgspec.json.encode(messages), digest_size=6).digest())
         usage = Usage(input=weigh_messages(messages), output=3)
         pick, number = number % 10, number // 10
-        if rounds < 3 and pick < (5 if rounds == 0 else 3):
-            names = list(TOOLS)
+        names = [tool.name for tool in request.tools]
+        if rounds < 3 and pick < (5 if rounds == 0 else 3) and names:
             chosen = [names[number % len(names)]]
             if number % 3 == 0:
                 chosen.append(names[number // 3 % len(names)])

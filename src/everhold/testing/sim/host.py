@@ -72,6 +72,7 @@ class Surroundings:
             soft=0.5,
             keep=1,
             model_deadline=60.0,
+            review_every=profile.review_every,
             text_limit=self._limit,
         )
 

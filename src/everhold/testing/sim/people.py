@@ -15,6 +15,7 @@ from everhold.testing.sim.world import World
 
 ORDERS: Final = (
     "/new", "/undo", "/undo 2", "/undo compress", "/retry", "/stop", "/title", "/branch", "/resume", "/status",
+    "/compress", "/compress here 1", "/background",
 )  # fmt: skip
 _WAY_BACK: Final = re.compile(r"/resume ([0-9a-z]{26})")
 
@@ -66,6 +67,8 @@ class Chat:
         order = self.dice.choice(ORDERS)
         if order == "/title":
             order = f"/title {self.name} number {self._messages}"
+        elif order == "/background":
+            order = f"/background {self._token()}"
         elif order == "/resume":
             ways = [
                 way for out in self.platform.shown if out.to.chat == self.name for way in _WAY_BACK.findall(out.text)

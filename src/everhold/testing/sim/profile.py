@@ -55,6 +55,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     deeds: float
     """How often the person in charge does something, when they look."""
     drafts: bool
+    review_every: int
 
 
 def draw(seed: int) -> Profile:
@@ -63,26 +64,27 @@ def draw(seed: int) -> Profile:
     calm = chance.random() < 0.1
     return Profile(
         aim=AIMS[seed % len(AIMS)],
-        aim_at=1 + int(chance.random() ** 2 * 8),
+        aim_at=1 + int(chance.random() ** 3 * 7),
         mode="peers" if chance.random() < 0.3 else "seize",
         chats=chance.choice((1, 2, 3)),
         messages=chance.choice((3, 4, 5, 6)),
         stormy=chance.choice((60.0, 150.0, 400.0)),
-        crash=0.0 if calm else chance.choice((0.0, 0.004, 0.012)),
-        stall=0.0 if calm else chance.choice((0.0, 0.003, 0.01)),
+        crash=0.0 if calm else chance.choice((0.0, 0.01, 0.03)),
+        stall=0.0 if calm else chance.choice((0.0, 0.005, 0.015)),
         replace=chance.choice((0.0, 0.02, 0.06)),
         lost=0.0 if calm else chance.choice((0.0, 0.05, 0.15)),
         slow=chance.choice((0.0, 0.05, 0.15)),
         trouble=0.0 if calm else chance.choice((0.0, 0.05, 0.15)),
         jump=chance.choice((0.0, 0.0, 0.05)),
-        most_faults=chance.choice((2, 5, 9)),
+        most_faults=chance.choice((3, 7, 14)),
         duplicate=chance.choice((0.0, 0.1, 0.3)),
         policy=chance.choice(("resend", "hold")),
         busy=chance.choice(("queue", "queue", "steer", "interrupt")),
         memories=tuple(chance.sample([Delivery.KEYED, Delivery.UPSERT, Delivery.PROBE, Delivery.BLIND], k=2)),
-        context_tokens=chance.choice((400, 800, 1_600, 100_000)),
+        context_tokens=chance.choice((450, 700, 1_200, 100_000)),
         poll=chance.choice((5.0, 20.0, 60.0)),
         commands=chance.choice((0.0, 0.15, 0.4)),
         deeds=chance.choice((0.0, 0.3, 0.8)),
         drafts=chance.random() < 0.5,
+        review_every=chance.choice((0, 0, 1, 2)),
     )
