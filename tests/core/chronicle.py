@@ -278,7 +278,9 @@ class Chronicle:
         bodies: list[Body] = [Returned(call=call.id, text="not run", error=True) for call in turn.open]
         if outcome == "done":
             text = f"answer-{chapter.id}-{chapter.last + len(bodies) + 1}"
-            bodies += [Thought(text=text, request="r"), Said(text=text, to=HERE, parts=(text,), stamp=STAMP)]
+            asked = [chapter.log[seq - 1].body for seq in turn.takes]
+            to = next((body.origin for body in reversed(asked) if isinstance(body, Heard)), HERE)
+            bodies += [Thought(text=text, request="r"), Said(text=text, to=to, parts=(text,), stamp=STAMP)]
         reason = f"because-{chapter.id}-{turn.op}" if outcome == "failed" else ""
         self.commit(chapter, *bodies, Ended(outcome=outcome, reason=reason), op=turn.op)
         turn.state, chapter.running = outcome, None

@@ -111,9 +111,9 @@ def _kept(part: View) -> tuple[Kept, ...]:
     room = MOST_KEPT
     newest: list[Kept] = []
     for kept in reversed(found):
+        if len(kept.text) > room:
+            continue  # one long question must not cost all the rules before it
         room -= len(kept.text)
-        if room < 0:
-            break
         newest.append(kept)
     return tuple(reversed(newest))
 
@@ -145,8 +145,8 @@ def _effects(part: View) -> tuple[str, ...]:
                 case Returned(call=call) if call in started:
                     started.discard(call)
                     lines.append(_effect(calls.get(call), step.body, step.seq))
-                case Said(to=to, text=text) if any(
-                    isinstance(h.body, Heard) and h.body.origin != to for h in exchange.heard
+                case Said(to=to, text=text) if not any(
+                    isinstance(h.body, Heard) and h.body.origin == to for h in exchange.heard
                 ):
                     lines.append(f"#{step.seq} said to {to.platform} {to.chat}: {_short(text)}")
                 case Noted(text=text, action=action):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from everhold.core.entries import (
     Changed,
@@ -17,6 +18,7 @@ from everhold.core.entries import (
     Noted,
     Returned,
     Said,
+    Stamp,
     Thought,
     Undone,
 )
@@ -75,9 +77,19 @@ def exchange(
         said=said,
         did=_did(steps),
         at=max((entry.at for entry in steps), default=0.0),
-        stamp=utterances[-1].stamp if utterances else said[-1].stamp,
+        stamp=_stamp(utterances, said),
         parent=parent,
     )
+
+
+def _stamp(heard: Sequence[Utterance], said: Sequence[Utterance]) -> Stamp:
+    """Whose exchange it is: the last speaker's, for those who heard all of it.
+
+    A session can be led to from a direct chat and from a group; what was said in both is for neither alone.
+    """
+    stamp = (heard or said)[-1].stamp
+    heard_by_all = tuple(one for one in stamp.audience if all(one in it.stamp.audience for it in (*heard, *said)))
+    return stamp if heard_by_all == stamp.audience else structs.replace(stamp, audience=heard_by_all)
 
 
 def note(entry: Entry, *, agent: str) -> Note | None:
@@ -122,12 +134,14 @@ def fingerprint(name: str, items: Sequence[Memory]) -> str:
 
 def _did(steps: Sequence[Entry]) -> tuple[str, ...]:
     """The tools that were used and how it went, a line each."""
-    tools = {call.id: call.tool for entry in steps if isinstance(entry.body, Thought) for call in entry.body.calls}
-    return tuple(
-        f"{tools.get(entry.body.call, 'tool')}: {_outcome(entry.body)}"
-        for entry in steps
-        if isinstance(entry.body, Returned)
-    )
+    lines: list[str] = []
+    tools: dict[str, str] = {}
+    for entry in steps:
+        if isinstance(entry.body, Thought):
+            tools = {call.id: call.tool for call in entry.body.calls}  # models use an id again in a later round
+        elif isinstance(entry.body, Returned):
+            lines.append(f"{tools.get(entry.body.call, 'tool')}: {_outcome(entry.body)}")
+    return tuple(lines)
 
 
 def _outcome(returned: Returned) -> str:
