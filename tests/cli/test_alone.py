@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -118,6 +119,16 @@ def test_a_socket_that_nobody_listens_at_any_more_is_replaced(house: House) -> N
     house.run("send", "hello").ok()
     house.up()
     assert house.ask("status", "--json").json["running"]
+
+
+def test_a_port_in_use_exits_1_and_names_the_option(house: House, tmp_path: Path, plugin: Path) -> None:
+    url = re.search(r"http://127.0.0.1:(\d+)", house.up().ready)
+    assert url is not None
+    other = House(tmp_path / "other", plugin)
+    done = other.run("up", "--port", url[1])
+    assert done.code == 1
+    assert f"port {url[1]} is in use" in done.err
+    assert "--port" in done.err
 
 
 # -- broken configuration and store ------------------------------------------------------------------------------------

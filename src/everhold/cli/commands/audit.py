@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from everhold.cli.progress import waiting
 from everhold.cli.reach import looking
 from everhold.cli.render import Screen, count, one_line
+
+_IN_THE_LOG: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P8")
+"""What can be seen in a log. That a change needs no restart (P7) cannot."""
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -34,8 +37,11 @@ def _show(screen: Screen, report: dict[str, Any]) -> None:
         found = [finding for finding in report["findings"] if finding["promise"] == line["promise"]]
         broken = [finding for finding in found if finding["level"] == "broken"]
         mark = screen.paint("holds ", "green") if line["holds"] else screen.paint("BROKEN", "red", "bold")
+        if line["promise"] not in _IN_THE_LOG:
+            mark = screen.paint("unseen", "dim")
         doubts = screen.paint(f" · {count(line['doubts'], 'doubt')}", "yellow") if line["doubts"] else ""
         screen.say(f"{screen.paint(line['promise'], 'bold')}  {mark}  {line['text']}{doubts}")
+        screen.say(screen.paint(f"      {line['evidence']}", "dim"))
         for finding in broken + [finding for finding in found if finding["level"] != "broken"]:
             where = f"{finding['session']}:{finding['seq']}" if finding["seq"] else finding["session"] or "the store"
             style = "red" if finding["level"] == "broken" else "yellow"

@@ -11,7 +11,7 @@ from typing import Final
 from everhold.app import DRAIN_SECONDS, App, SystemClock, settings_of
 from everhold.cli.reach import home_of
 from everhold.cli.render import Screen, count
-from everhold.errors import Misuse
+from everhold.errors import Misuse, Refused
 from everhold.logs import adopt_stdlib, open_log
 
 LOOK_SECONDS: Final = 0.5
@@ -38,7 +38,7 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
         log.warning("config.problem", text=str(problem))
     try:
         waiting = await app.start()
-        url = await app.serve(port=args.port)
+        url = await _serve(app, args.port)
         parts = ["ready", count(len(settings.agents), "agent"), f"resuming {count(waiting, 'message')}", url]
         screen.say(" · ".join(part for part in parts if part))
         screen.out.flush()
@@ -48,6 +48,13 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
     if app.broken is not None:
         raise app.broken
     return 0
+
+
+async def _serve(app: App, port: int | None) -> str:
+    try:
+        return await app.serve(port=port)
+    except Misuse as error:  # the command was sound; it is the machine that has no room for it
+        raise Refused(error.message, remedy=error.remedy) from error
 
 
 async def _until(app: App, signals: _Signals) -> None:
