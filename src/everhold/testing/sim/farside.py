@@ -7,6 +7,7 @@ half of a batch. Whatever reaches them is shown to the witness.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import re
@@ -17,7 +18,6 @@ import msgspec
 
 from everhold.core import compression, review
 from everhold.core.entries import Call, Noted, Place, Usage
-from everhold.core.tokens import weigh_messages
 from everhold.core.tokens import weigh_request
 from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.ports.memory import Batch
@@ -116,9 +116,9 @@ class SimModel(FarSide):
         ]
         return Answer(text="\n".join(lines), model=self.name, usage=Usage(input=len(text) // 4, output=5))
 
-    def _answer(self, messages: tuple[Message, ...], tokens: list[str], rounds: int) -> Answer:
-        number = int.from_bytes(hashlib.blake2b(msgspec.json.encode(messages), digest_size=6).digest())
-        usage = Usage(input=weigh_messages(messages), output=3)
+    def _answer(self, request: Request, tokens: list[str], rounds: int) -> Answer:
+        number = int.from_bytes(hashlib.blake2b(msgspec.json.encode(request.messages), digest_size=6).digest())
+        usage = Usage(input=weigh_request(request), output=3)
         pick, number = number % 10, number // 10
         names = [tool.name for tool in request.tools]
         if rounds < 3 and pick < (5 if rounds == 0 else 3) and names:
@@ -312,8 +312,9 @@ class Ear:
     async def _poll(self, accept: Accept) -> None:
         offset = 0
         while True:
+            ask = functools.partial(self.far.ask_for, offset)
             try:
-                news = await self.gates.call("poll", lambda: self.far.ask_for(offset), deadline=POLL_SECONDS + 10)
+                news = await self.gates.call("poll", ask, deadline=POLL_SECONDS + 10)
             except InDoubt:
                 await self.gates.sleep(1.0)
                 continue

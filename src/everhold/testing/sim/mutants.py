@@ -262,7 +262,7 @@ class ShortensWaits(GatedStore):
         return await super().commit(change)
 
 
-# -- folds, erasures, sessions ------------------------------------------------------------------------------------------
+# -- folds, erasures, sessions -----------------------------------------------------------------------------------------
 
 
 class FoldsAnything(GatedStore):

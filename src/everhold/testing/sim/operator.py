@@ -1,4 +1,4 @@
-"""The person in charge of the simulated house: erases, notes, takes back, sends parked things again. Through control."""
+"""The person in charge of the simulated house: erases, notes, takes back, sends again. All of it through control."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import apsw
 from everhold.core.entries import Erased, Heard
 from everhold.errors import Overloaded, Transient
 from everhold.ports.store import Change, Claim, Committed, Step
-from everhold.testing.sim.world import SENT, World
+from everhold.testing.sim.world import NOBODY, SENT, World
 
 if TYPE_CHECKING:
     from everhold.testing.sim.process import Process
@@ -165,7 +165,7 @@ class Witness:
 
     def arrives(self, lane: str, session: str, text: str) -> None:
         """A request reached a far side. Whoever holds the lane must have waited as long as they were told."""
-        sent = SENT.get()
+        sent = SENT.get(NOBODY)
         wait = self._firm.get((lane, session))
         holder = self.holders.get((lane, session))
         if (

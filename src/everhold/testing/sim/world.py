@@ -33,7 +33,8 @@ class Sent(NamedTuple):
     at: float
 
 
-SENT: contextvars.ContextVar[Sent] = contextvars.ContextVar("SENT", default=Sent("", 0.0))
+NOBODY: Final = Sent("", 0.0)
+SENT: contextvars.ContextVar[Sent] = contextvars.ContextVar("SENT")
 
 
 class Dice:

@@ -1,0 +1,70 @@
+"""`python -m everhold.testing.sim`: play seeds, find planted bugs, tell a seed's story."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from everhold.testing.sim import tally
+from everhold.testing.sim.mutants import MUTANTS
+from everhold.testing.sim.run import run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m everhold.testing.sim", description=__doc__)
+    parser.add_argument("--seeds", default="0:300", help="FROM:TO, by default 0:300")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to play them in")
+    parser.add_argument("--bug", choices=[*MUTANTS, "all"], help="plant a bug, and play until it is found")
+    parser.add_argument("--story", type=int, metavar="SEED", help="play one seed and tell what happened")
+    parser.add_argument("--remember", type=Path, metavar="FILE", help="write failing seeds down there")
+    chosen = parser.parse_args()
+    first, _, last = chosen.seeds.partition(":")
+    seeds = range(int(first), int(last or int(first) + 1))
+    if chosen.story is not None:
+        return story(chosen.story, bug=chosen.bug or "")
+    if chosen.bug is not None:
+        return hunt(list(MUTANTS) if chosen.bug == "all" else [chosen.bug], seeds)
+    return play(seeds, jobs=chosen.jobs, remember=chosen.remember)
+
+
+def play(seeds: range, *, jobs: int, remember: Path | None) -> int:
+    total = tally.Tally()
+    if jobs == 1:
+        total = tally.count(seeds)
+    else:
+        for total in tally.count_many(seeds, jobs=jobs):
+            sys.stderr.write(f"\r{total.schedules} of {len(seeds)}, {len(total.failures)} failed ")
+            sys.stderr.flush()
+        sys.stderr.write("\n")
+    sys.stdout.write("\n".join(total.table()) + "\n")
+    if remember is not None:
+        tally.remember(remember, total.failures)
+    return 1 if total.failures else 0
+
+
+def hunt(bugs: list[str], seeds: range) -> int:
+    missed = 0
+    for bug in bugs:
+        found = tally.count(seeds, bug=bug, until_found=True)
+        if found.failures:
+            seed, problems = next(iter(found.failures.items()))
+            told = f"seed {seed:>5}  {problems[0]}"
+        else:
+            missed += 1
+            told = f"survives {found.schedules} schedules"
+        sys.stdout.write(f"{bug:<14}{MUTANTS[bug].about:<46}{told}\n")
+        sys.stdout.flush()
+    return 1 if missed else 0
+
+
+def story(seed: int, *, bug: str) -> int:
+    outcome = run(seed, parts=MUTANTS[bug].parts if bug else None)
+    sys.stdout.write("\n".join([*outcome.lines, "", f"trace {outcome.trace}"]) + "\n")
+    for problem in outcome.problems:
+        sys.stdout.write(f"WRONG: {problem}\n")
+    return 1 if outcome.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

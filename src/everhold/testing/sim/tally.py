@@ -1,0 +1,108 @@
+"""Many seeds, one table: how many schedules, how fast, what went wrong in them and what was wrong about them."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from everhold.testing.sim.mutants import MUTANTS
+from everhold.testing.sim.run import run
+
+CHUNK = 25
+FAULTS = (
+    "crashes", "stalls", "zombies", "take-overs", "lost requests", "lost answers", "slow", "refusals", "jumps",
+)  # fmt: skip
+
+
+class Tally(Struct, kw_only=True):
+    """What some seeds came to."""
+
+    schedules: int = 0
+    failures: dict[int, list[str]] = field(default_factory=dict)
+    """seed -> what was wrong."""
+    cpu: float = 0.0
+    wall: float = 0.0
+    virtual: float = 0.0
+    stats: Counter[str] = field(default_factory=Counter)
+    crashed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(gate, moment) -> how often a process fell there."""
+
+    def add(self, other: Tally) -> None:
+        self.schedules += other.schedules
+        self.failures.update(other.failures)
+        self.cpu += other.cpu
+        self.virtual += other.virtual
+        self.stats.update(other.stats)
+        self.crashed.update(other.crashed)
+
+    def table(self) -> Iterator[str]:
+        """The run, for people."""
+        yield f"schedules          {self.schedules:>10,}"
+        yield f"failures           {len(self.failures):>10,}"
+        yield f"per CPU second     {self.schedules / max(self.cpu, 1e-9):>10.1f}"
+        yield f"per second         {self.schedules / max(self.wall, 1e-9):>10.1f}   ({self.wall:.1f} s)"
+        yield f"virtual hours      {self.virtual / 3600:>10.1f}   ({self.virtual / max(self.wall, 1e-9):,.0f} x real time)"
+        yield f"commits            {self.stats['commits']:>10,}"
+        for fault in FAULTS:
+            yield f"{fault:<19}{self.stats[fault]:>10,}"
+        for seed, problems in sorted(self.failures.items()):
+            yield f"seed {seed}: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+
+
+def count(seeds: Iterable[int], *, bug: str = "", until_found: bool = False) -> Tally:
+    """Play `seeds` here, one after the other."""
+    tally = Tally()
+    parts = MUTANTS[bug].parts if bug else None
+    started, began = time.perf_counter(), time.process_time()
+    for seed in seeds:
+        outcome = run(seed, parts=parts)
+        tally.schedules += 1
+        tally.virtual += outcome.seconds
+        tally.stats.update(outcome.stats)
+        tally.crashed.update(outcome.crashed)
+        if outcome.problems:
+            tally.failures[seed] = outcome.problems
+            if until_found:
+                break
+    tally.cpu = time.process_time() - began
+    tally.wall = time.perf_counter() - started
+    return tally
+
+
+def count_many(seeds: range, *, jobs: int) -> Iterator[Tally]:
+    """Play `seeds` in several processes; the tally so far, again and again."""
+    total = Tally()
+    started = time.perf_counter()
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+        for done in as_completed([pool.submit(count, chunk) for chunk in chunks]):
+            total.add(done.result())
+            total.wall = time.perf_counter() - started
+            yield total
+
+
+def remember(path: Path, failures: dict[int, list[str]]) -> None:
+    """Write failing seeds down, so that they are played again for ever. Schedules differ between Python versions."""
+    known = path.read_text().splitlines() if path.exists() else []
+    version = ".".join(platform.python_version_tuple()[:2])
+    listed = {tuple(line.split()[:2]) for line in known if line and not line.startswith("#")}
+    new = [
+        f"{seed} {version} {problems[0]}"
+        for seed, problems in sorted(failures.items())
+        if (str(seed), version) not in listed
+    ]
+    if new:
+        path.write_text("\n".join([*known, *new]) + "\n")
+
+
+def remembered(path: Path) -> list[int]:
+    """The seeds that failed once."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sorted({int(line.split()[0]) for line in lines if line and not line.startswith("#")})
