@@ -29,6 +29,7 @@ from everhold.core.entries import (
     Told,
     Took,
     Undone,
+    encode,
 )
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Parked, Receipt
@@ -36,7 +37,7 @@ from everhold.ports.tool import Effect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import memories, reference
 from everhold.testing.sim.host import Surroundings
-from everhold.testing.sim.witness import TOKEN, Witness
+from everhold.testing.sim.witness import SECRET, TOKEN, Witness
 from everhold.testing.sim.world import World
 
 CUT_SHORT: Final = {"failed", "stopped", "interrupted"}
@@ -369,6 +370,12 @@ def ran(facts: Facts) -> Iterator[str]:
 
 def hushed(facts: Facts) -> Iterator[str]:
     """What was erased is nowhere on the disk."""
+    for session, log in facts.logs.items():
+        for entry in log:
+            if entry.body is not None and facts.witness.erased:
+                for secret in SECRET.findall(encode(entry.body)):
+                    if secret in facts.witness.erased:
+                        yield f"{secret} was erased, and {session} says it in entry {entry.seq} ({entry.kind})"
     disk = facts.world.disk
     for path in (disk, disk.with_name(disk.name + "-wal")):
         data = path.read_bytes() if path.exists() else b""

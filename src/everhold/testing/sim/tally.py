@@ -48,7 +48,8 @@ class Tally(Struct, kw_only=True):
         yield f"failures           {len(self.failures):>10,}"
         yield f"per CPU second     {self.schedules / max(self.cpu, 1e-9):>10.1f}"
         yield f"per second         {self.schedules / max(self.wall, 1e-9):>10.1f}   ({self.wall:.1f} s)"
-        yield f"virtual hours      {self.virtual / 3600:>10.1f}   ({self.virtual / max(self.wall, 1e-9):,.0f} x real time)"
+        speed = self.virtual / max(self.wall, 1e-9)
+        yield f"virtual hours      {self.virtual / 3600:>10.1f}   ({speed:,.0f} x real time)"
         yield f"commits            {self.stats['commits']:>10,}"
         for fault in FAULTS:
             yield f"{fault:<19}{self.stats[fault]:>10,}"
