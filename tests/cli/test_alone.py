@@ -10,8 +10,10 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 
 from everhold.cli.main import parse
@@ -171,6 +173,36 @@ def test_a_damaged_store_exits_1_with_the_reason(house: House, argv: list[str]) 
     assert done.code == 1
     assert "everhold.db" in done.err
     assert "  → " in done.err
+
+
+def test_a_tampered_entry_breaks_a_promise_and_the_audit_says_which(house: House) -> None:
+    house.run("send", "hello").ok()
+    with closing(apsw.Connection(str(house.path / "everhold.db"))) as db:
+        db.execute("update entries set body = replace(body, 'hello', 'hullo') where seq = 1")
+    done = house.ask("audit")
+    assert done.code == 1
+    assert "P8  BROKEN" in done.out
+    report = house.ask("audit", "--json").json
+    assert [line["promise"] for line in report["promises"] if not line["holds"]] == ["P8"]
+
+
+def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(house: House) -> None:
+    session = house.run("send", "hello", "--json").ok().json["session"]
+    with closing(apsw.Connection(str(house.path / "everhold.db"))) as db:
+        db.execute(
+            "insert into parked(reader, session, seq, reason, doubtful, at) values (?, ?, 4, 'no room', 1, 0)",
+            ("memory:far", session),
+        )
+    parked = house.ask("memory", "parked", "--json").ok().json["parked"]
+    assert [(item["reader"], item["seq"], item["doubtful"]) for item in parked] == [("memory:far", 4, True)]
+    assert "may have arrived" in house.ask("memory", "parked").ok().out
+    status = house.ask("status", "--json")
+    assert (status.code, status.json["in_doubt"]) == (1, 1)
+    doubtful = house.ask("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
+    assert "doubt  " in doubtful
+    assert "memory:far: entry 4 may have arrived: no room" in doubtful
+    assert house.ask("memory", "replay", str(parked[0]["id"])).ok().out == "1 item will be sent again\n"
+    assert house.ask("memory", "parked", "--json").ok().json == {"parked": []}
 
 
 def test_a_home_that_others_can_write_to_is_refused(house: House) -> None:
