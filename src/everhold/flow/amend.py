@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from everhold.core import review
 from everhold.core.context import IN_VIEW, live
 from everhold.core.entries import (
     Began,
@@ -20,6 +21,7 @@ from everhold.core.entries import (
     Folded,
     Halted,
     Kind,
+    Noted,
     Thought,
     Took,
     Undone,
@@ -128,9 +130,22 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
             gone.add(entry.seq)
         if isinstance(entry.body, Thought) and entry.seq > first and entry.body.recall:
             blobs.add(entry.body.recall)
+        if _rests_on(entry, gone):
+            gone.add(entry.seq)
     running = tuple(op.op for op in operations if op.state == "running" and op.op >= min(holders, default=first))
     erased = Erased(seqs=tuple(sorted(gone)), folds=folds, by=by, why=why)
     return Erasure(seqs=erased.seqs, bodies=(erased,), ends=running, blobs=tuple(sorted(blobs)))
+
+
+def _rests_on(entry: Entry, seqs: set[int]) -> bool:
+    """Whether an entry is a note that cites any of `seqs`, or the review in which such a note was made."""
+    match entry.body:
+        case Noted(cites=cites):
+            return not seqs.isdisjoint(cites)
+        case Thought(text=text, request=""):
+            return bool(review.findings(text, seqs))
+        case _:
+            return False
 
 
 def _holders(entries: Iterable[Entry], seqs: set[int]) -> set[int]:

@@ -33,7 +33,7 @@ from everhold.core.entries import (
 from everhold.core.retry import wait_seconds
 from everhold.core.split import split
 from everhold.core.turn import Answered, Broken, Event, Overlong, Run, Unreachable
-from everhold.errors import Refused
+from everhold.errors import Conflict, Refused
 from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Worst
@@ -141,6 +141,7 @@ class Jobs:
         await self._commit(
             Step.JOB,
             bodies,
+            generation=session.generation,
             heard=(Draft(body=heard, author=runtime.author, dedup=f"job:{session.id}:{entry.seq}"),),
             lane=LaneUpdate(position=entry.seq, attempts=0, error="", wait=Wait(), release=True),
             wakes=runtime.voices(bodies),
@@ -192,6 +193,7 @@ class Jobs:
         await self._commit(
             Step.JOB,
             bodies,
+            generation=session.generation,
             lane=LaneUpdate(position=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True),
             wakes=runtime.remembers() if notes else (),
             spends=self._spends(runtime, (thought,) if thought else ()),
@@ -220,9 +222,17 @@ class Jobs:
             *notes,
             Ended(usage=thought.usage),
         )
-        await self._commit(
-            Step.JOB, bodies, lane=None, wakes=runtime.remembers(), spends=self._spends(runtime, (thought,))
-        )
+        try:
+            await self._commit(
+                Step.JOB,
+                bodies,
+                generation=session.generation,
+                lane=None,
+                wakes=runtime.remembers(),
+                spends=self._spends(runtime, (thought,)),
+            )
+        except Conflict as error:
+            self.log.warning("review.skipped", reason=str(error))
 
     async def unreviewed(self, session: Session, *, after: int) -> View:
         """What was said since the last review, as far as it is still in the view."""
@@ -301,6 +311,7 @@ class Jobs:
         step: Step,
         bodies: tuple[Body, ...],
         *,
+        generation: int | None = None,
         heard: tuple[Draft, ...] = (),
         lane: LaneUpdate | None,
         wakes: tuple[Wake, ...] = (),
@@ -313,6 +324,8 @@ class Jobs:
                 at=self.gates.clock.now(),
                 entries=(*(Draft(body=body, author="system", op=OWN) for body in bodies), *heard),
                 claim=self.claim,
+                # what a job read may have been erased while it worked: then nothing it made of it may be kept
+                generation=generation,
                 lane=lane,
                 wakes=wakes,
                 spends=spends,
