@@ -46,6 +46,8 @@ def places(session: str, log: Sequence[Entry]) -> list[Place]:
                 found.append(Place(key=f"{session}:{entry.op}", seq=entry.seq, heard=heard, said=said, erased=erased))
             case Noted():
                 found.append(Place(key=f"{session}:{entry.seq}:note", seq=entry.seq))
+            case None if entry.kind is Kind.NOTED:
+                found.append(Place(key=f"{session}:{entry.seq}:note", seq=entry.seq, erased=True))
             case Changed(change=Undone(ops=ops)) if any(began[op] == "turn" for op in ops):
                 found.append(Place(key=f"{session}:{entry.seq}:retract", seq=entry.seq))
     return found
