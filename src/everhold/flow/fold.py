@@ -112,8 +112,6 @@ class Fold:
             op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
         )
         log.info("compression.started", tokens=plan.tokens_before)
-        if self.before is not None:
-            await self.before(self.claim, session, plan.part)
         asked = await perform.ask(
             self.gates,
             (self.runtime.summariser,),
@@ -126,6 +124,8 @@ class Fold:
             return await self._refuse(op, f"no summary: {reason}", log)
         if reason := compression.objection(asked.thought.text, plan):
             return await self._refuse(op, reason, log)
+        if self.before is not None:
+            await self.before(self.claim, session, plan.part)
         folded = Folded(
             summary=asked.thought.text,
             covers=plan.covers,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import structs
+
 from everhold.core import claims, review
 from everhold.core.context import View, messages
 from everhold.core.entries import (
@@ -209,6 +211,8 @@ class Jobs:
         lane = await self.store.lane(REVIEW, session.id)
         after = lane.position if lane is not None else 0
         fresh = View(exchanges=tuple(e for e in part.exchanges if e.op > after and e.steps[0].session == session.id))
+        if (await self.store.session(session.id)).generation != session.generation:
+            return  # the view was changed, perhaps by an erasure: this part must not be read any more
         try:
             notes, thought = await self.notes(session, runtime, fresh)
         except Failed as failure:
@@ -227,6 +231,8 @@ class Jobs:
                 Step.JOB,
                 bodies,
                 generation=session.generation,
+                # a fold that is tried again notes nothing twice
+                dedup=f"flush:{session.id}:{after}:{fresh.exchanges[-1].op}",
                 lane=None,
                 wakes=runtime.remembers(),
                 spends=self._spends(runtime, (thought,)),
@@ -312,17 +318,21 @@ class Jobs:
         bodies: tuple[Body, ...],
         *,
         generation: int | None = None,
+        dedup: str | None = None,
         heard: tuple[Draft, ...] = (),
         lane: LaneUpdate | None,
         wakes: tuple[Wake, ...] = (),
         spends: tuple[Spend, ...] = (),
     ) -> None:
+        own = [Draft(body=body, author="system", op=OWN) for body in bodies]
+        if dedup is not None:
+            own[0] = structs.replace(own[0], dedup=dedup)
         await self.store.commit(
             Change(
                 step=step,
                 session=self.claim.session,
                 at=self.gates.clock.now(),
-                entries=(*(Draft(body=body, author="system", op=OWN) for body in bodies), *heard),
+                entries=(*own, *heard),
                 claim=self.claim,
                 # what a job read may have been erased while it worked: then nothing it made of it may be kept
                 generation=generation,
