@@ -52,9 +52,17 @@ def compress_arguments(text: str) -> tuple[int | None, str, bool]:
     words = text.split()
     preview = "--preview" in words
     words = [word for word in words if word != "--preview"]
-    if len(words) == 2 and words[0] == "here" and words[1].isdigit():
-        return int(words[1]), "", preview
+    if len(words) == 2 and words[0] == "here" and (keep := number(words[1])) is not None:
+        return keep, "", preview
     return None, " ".join(words), preview
+
+
+def number(word: str, *, most: int = 1_000) -> int | None:
+    """The number somebody wrote, at most `most`; None if it is none. Whatever is written, it is no error."""
+    if not (word.isascii() and word.isdigit()):
+        return None  # other scripts have digits, too, and some of them are no numbers: ²
+    digits = word.lstrip("0") or "0"
+    return most if len(digits) > len(str(most)) else min(int(digits), most)
 
 
 def help_text() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from everhold.core import compression
-from everhold.core.commands import compress_arguments, help_text
+from everhold.core.commands import compress_arguments, help_text, number
 from everhold.core.entries import (
     OWN,
     Body,
@@ -137,8 +137,7 @@ class Desk:
             return await amend.undo(self.store, session, again=True)
         if command.argument in ("compress", "fold"):
             return await amend.undo(self.store, session, what="compress")
-        count = int(command.argument) if command.argument.isdigit() else 1
-        return await amend.undo(self.store, session, count=max(1, min(count, 1000)))
+        return await amend.undo(self.store, session, count=number(command.argument) or 1)
 
     def _title(self, session: Session, runtime: Runtime, heard: Heard, argument: str) -> tuple[tuple[Body, ...], str]:
         """A name to show; with `--memory` also the name that memories file this session under from here on."""
