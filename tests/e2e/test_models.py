@@ -1,0 +1,516 @@
+"""A model through the whole gateway: what is asked, what it costs, and what happens when it is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from everhold.agents import Held
+from everhold.core.entries import Began, Call, Called, Ended, Folded, Returned, Said, Thought, Told
+from everhold.models.openai import OpenAIModel
+from everhold.ports.model import Request
+from everhold.testing.modelrules import prompt_tokens
+from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, Status, Step, rate_limited
+from tests.cli.house import House, until
+from tests.e2e.town import KEY, Town, endpoint
+
+CROOKED = [sys.executable, str(Path(__file__).parents[1] / "tools" / "crooked.py")]
+
+
+def config(models: dict[str, Any], **defaults: Any) -> str:
+    """A configuration. JSON is YAML."""
+    more = {key: defaults.pop(key) for key in ("mcp", "agents", "http", "memories", "timezone") if key in defaults}
+    given = {"memories": [], "tools": [], "model": next(iter(models)), **defaults}
+    return json.dumps({"models": models, "defaults": given, **more})
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ModelServer]:
+    async with ModelServer(key=KEY) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def town(path: Path, server: ModelServer, **defaults: Any) -> AsyncIterator[Town]:
+    models = defaults.pop("models", None) or {"m": endpoint(server.openai, **defaults.pop("entry", {}))}
+    async with Town(path, config(models, **defaults)) as made:
+        yield made
+
+
+# -- a turn ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reply_grows_and_is_committed_once(tmp_path: Path, server: ModelServer) -> None:
+    server.script(Reply(text="Good morning, Ada. How did you sleep?"))
+    async with town(tmp_path, server) as t:
+        verdict = await t.say("hello")
+        assert await t.said(verdict.session) == ["Good morning, Ada. How did you sleep?"]
+        assert len(t.pieces) > 3
+        assert "".join(t.pieces) == "Good morning, Ada. How did you sleep?"
+        await t.sound()
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+async def test_a_tool_is_called_and_its_result_reaches_the_model(
+    tmp_path: Path, server: ModelServer, dialect: str
+) -> None:
+    server.script(
+        Reply(text="Let me see.", calls=(Call(id="call_1", tool="odd_echo", arguments={"size": 3}),)),
+        Reply(text="It is three."),
+    )
+    url = server.openai if dialect == "openai" else server.anthropic
+    models = {"m": endpoint(url, provider=dialect)}
+    async with town(tmp_path, server, models=models, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
+        verdict = await t.say("how big?")
+        # the server was not up yet when this was asked: the turn waited for it
+        assert await t.said(verdict.session) == ["It is three."]
+        (called,) = await t.bodies(verdict.session, Called)
+        (returned,) = await t.bodies(verdict.session, Returned)
+        assert (called.tool, called.effect, returned.text, returned.error) == ("odd_echo", "once", '{"size": 3}', False)
+        assert '{\\"size\\": 3}' in server.requests[1].body.decode()
+        assert len(server.requests) == 2
+        await t.sound()
+
+
+async def test_a_tool_that_fails_is_a_result_not_a_failure(tmp_path: Path, server: ModelServer) -> None:
+    calls = tuple(Call(id=f"c{n}", tool=tool) for n, tool in enumerate(("odd_refuse", "odd_die", "nobody_knows")))
+    server.script(Reply(calls=calls), Reply(text="None of that worked."))
+    async with town(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
+        assert await t.said((await t.say("try")).session) == ["None of that worked."]
+        told = server.requests[1].body.decode()
+        assert "that is not possible" in told
+        assert "may have been done" in told
+        assert "There is no tool" in told
+        assert any(problem["key"] == "mcp.odd" for problem in t.app.about()["problems"])
+        await t.sound()
+
+
+async def test_a_tool_server_that_cannot_be_started_is_named_and_the_agent_answers(
+    tmp_path: Path, server: ModelServer
+) -> None:
+    async with town(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": ["/nowhere"]}}) as t:
+        assert await t.ask("hello") == "You said: hello"
+        (problem,) = [problem for problem in t.app.about()["problems"] if problem["key"] == "mcp.odd"]
+        assert (problem["disables"], "there is no program" in problem["message"]) == ("mcp.odd", True)
+
+
+async def test_the_beginning_of_a_request_stays_byte_for_byte(tmp_path: Path, server: ModelServer) -> None:
+    """What a vendor has read before costs a tenth, if not a byte of it has changed."""
+    async with town(tmp_path, server, tools=["mcp:odd"], mcp={"odd": {"command": CROOKED}}) as t:
+        for number in range(4):
+            if number == 2:
+                server.script(Reply(calls=(Call(id="c", tool="odd_echo", arguments={"b": 1, "a": 2}),)))
+            await t.ask(f"message {number}")
+        await t.rest()
+        bodies = [request.body for request in server.requests]
+        assert len(bodies) == 5
+        for shorter, longer in itertools.pairwise(bodies):
+            assert shorter.endswith(b"]}")
+            assert longer.startswith(shorter[:-2])
+
+
+# -- when it does not answer -------------------------------------------------------------------------------------------
+
+
+async def test_retry_after_is_obeyed(tmp_path: Path, server: ModelServer) -> None:
+    asked: list[float] = []
+
+    def limited(received: Received) -> Step:
+        asked.append(time.monotonic())
+        return rate_limited("2") if len(asked) == 1 else Reply(text="now")
+
+    server.default = limited
+    async with town(tmp_path, server) as t:
+        verdict = await t.say("hello")
+        assert await t.said(verdict.session) == ["now"]
+    assert len(asked) == 2
+    assert asked[1] - asked[0] >= 2.0
+
+
+async def test_a_fallback_answers_when_the_model_is_down(tmp_path: Path, server: ModelServer) -> None:
+    def by_name(received: Received) -> Step:
+        return Failure(kind="server_error") if received.json["model"] == "first" else Reply(text="I stand in.")
+
+    server.default = by_name
+    models = {"a": endpoint(server.openai, "first"), "b": endpoint(server.openai, "second")}
+    async with town(tmp_path, server, models=models, fallback=["b"]) as t:
+        verdict = await t.say("hello")
+        assert await t.said(verdict.session) == ["I stand in."]
+        assert [r.json["model"] for r in server.requests] == ["first", "second"]
+        (thought,) = await t.bodies(verdict.session, Thought)
+        assert thought.model == "second"
+
+
+async def test_while_every_model_is_down_messages_are_kept_and_one_turn_answers_them(
+    tmp_path: Path, server: ModelServer
+) -> None:
+    """E4: pending, fallbacks tried, the chat hears once that it is kept, and one turn answers when it is back."""
+    down = True
+
+    def outage(received: Received) -> Step:
+        return Failure(kind="overloaded") if down else Reply(text="Back again, with all of it.")
+
+    server.default = outage
+    models = {"a": endpoint(server.openai, "first"), "b": endpoint(server.openai, "second")}
+    async with town(tmp_path, server, models=models, fallback=["b"]) as t:
+        session = (await t.say("one")).session
+        await t.until(lambda: len(server.requests) >= 4)
+        assert {r.json["model"] for r in server.requests} == {"first", "second"}
+        await t.say("two")
+        await t.until(lambda: len(server.requests) >= 6)
+
+        async def both_wait() -> bool:
+            found = await t.app.store.pending(session)
+            return [getattr(entry.body, "text", "") for entry in found] == ["one", "two"]
+
+        await t.until(both_wait)  # between two attempts; during one, its turn has them
+        (told,) = await t.bodies(session, Told)
+        assert "Your message is kept" in told.text
+        assert not await t.bodies(session, Said)
+        down = False
+        assert await t.said(session) == ["Back again, with all of it."]
+        await t.rest()
+        assert len(await t.bodies(session, Told)) == 1
+        outcomes = [ended.outcome for ended in await t.bodies(session, Ended)]
+        assert outcomes.count("done") == 1
+        assert set(outcomes) == {"done", "released"}
+        assert len((await t.bodies(session, Began))[-1].takes) == 2
+        sent = server.last.body.decode()
+        assert "one" in sent
+        assert "two" in sent
+        await t.sound()
+
+
+async def test_what_is_too_long_is_folded_and_answered(tmp_path: Path, server: ModelServer) -> None:
+    server.context_tokens = 2_500
+    server.default = Reply(text="Noted.")
+    compression = {"model": "offline", "keep_exchanges": 1}
+    async with town(tmp_path, server, compression=compression) as t:
+        session = ""
+        for number in range(12):
+            verdict = await t.say(f"fact {number}: " + "word " * 200)
+            session = verdict.session
+            assert len(await t.said(session, number + 1)) == number + 1
+        await t.rest()
+        assert await t.bodies(session, Folded)
+        assert any(prompt_tokens(request.json) > 2_500 for request in server.requests), "nothing was too long"
+        assert not [ended for ended in await t.bodies(session, Ended) if ended.outcome == "failed"]
+        assert len(await t.bodies(session, Said)) == 12
+        await t.sound()
+
+
+@pytest.mark.parametrize("how", ["drop", "reset", "end", "garbage", "error", "done"])
+async def test_a_stream_that_breaks_anywhere_still_becomes_one_reply(
+    tmp_path: Path, server: ModelServer, how: Any
+) -> None:
+    text = "one two three four five"
+    async with town(tmp_path, server) as t:
+        for number, after in enumerate((0, 1, 3, 5)):
+            server.script(Reply(text=text, cut=Cut(how=how, after=after)))
+            server.default = Reply(text=text)
+            session = (await t.say(f"again {number}", chat=f"chat{number}")).session
+            assert await t.said(session) == [text]
+        await t.rest()
+        await t.sound()
+
+
+async def test_a_client_that_leaves_at_any_byte_leaves_one_reply_behind(tmp_path: Path, server: ModelServer) -> None:
+    server.default = Reply(text="one two three four five six seven eight", pause=0.02)
+    async with town(tmp_path, server) as t:
+        url = await t.app.serve(port=0)
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=20) as client:
+            for most in (0, 1, 150, 700, 1_500):
+                asked = {"model": "main", "stream": True, "messages": [{"role": "user", "content": "count"}]}
+                headers = {"x-everhold-session": f"left-{most}"}
+                async with client.stream("POST", "/v1/chat/completions", json=asked, headers=headers) as response:
+                    seen = 0
+                    async for chunk in response.aiter_raw(1):
+                        seen += len(chunk)
+                        if seen >= most:
+                            break
+            found = (await client.get("/api/sessions")).json()["sessions"]
+            assert len(found) == 5
+            for session in found:
+                assert await t.said(session["id"]) == ["one two three four five six seven eight"]
+        await t.rest()
+        for session in found:
+            assert len(await t.bodies(session["id"], Said)) == 1
+        await t.sound()
+
+
+@pytest.mark.parametrize("words", [0, 2, 6])
+def test_a_gateway_killed_in_the_middle_of_a_stream_replies_once(tmp_path: Path, plugin: Path, words: int) -> None:
+    server = ModelServer(key=KEY)
+    text = "one two three four five six seven eight"
+    server.default = Reply(text=text, pause=0.05)
+    with server.threaded():
+        house = House(tmp_path / "home", plugin)
+        (house.path / "config.yaml").write_text(config({"m": endpoint(server.openai)}))
+        (house.path / ".env").touch(mode=0o600)
+        (house.path / ".env").write_text(f"MODEL_KEY={KEY}\n")
+        try:
+            gateway = house.up()
+            sending = house.begin("send", "count", "--timeout", "60")
+            until(lambda: server.requests)
+            time.sleep(0.05 * words)
+            gateway.kill()
+            house.up()
+            sending.wait(timeout=30)
+            until(lambda: house.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0, seconds=20)
+
+            def said() -> list[str]:
+                shown = house.run("sessions", "show", "last", "--json").ok().json["entries"]
+                return [entry["body"]["text"] for entry in shown if entry["kind"] == "said"]
+
+            until(said, seconds=20)
+            assert said() == [text]
+            house.run("audit").ok()
+        finally:
+            house.close()
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+async def test_usage_and_cost_are_kept_per_turn_agent_person_and_day(tmp_path: Path, server: ModelServer) -> None:
+    price = {"input": 2.0, "output": 10.0}
+    async with town(tmp_path, server, entry={"price": price}, agents={"main": {}, "other": {}}) as t:
+        await t.ask("hello", who="ada")
+        await t.ask("hello", who="bob", chat="bobs")
+        await t.ask("hello", who="ada", agent="other")
+        await t.rest()
+        usages = []
+        for address in [s.id for s in await t.app.store.sessions()]:
+            thoughts = await t.bodies(address, Thought)
+            (ended,) = await t.bodies(address, Ended)
+            assert ended.usage == thoughts[0].usage
+            usages.append(thoughts[0].usage)
+        day = t.app.agents.day()
+        for usage in usages:
+            assert usage.usd == pytest.approx((usage.input * 2 + usage.output * 10) / 1e6)
+            assert usage.input > 0
+        spent = {purse: await t.app.store.spent(purse, day) for purse in ("agent:main", "agent:other", "person:ada")}
+        total = sum(usage.usd for usage in usages)
+        assert spent["agent:main"].usd + spent["agent:other"].usd == pytest.approx(total)
+        bob = await t.app.store.spent("person:bob", day)
+        assert spent["person:ada"].usd + bob.usd == pytest.approx(total)
+        assert bob.tokens > 0
+        assert (await t.app.store.spent("agent:main", "2001-01-01")).tokens == 0
+
+
+async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelServer) -> None:
+    budget = {"usd_per_day": 0.0441}
+    async with town(tmp_path, server, entry={"price": {"input": 2.0, "output": 10.0}}, budget=budget) as t:
+        assert await t.ask("hello") == "You said: hello"
+        told, before = "", 0
+        while "budget" not in told:
+            await t.rest()
+            before = len(server.requests)
+            assert before < 20
+            told = await t.ask("more, please")
+        assert "budget of agent:main" in told
+        assert "Your message is kept" in told
+        assert len(server.requests) == before, "refused after it was paid for"
+        spent = await t.app.store.spent("agent:main", t.app.agents.day())
+        assert spent.usd <= 0.0441
+
+
+async def test_a_person_who_spent_everything_leaves_the_others_theirs(tmp_path: Path, server: ModelServer) -> None:
+    budget = {"per_person": {"tokens_per_day": 5_000}}
+    server.default = Reply(text="word " * 600)
+    async with town(tmp_path, server, budget=budget) as t:
+        assert (await t.ask("hello", who="ada")).startswith("word")
+        assert "budget of person:ada" in await t.ask("again", who="ada")
+        asked = len(server.requests)
+        assert (await t.ask("hello", who="bob", chat="bobs")).startswith("word")
+        assert len(server.requests) == asked + 1
+
+
+# -- the configuration -------------------------------------------------------------------------------------------------
+
+
+async def test_an_edit_is_in_force_at_the_next_message(tmp_path: Path, server: ModelServer) -> None:
+    async with ModelServer(key="another-key-0123456789", default=Reply(text="I am the other one.")) as other:
+        async with town(tmp_path, server) as t:
+            assert await t.ask("hello") == "You said: hello"
+            held = next(iter(t.app.agents._models.values()))
+            t.configure(config({"m": endpoint(other.openai, "fine")}))
+            t.secrets("MODEL_KEY=another-key-0123456789\n")
+            assert await t.ask("hello") == "I am the other one."
+            assert other.last.json["model"] == "fine"
+            assert other.last.headers["authorization"] == "Bearer another-key-0123456789"
+            await t.until(lambda: not server._tasks)  # the connection to the one before is closed
+            assert isinstance(held, Held)
+            # a key alone
+            other.key = "third-key-0123456789"
+            t.secrets("MODEL_KEY=third-key-0123456789\n")
+            assert await t.ask("hello") == "I am the other one."
+
+
+async def test_a_model_that_is_replaced_while_it_answers_is_closed_afterwards(
+    tmp_path: Path, server: ModelServer
+) -> None:
+    server.script(Reply(text="a long story comes to its end", pause=0.1))
+    async with town(tmp_path, server) as t:
+        session = (await t.say("tell me")).session
+        await t.until(lambda: bool(t.pieces))
+        t.configure(config({"m": endpoint(server.openai, "newer")}))
+        assert await t.ask("hello", chat="other") == "You said: hello"
+        assert await t.said(session) == ["a long story comes to its end"]
+        await t.until(lambda: len(server._tasks) == 1)
+
+
+async def test_a_held_model_closes_again_when_it_was_asked_after_all(server: ModelServer) -> None:
+    class Clock:
+        def now(self) -> float:
+            return time.time()
+
+        def monotonic(self) -> float:
+            return time.monotonic()
+
+    from everhold.models.settings import OpenAISettings
+
+    model = OpenAIModel(OpenAISettings.model_validate({"name": "x", "base_url": server.openai}), clock=Clock())
+    held = Held(model)
+    server.key = None
+    server.strict = False
+    await held.retire()
+    await held.answer(Request(system="s", messages=()))
+    assert model._wire._client is None
+
+
+async def test_an_invalid_edit_keeps_the_last_good_and_says_so(tmp_path: Path, server: ModelServer) -> None:
+    async with town(tmp_path, server) as t:
+        await t.ask("hello")
+        t.configure("models: {m: {provider: openai, nmae: x}}\n")
+        assert await t.ask("hello again") == "You said: hello again"
+        assert "models.m.nmae" in [problem["key"] for problem in t.app.about()["refused"]]
+        assert "config.refused" in t.log.getvalue()
+        t.configure(config({"m": endpoint(server.openai, "newer")}))
+        await t.ask("and now")
+        assert server.last.json["model"] == "newer"
+        assert t.app.about()["refused"] == []
+
+
+async def test_a_missing_secret_disables_only_what_needs_it(tmp_path: Path, server: ModelServer) -> None:
+    models = {"m": endpoint(server.openai), "n": endpoint(server.openai, api_key_env="OTHER_KEY")}
+    agents = {"main": {"model": "m"}, "coder": {"model": "n"}}
+    async with town(tmp_path, server, models=models, agents=agents) as t:
+        assert await t.ask("hello") == "You said: hello"
+        session = (await t.say("hello coder", agent="coder")).session
+        (problem,) = [p for p in t.app.about()["problems"] if "OTHER_KEY" in str(p)]
+        assert problem["fatal"] is False
+        await t.until(lambda: "turn.waiting" in t.log.getvalue())
+        assert len(server.requests) == 1
+        t.secrets(f"MODEL_KEY={KEY}\nOTHER_KEY={KEY}\n")
+        await t.ask("hello")
+        assert await t.said(session) == ["You said: hello coder"]
+        assert not [p for p in t.app.about()["problems"] if "OTHER_KEY" in str(p)]
+
+
+_OPENED: list[str] | None = None
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if _OPENED is not None and event == "open":
+        _OPENED.append(str(args[0]))
+
+
+@pytest.fixture
+def opened() -> Iterator[list[str]]:
+    """Every file this process opens from here on. A hook cannot be taken back, only told to be quiet."""
+    global _OPENED
+    sys.addaudithook(_hook)
+    _OPENED = []
+    yield _OPENED
+    _OPENED = None
+
+
+async def test_a_message_costs_no_file_read(tmp_path: Path, server: ModelServer, opened: list[str]) -> None:
+    async with town(tmp_path, server) as t:
+        await t.ask("hello")
+        await t.ask("hello", agent="main", chat="other")
+        await asyncio.sleep(3.0)  # once, a while after they were read, the files are compared
+        assert any(str(t.home.path) in name for name in opened), "the hook sees nothing"
+        opened.clear()
+        for number in range(5):
+            await t.ask(f"hello {number}")
+        assert opened == []
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Path, server: ModelServer) -> None:
+    """A canary in every place a secret can stand; then everything happens that could repeat one."""
+    names = ("MODEL_KEY", "HEADER", "HTTP", "TOOL", "TOOL_URL", "MEMORY", "BOT", "FALLBACK")
+    canaries = {name: f"canary-{name.lower()}-0123456789abcdef" for name in names}
+    server.key = canaries["MODEL_KEY"]
+    models = {
+        "m": endpoint(server.openai, headers={"x-org_env": "HEADER"}),
+        "f": endpoint(server.openai, "second", api_key_env="FALLBACK"),
+    }
+    settings: dict[str, Any] = {
+        "models": models,
+        "defaults": {"memories": ["honcho"], "tools": ["mcp:odd", "mcp:far"], "model": "m", "fallback": ["f"]},
+        "http": {"port": 0, "tokens": [{"name": "me", "token_env": "HTTP", "operator": True}]},
+        "mcp": {
+            "odd": {"command": CROOKED, "env": ["TOOL"]},
+            "far": {"url": server.url + "/mcp", "token_env": "TOOL_URL"},
+        },
+        "memories": {"honcho": {"provider": "honcho", "api_key_env": "MEMORY"}},
+        "platforms": {"telegram": {"main": {"token_env": "BOT"}}},
+    }
+    env = "".join(f"{name}={value}\n" for name, value in canaries.items())
+
+    def chatty(received: Received) -> Step:
+        shown = json.dumps(dict(received.headers)) + " ".join(canaries.values())
+        if "trouble" in received.body.decode():
+            return Status(status=400, body={"error": {"message": f"you sent {shown}", "type": "x"}})
+        return Failure(kind="server_error") if "late" in received.body.decode() else Reply(text="fine")
+
+    server.default = chatty
+    async with Town(tmp_path, json.dumps(settings), env=env) as t:
+        url = await t.app.serve(port=0)
+        server.script(Reply(calls=(Call(id="c", tool="odd_secret"),)))
+        await t.ask("hello")
+        await t.ask("trouble", chat="two")
+        await t.say("late", chat="three")
+        async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+            headers = {"x-forwarded-for": "203.0.113.9"}
+            wrong = await client.get("/api/sessions", headers={**headers, "authorization": f"Bearer {canaries['BOT']}"})
+            right = await client.get(
+                "/api/sessions", headers={**headers, "authorization": f"Bearer {canaries['HTTP']}"}
+            )
+            shown = await client.get(f"/metrics?token={canaries['HTTP']}")
+        assert (wrong.status_code, right.status_code) == (401, 200)
+        t.configure(json.dumps(settings).replace('"fallback"', '"fallbakc"'))
+        await t.say("again", chat="four")
+        about = json.dumps(t.app.about()) + wrong.text + right.text + shown.text
+    hits = [f"{path.name}: {name}" for path in sorted(t.home.path.rglob("*")) if path.is_file() and path != t.home.env
+            for name, value in canaries.items() if value.encode() in path.read_bytes()]  # fmt: skip
+    hits += [f"log: {name}" for name, value in canaries.items() if value in t.log.getvalue() + about]
+    assert hits == []
+
+
+async def test_a_model_that_hangs_holds_up_nobody_else(tmp_path: Path, server: ModelServer) -> None:
+    def by_name(received: Received) -> Step:
+        return Hang() if received.json["model"] == "slow" else Reply(text="quick")
+
+    server.default = by_name
+    models = {"slow": endpoint(server.openai, "slow"), "quick": endpoint(server.openai, "quick")}
+    agents = {"main": {"model": "slow"}, "coder": {"model": "quick"}}
+    async with town(tmp_path, server, models=models, agents=agents) as t:
+        for number in range(5):
+            await t.say("hello", chat=f"c{number}")
+        assert await t.ask("hello", agent="coder") == "quick"
