@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import tempfile
@@ -36,6 +37,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """Of virtual time."""
     steps: int
     stats: Counter[str]
+    passed: Counter[tuple[str, str]]
+    """(gate, moment) -> how often somebody went through."""
     crashed: Counter[tuple[str, str]]
     lines: list[str]
     profile: Profile
@@ -87,6 +90,7 @@ def _play(seed: int, profile: Profile, disk: Path, parts: Parts) -> Outcome:
         seconds=loop.time(),
         steps=loop.steps,
         stats=world.stats,
+        passed=world.passed,
         crashed=world.crashed,
         lines=world.lines,
         profile=profile,
@@ -96,8 +100,6 @@ def _play(seed: int, profile: Profile, disk: Path, parts: Parts) -> Outcome:
 @cache
 def _template() -> bytes:
     """A database with the newest schema and nothing in it."""
-    import asyncio
-
     with tempfile.TemporaryDirectory(prefix="everhold-sim-") as directory:
         path = Path(directory) / "everhold.db"
         store = SqliteStore.open(path, chance=Dice(0, "template"), inline=True)

@@ -1,0 +1,109 @@
+"""The loop under the simulated world: asyncio as it is, in virtual time, the same for the same seed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from everhold.testing.sim.loop import SimLoop, Stuck
+
+
+def loop(seed: int = 0, **options: float) -> SimLoop:
+    return SimLoop(seed, **options)  # type: ignore[abstract]  # sockets and signals it has not
+
+
+def test_time_passes_only_when_nobody_can_run() -> None:
+    async def main() -> float:
+        await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    assert loop().run(main()) == 3600
+
+
+def test_asyncio_works_as_it_is() -> None:
+    async def main() -> list[object]:
+        bell = asyncio.Event()
+        queue: asyncio.Queue[int] = asyncio.Queue()
+        lock = asyncio.Lock()
+
+        async def ring() -> str:
+            await asyncio.sleep(5)
+            async with lock:
+                bell.set()
+                await queue.put(7)
+            return "rang"
+
+        async def late() -> str:
+            try:
+                async with asyncio.timeout(2):
+                    await bell.wait()
+            except TimeoutError:
+                return f"late at {asyncio.get_running_loop().time():g}"
+            return "in time"
+
+        found = await asyncio.gather(ring(), late(), asyncio.wait_for(queue.get(), 60))
+        task = asyncio.create_task(asyncio.sleep(1000))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return [*found, asyncio.get_running_loop().time()]
+
+    assert loop().run(main()) == ["rang", "late at 2", 7, 5.0]
+
+
+def test_a_seed_decides_the_order() -> None:
+    async def main() -> str:
+        seen: list[str] = []
+
+        async def say(word: str) -> None:
+            for _ in range(4):
+                await asyncio.sleep(0)
+                seen.append(word)
+
+        await asyncio.gather(*(say(word) for word in "abcd"))
+        return "".join(seen)
+
+    orders = {seed: loop(seed).run(main()) for seed in range(20)}
+    assert len(set(orders.values())) > 10
+    assert orders == {seed: loop(seed).run(main()) for seed in range(20)}
+    assert loop(1, shuffle=0.0).run(main()) == "abcd" * 4
+
+
+def test_waiting_for_nothing_is_noticed() -> None:
+    async def main() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stuck, match="nobody can run"):
+        loop().run(main())
+
+
+def test_going_round_in_circles_is_noticed() -> None:
+    async def main() -> None:
+        while True:  # noqa: ASYNC110  # this is what it looks like
+            await asyncio.sleep(0)
+
+    with pytest.raises(Stuck, match="in circles"):
+        loop().run(main())
+
+
+def test_what_waits_for_ever_runs_no_finally_while_anybody_looks() -> None:
+    ran: list[str] = []
+
+    async def dead() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ran.append("finally")
+
+    async def main() -> None:
+        asyncio.get_running_loop().create_task(dead())  # nobody keeps it, the loop does
+        await asyncio.sleep(1)
+
+    mine = loop()
+    mine.run(main())
+    assert ran == []
+    mine.close()
+    assert ran == ["finally"]
+    assert mine.errors == []

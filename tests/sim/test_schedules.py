@@ -1,0 +1,103 @@
+"""Seeded schedules of the real flow on the real SQL: no promise is broken, whatever falls, stalls or gets lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everhold.ports.store import Step
+from everhold.testing.sim import tally
+from everhold.testing.sim.profile import AIMS, UNREACHED
+from everhold.testing.sim.run import run
+
+SEEDS = Path(__file__).with_name("seeds.txt")
+SCHEDULES = 300
+CHUNKS = 10
+MANY = int(os.environ.get("EVERHOLD_SEEDS", "10000"))
+TRIES = 15
+
+
+def parts(count: int, chunks: int) -> list[range]:
+    """0..count in so many pieces."""
+    return [range(count * number // chunks, count * (number + 1) // chunks) for number in range(chunks)]
+
+
+@pytest.mark.parametrize("seeds", parts(SCHEDULES, CHUNKS), ids=str)
+def test_no_promise_is_broken(seeds: range) -> None:
+    found = tally.count(seeds)
+    tally.remember(SEEDS, found.failures)
+    assert not found.failures, "\n".join(found.table())
+
+
+def test_what_failed_once_does_not_fail_again() -> None:
+    found = tally.count(tally.remembered(SEEDS))
+    assert not found.failures, "\n".join(found.table())
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seeds", parts(MANY, 20), ids=str)
+def test_no_promise_is_broken_in_many(seeds: range) -> None:
+    found = tally.count(seeds)
+    tally.remember(SEEDS, found.failures)
+    assert not found.failures, "\n".join(found.table())
+
+
+# -- gates -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_step_is_aimed_at_or_named_with_a_reason() -> None:
+    assert {step for step, _ in AIMS} | set(UNREACHED) == set(Step)
+    assert all(reason for reason in UNREACHED.values())
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_commit_is_crashed_at_before_and_after(part: int) -> None:
+    """The gates come from the code: a new step is found here before anybody forgets it."""
+    for number, aim in list(enumerate(AIMS))[part::4]:
+        for turn in range(TRIES):
+            outcome = run(number + turn * len(AIMS))
+            assert outcome.profile.aim == aim
+            assert not outcome.problems, f"seed {outcome.seed}: {outcome.problems}"
+            passed = {step for step, _ in outcome.passed}
+            assert not passed & set(UNREACHED), (
+                "a step that was said to be unreachable was reached: take it off the list"
+            )
+            if outcome.crashed[aim]:
+                break
+        else:
+            raise AssertionError(f"nobody crashed {aim[1]} {aim[0]} in {TRIES} schedules that aimed at it")
+
+
+# -- the same again ----------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_is_the_same_schedule_every_time() -> None:
+    assert run(17).trace == run(17).trace != run(18).trace
+
+
+def test_a_seed_is_the_same_schedule_in_every_process() -> None:
+    script = "from everhold.testing.sim.run import run; print(*(run(seed).trace for seed in range(6)))"
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": hashseed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hashseed in ("1", "2")
+    }
+    assert traces == {" ".join(run(seed).trace for seed in range(6)) + "\n"}
+
+
+def test_a_story_can_be_read() -> None:
+    story = subprocess.run(
+        [sys.executable, "-m", "everhold.testing.sim", "--story", "3"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "commits accept" in story
+    assert "commits begin for mind" in story
+    assert run(3).trace in story
