@@ -18,6 +18,7 @@ from everhold.home import Home
 from everhold.logs import open_log
 from everhold.testing.modelserver import ModelServer
 from everhold.web.server import Server
+from tests.web.programs import installed
 
 MODEL_KEY = "sk-canary-model-5b1f0c9d2e"
 OPERATOR = "operator-token-0123456789abcdef0123456789abcdef"
@@ -160,6 +161,13 @@ async def as_(gateway: Gateway) -> AsyncIterator[Callable[[str], httpx2.AsyncCli
             return made[-1]
 
         yield connect
+
+
+@pytest.fixture
+async def node(pytestconfig: pytest.Config) -> Path:
+    """A directory with what tests/web/node/package.json asks for."""
+    assert pytestconfig.cache is not None
+    return await installed(pytestconfig.cache.mkdir("web-node"))
 
 
 # -- server-sent events ------------------------------------------------------------------------------------------------

@@ -311,6 +311,24 @@ class TestInABrowser:
             assert await screen.page.get_by_role(role).count() >= 1, role
 
 
+@pytest.mark.slow
+@pytest.mark.browser
+@browser_only[1]
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_to_object_to(browser: Any, gateway: Gateway, node: Path, scheme: str) -> None:
+    context = await browser.new_context(color_scheme=scheme, bypass_csp=True, viewport={"width": 1320, "height": 820})
+    screen = Screen(await context.new_page())
+    await screen.open(gateway.url)
+    await screen.say("hello")
+    await screen.replies(1)
+    await screen.say("/help")
+    await screen.page.wait_for_selector("li.notice")
+    await screen.page.add_script_tag(path=node / "node_modules" / "axe-core" / "axe.min.js")
+    found = await screen.page.evaluate("axe.run().then((it) => it.violations)")
+    assert [f"{it['id']}: {it['nodes'][0]['html']} {it['nodes'][0]['failureSummary']}" for it in found] == []
+    await context.close()
+
+
 def test_the_browser_s_absence_would_be_told() -> None:
     for mark in browser_only:
         assert mark.name == "browser" or "apt-get install chromium" in mark.kwargs["reason"]

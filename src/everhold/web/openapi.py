@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -14,8 +13,25 @@ from everhold.web.call import Json
 from everhold.web.routes import Body, Way
 
 REF: Final = "#/components/schemas/{name}"
-ALWAYS: Final = (401, 403, 408, 413, 429, 503)
+ALWAYS: Final = (401, 403, 408, 413, 415, 429, 503)
 """What any route may refuse with, before it is reached."""
+
+REFUSALS: Final = {
+    400: "What was asked makes no sense as it stands.",
+    401: "A token is needed, and a right one.",
+    403: "Not allowed.",
+    404: "There is no such thing.",
+    408: "The request did not come in time.",
+    409: "It contradicts what came before under this id or key, or the turn was cut short.",
+    410: "What it was about was erased.",
+    413: "More than one request may hold.",
+    415: "A browser must send JSON.",
+    429: "Too often; `Retry-After` says how long to wait.",
+    502: "The turn, or the model, failed.",
+    503: "Not now. A message that was accepted is kept and will be answered.",
+    504: "No answer yet. The message is kept and will be answered.",
+    507: "The disk is full. Nothing was accepted.",
+}
 
 INTRODUCTION: Final = (
     "At this machine no token is needed. From anywhere else every route needs one from `http.tokens`, as "
@@ -73,12 +89,15 @@ def _operation(way: Way) -> Json:
 
 def _answer(body: Body) -> Json:
     schema: Any = _ref(body.shape) if body.shape is not None else body.schema
-    return {"description": body.about, "content": {body.media: {"schema": schema}}}
+    content = {body.media: {"schema": schema}}
+    if body.streams:
+        content["text/event-stream"] = {"schema": {}}
+    return {"description": body.about, "content": content}
 
 
 def _refusal(status: int) -> Json:
     return {
-        "description": HTTPStatus(status).phrase,
+        "description": REFUSALS[status],
         "content": {"application/json": {"schema": _ref(shapes.Error)}},
     }
 

@@ -28,6 +28,8 @@ class Body(Struct, frozen=True, kw_only=True):
     shape: type | None = None
     media: str = "application/json"
     schema: dict[str, Any] | None = None
+    streams: bool = False
+    """May also come as server-sent events."""
 
 
 class Way(Struct, frozen=True, kw_only=True):
@@ -233,7 +235,7 @@ def _compatible() -> Iterable[Way]:
         about=_HEARS + _STREAM,
         parameters=(_SESSION, _PERSON, _KEY),
         takes=completions.Chat,
-        gives={200: Body(about="The reply, or a stream of it.", schema=_ANY)},
+        gives={200: Body(about="The reply, or a stream of it.", schema=_ANY, streams=True)},
         refuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
     )
     yield Way(
@@ -244,7 +246,7 @@ def _compatible() -> Iterable[Way]:
         about=_HEARS + _STREAM,
         parameters=(_SESSION, _PERSON, _KEY),
         takes=responses.Ask,
-        gives={200: Body(about="The response, or a stream of it.", schema=_ANY)},
+        gives={200: Body(about="The response, or a stream of it.", schema=_ANY, streams=True)},
         refuses=(400, 403, 404, 409, 410, 502, 503, 504, 507),
     )
     yield Way(

@@ -57,7 +57,7 @@ function Page() {
 function Bar({ part, turn }) {
   const session = house.sessions.get(house.open);
   return html`<header>
-    <p class="name"><img src="/static/mark.svg" alt="" width="22" height="22" /> everhold</p>
+    <h1><img src="/static/mark.svg" alt="" width="22" height="22" /> everhold</h1>
     <${Id} id=${session?.id} />
     <nav aria-label="Parts of this page">
       ${["sessions", "talk", "log"].map(
