@@ -196,30 +196,52 @@ class ThreadWriter(_Hand):
     def _commit(self, batch: list[_Queued]) -> list[_Outcome]:
         if self.broken is not None:
             return [(future, loop, None, self.refusal()) for _, future, loop in batch]
-        cursor = self.cursor
-        execute = cursor.execute
-        outcomes: list[_Outcome] = []
         try:
-            execute("begin immediate")
-            for job, future, loop in batch:
-                execute("savepoint job")
-                try:
-                    outcomes.append((future, loop, job(cursor), None))
-                # One job's failure is its caller's alone, whatever it is; the neighbours in the batch go on.
-                except Exception as error:
-                    if isinstance(error, apsw.Error):
-                        if ends_transaction(error):
-                            raise
-                        error = translate(error, self.path)
-                    execute("rollback to job")
-                    outcomes.append((future, loop, None, error))
-                execute("release job")
-            execute("commit")
+            outcomes = self._together(batch)
+            if outcomes is None:
+                outcomes = self._apart(batch)
         except apsw.Error as error:
             fault = self.fail(error)
             return [(future, loop, None, type(fault)(fault.message, remedy=fault.remedy)) for _, future, loop in batch]
         self.batches += 1
         self.jobs += len(batch)
+        return outcomes
+
+    def _together(self, batch: list[_Queued]) -> list[_Outcome] | None:
+        """All jobs in one transaction, since hardly ever one fails; None, and nothing done, if one does."""
+        cursor = self.cursor
+        cursor.execute("begin immediate")
+        try:
+            outcomes: list[_Outcome] = [(future, loop, job(cursor), None) for job, future, loop in batch]
+        # Whatever a job raises is its caller's alone: they all go again, each by itself.
+        except Exception as error:
+            if isinstance(error, apsw.Error) and ends_transaction(error):
+                raise
+            cursor.execute("rollback")
+            return None
+        cursor.execute("commit")
+        return outcomes
+
+    def _apart(self, batch: list[_Queued]) -> list[_Outcome]:
+        """All jobs in one transaction, each in a savepoint: one job's failure leaves its neighbours alone."""
+        cursor = self.cursor
+        execute = cursor.execute
+        outcomes: list[_Outcome] = []
+        execute("begin immediate")
+        for job, future, loop in batch:
+            execute("savepoint job")
+            try:
+                outcomes.append((future, loop, job(cursor), None))
+            # One job's failure is its caller's alone, whatever it is; the neighbours in the batch go on.
+            except Exception as error:
+                if isinstance(error, apsw.Error):
+                    if ends_transaction(error):
+                        raise
+                    error = translate(error, self.path)
+                execute("rollback to job")
+                outcomes.append((future, loop, None, error))
+            execute("release job")
+        execute("commit")
         return outcomes
 
     def _witness(self) -> None:
