@@ -181,6 +181,16 @@ def _looking(commands: _Group) -> None:
         "--at", type=_number, metavar="SEQ", help="the turn that thought at, or next after, this entry"
     )
     _name(sessions.add("folds", "a session's summaries, and what each stands for"))
+    diff = sessions.add(
+        "diff",
+        "what a compression replaced, and with what",
+        ("everhold sessions folds last", "lists them with their numbers"),
+        ("everhold sessions diff last --fold 47", ""),
+    )
+    _name(diff)
+    diff.add_argument(
+        "--fold", type=_number, required=True, metavar="OP", help="its number in `everhold sessions folds`"
+    )
     search = sessions.add("search", "find what was said", ("everhold sessions search 'dentist tuesday'", ""))
     search.add_argument("text", metavar="TEXT", help="words that must all occur")
     search.add_argument("--limit", type=_number, default=50, metavar="N", help="how many at most (default: 50)")
@@ -202,12 +212,46 @@ def _looking(commands: _Group) -> None:
         "hidden.",
     )
     audit.add_argument("id", nargs="?", metavar="ID", help=_ID)
+    _judging(commands)
     commands.add("agents", "the agents there are, and what they work with", module="agents")
     logs = commands.add("logs", "the gateway's log lines", ("everhold logs -f", "as they come"), module="logs")
     logs.add_argument("-f", "--follow", action="store_true", help="go on as lines come")
     logs.add_argument(
         "-n", "--lines", type=_number, default=50, metavar="N", help="how many to begin with (default: 50)"
     )
+
+
+def _judging(commands: _Group) -> None:
+    evaluate = commands.group("eval", "how good are the summaries?", module="eval")
+    fidelity = evaluate.add(
+        "compression",
+        "what summaries keep of conversations whose answers are known",
+        ("everhold eval compression", "the offline model, on the conversations that come with everhold"),
+        ("everhold eval compression --model small", "a model of yours"),
+        ("everhold eval compression --agent main --conversations session.jsonl", "on an export of yours"),
+        ("everhold eval compression --baseline scores.json", "exit 1 if it keeps less than it did"),
+        about="Replays conversations in a store of its own, compresses them, and counts what is left: facts that the\n"
+        "next turn is shown, facts a search still finds, size, cost and time. Nothing in the home is touched. Exits 1\n"
+        "if a session changed its id, a compression was not made, or a baseline was better.",
+    )
+    fidelity.add_argument("--agent", default="", metavar="A", help="score the model that writes this agent's summaries")
+    fidelity.add_argument("--model", default="", metavar="M", help="score this one of `models`")
+    fidelity.add_argument(
+        "--conversations", default="", metavar="PATH", help="a file or folder: exports (.jsonl) or texts (.txt)"
+    )
+    fidelity.add_argument(
+        "--folds",
+        type=_folds,
+        default=(1, 3),
+        metavar="N,…",
+        help="how often to fold; `auto`: as it comes (default: 1,3)",
+    )
+    fidelity.add_argument(
+        "--keep", type=_count, default=2, metavar="N", help="exchanges that stay word for word (default: 2)"
+    )
+    fidelity.add_argument("--plot", default="", metavar="FILE", help="draw it, as an SVG")
+    fidelity.add_argument("--baseline", default="", metavar="FILE", help="compare with what was kept before")
+    fidelity.add_argument("--renew", action="store_true", help="write the baseline instead of comparing with it")
 
 
 def _changing(commands: _Group) -> None:
@@ -223,6 +267,20 @@ def _changing(commands: _Group) -> None:
     undo.add_argument("what", nargs="?", choices=("turn", "compress"), default="turn", help="(default: turn)")
     undo.add_argument("-n", dest="count", type=_number, default=1, metavar="N", help="how many turns (default: 1)")
     _name(commands.add("stop", "end the turn that is running in a session", module="amend"))
+    compress = commands.add(
+        "compress",
+        "sum up the older part of a session; its id stays, the originals too",
+        ("everhold compress last --preview", "what would fold, and what would stay"),
+        ("everhold compress last --keep 3", "the last three exchanges stay word for word"),
+        ("everhold compress last --focus 'the release plan'", "the summary pays attention to that"),
+        module="compress",
+        about="Puts a summary in the place of a session's older part, and waits until it is done. Nothing is deleted:\n"
+        "`everhold undo ID compress` brings the originals back. Exits 1 if the context stayed as it was.",
+    )
+    _name(compress)
+    compress.add_argument("--preview", action="store_true", help="say what it would do, and change nothing")
+    compress.add_argument("--keep", type=_count, metavar="N", help="exchanges that stay (default: as configured)")
+    compress.add_argument("--focus", default="", metavar="TEXT", help="what the summary should pay attention to")
     memory = commands.group("memory", "what is remembered, and what could not be delivered", module="memory")
     note = memory.add("note", "remember a fact", ("everhold memory note 'Ada likes tea'", ""))
     note.add_argument("text", metavar="TEXT", help="the fact")
@@ -298,6 +356,17 @@ def _name(parser: argparse.ArgumentParser) -> None:
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return int(text)
+
+
+def _folds(text: str) -> tuple[int, ...]:
+    """How often to fold, several ways; 0 stands for `auto`."""
+    return tuple(0 if part.strip() == "auto" else _number(part.strip()) for part in text.split(","))
 
 
 def _number(text: str) -> int:

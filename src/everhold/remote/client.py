@@ -75,6 +75,12 @@ class Calls(ABC):
     async def undo(self, name: str, *, what: str, count: int) -> dict[str, Any]:
         return await self._object("undo", name=name, what=what, count=count)
 
+    async def compress(self, name: str, *, keep: int | None, focus: str, preview: bool) -> dict[str, Any]:
+        return await self._object("compress", name=name, keep=keep, focus=focus, preview=preview)
+
+    async def diff(self, name: str, *, fold: int) -> dict[str, Any]:
+        return await self._object("diff", name=name, fold=fold)
+
     async def stop(self, name: str) -> dict[str, Any]:
         return await self._object("stop", name=name)
 

@@ -67,6 +67,18 @@ class Undo(Struct, forbid_unknown_fields=True):
     count: int = 1
 
 
+class Compress(Struct, forbid_unknown_fields=True):
+    name: str
+    keep: int | None = None
+    focus: str = ""
+    preview: bool = False
+
+
+class Fold(Struct, forbid_unknown_fields=True):
+    name: str
+    fold: int
+
+
 class Note(Struct, forbid_unknown_fields=True):
     name: str
     text: str
@@ -115,11 +127,13 @@ class Methods:
             "entries": Method(Part, self._entries),
             "context": Method(At, self._context),
             "folds": Method(Name, self._folds),
+            "diff": Method(Fold, self._diff),
             "search": Method(Words, self._search),
             "status": Method(Nothing, self._status),
             "agents": Method(Nothing, self._agents),
             "audit": Method(MaybeName, self._audit),
             "undo": Method(Undo, self._undo),
+            "compress": Method(Compress, self._compress),
             "stop": Method(Name, self._stop),
             "note": Method(Note, self._note),
             "parked": Method(Nothing, self._parked),
@@ -200,6 +214,9 @@ class Methods:
             ]
         }
 
+    async def _diff(self, given: Fold) -> dict[str, Any]:
+        return await self.control.diff(given.name, fold=given.fold)
+
     async def _search(self, given: Words) -> dict[str, Any]:
         if not given.text.split():
             raise Misuse("search for what?", remedy="everhold sessions search 'some words'")
@@ -239,6 +256,15 @@ class Methods:
         before = await self.control.find(given.name)
         text = await self.control.undo(before.id, what=given.what, count=given.count)
         return await self._amended(before, text)
+
+    async def _compress(self, given: Compress) -> dict[str, Any]:
+        if given.keep is not None and given.keep < 0:
+            raise Misuse(f"{given.keep} exchanges cannot stay", remedy="say how many, from 0 on")
+        before = await self.control.find(given.name)
+        folds = len(await self.control.folds(before.id))
+        text = await self.control.compress(before.id, keep=given.keep, focus=given.focus, preview=given.preview)
+        done = len(await self.control.folds(before.id)) > folds
+        return {"session": before.id, "text": text, "done": done}
 
     async def _stop(self, given: Name) -> dict[str, Any]:
         before = await self.control.find(given.name)

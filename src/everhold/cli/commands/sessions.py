@@ -30,6 +30,8 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
                 await _context(calls, screen, args)
             case "folds":
                 await _folds(calls, screen, args.id)
+            case "diff":
+                await _diff(calls, screen, args)
             case "search":
                 return await _search(calls, screen, args)
             case "export":
@@ -128,6 +130,20 @@ async def _folds(calls: Calls, screen: Screen, id: str) -> None:
         )
         screen.say(safe(body.get("summary", "(erased)")))
         screen.say()
+
+
+async def _diff(calls: Calls, screen: Screen, args: argparse.Namespace) -> None:
+    found = await calls.diff(args.id, fold=args.fold)
+    if screen.json:
+        screen.show(found)
+        return
+    screen.say(f"{screen.paint(found['session'], 'bold')} · compression {found['fold']}")
+    for mark, style, side in (("-", "red", found["replaced"]), ("+", "green", found["by"])):
+        for message in side:
+            who = message.get("name") or message["role"]
+            calls_ = "".join(f" → {call['tool']}" for call in message.get("calls", ()))
+            for line in f"{who}: {message.get('text', '')}{calls_}".splitlines():
+                screen.say(screen.paint(f"{mark} {safe(line)}", style))
 
 
 async def _search(calls: Calls, screen: Screen, args: argparse.Namespace) -> int:

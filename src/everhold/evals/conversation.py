@@ -1,0 +1,169 @@
+"""Conversations with questions about them, as small text files that a person can read and write.
+
+    # The bakery moves
+    language: en
+
+    > Mara: Correction, the quote is 4,200.
+    ! send_mail {"to": "okonjo"} = sent, message 7731
+    < Thank you, 4,200 it is.
+
+    ? correction: What does the move cost? = 4,200 | 4200 / 2,400
+
+`>` somebody says something, `!` a tool that changes something is called, `~` one that only looks, `<` the reply; lines
+that are indented go on. A question has a kind, the answers that count, and behind ` / ` what would be out of date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import Struct, structs
+
+from everhold.errors import Misuse
+
+_HEAD: Final = re.compile(r"([a-z]+):\s*(.*)")
+_SAYS: Final = re.compile(r"([^:]{1,40}):\s?(.*)", re.DOTALL)
+_CALLS: Final = re.compile(r"(\w+)\s+(\{.*\})\s+=\s+(.*)", re.DOTALL)
+_ASKS: Final = re.compile(r"(\w+):\s*(.+?)\s+=\s+(.+?)(?:\s+/\s+(.+))?")
+
+
+class Act(Struct, frozen=True, kw_only=True):
+    """A tool call and what came of it. `changes`: it did something outside."""
+
+    tool: str
+    arguments: dict[str, Any] = {}
+    result: str = ""
+    changes: bool = True
+
+
+class Turn(Struct, frozen=True, kw_only=True):
+    who: str
+    text: str
+    acts: tuple[Act, ...] = ()
+    reply: str = ""
+
+    def words(self) -> str:
+        """Everything that was said or done in it."""
+        done = [
+            part for act in self.acts for part in (act.tool, json.dumps(act.arguments, ensure_ascii=False), act.result)
+        ]
+        return "\n".join([f"{self.who}: {self.text}", *done, self.reply])
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """Answered where one of `answers` stands. `stale` were answers once."""
+
+    kind: str
+    ask: str
+    answers: tuple[str, ...]
+    stale: tuple[str, ...] = ()
+
+
+class Conversation(Struct, frozen=True, kw_only=True):
+    name: str
+    title: str = ""
+    language: str = ""
+    turns: tuple[Turn, ...]
+    questions: tuple[Question, ...] = ()
+
+    def words(self) -> str:
+        return "\n".join(turn.words() for turn in self.turns)
+
+
+def bundled() -> list[Conversation]:
+    """The conversations that come with everhold, by name, and all of them one after the other in one session."""
+    folder = resources.files("everhold.evals") / "conversations"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".txt")), key=lambda file: file.name)
+    found = [parse(file.read_text(encoding="utf-8"), name=file.name.removesuffix(".txt")) for file in files]
+    everything = Conversation(
+        name="all-in-one",
+        title="All of them, one after the other",
+        language="mixed",
+        turns=tuple(turn for one in found for turn in one.turns),
+        questions=tuple(question for one in found for question in one.questions),
+    )
+    return [*found, everything]
+
+
+def load(path: Path) -> list[Conversation]:
+    """Conversations in our own format: a file, or every `.txt` in a folder."""
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    return [parse(file.read_text(encoding="utf-8"), name=file.stem) for file in files]
+
+
+def parse(text: str, *, name: str) -> Conversation:
+    """Read one file; what is wrong in it is said with its line."""
+    found = Conversation(name=name, turns=())
+    for number, mark, rest in _blocks(text):
+        try:
+            found = _add(found, mark, rest)
+        except ValueError as error:
+            raise Misuse(
+                f"{name}, line {number}: {error}", remedy="docs/how-to/evaluate-summaries.md shows the format"
+            ) from None
+    if not found.turns:
+        raise Misuse(f"{name} holds no conversation", remedy="a line such as `> Ada: hello` begins one")
+    return found
+
+
+def _blocks(text: str) -> Iterator[tuple[int, str, str]]:
+    """(line, mark, text) of everything that begins with a mark, with the indented lines behind it."""
+    current: tuple[int, str, list[str]] | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("  ") and current is not None:
+            current[2].append(line[2:])
+            continue
+        if current is not None:
+            yield current[0], current[1], "\n".join(current[2])
+            current = None
+        if line[:2] in ("> ", "< ", "! ", "~ ", "? ", "# "):
+            current = (number, line[0], [line[2:]])
+        elif line.strip():
+            current = (number, "", [line])
+    if current is not None:
+        yield current[0], current[1], "\n".join(current[2])
+
+
+def _add(found: Conversation, mark: str, text: str) -> Conversation:
+    match mark:
+        case "#":
+            return structs.replace(found, title=text.strip())
+        case ">":
+            who, said = _split(_SAYS, text, "somebody, a colon, and what they say")
+            return structs.replace(found, turns=(*found.turns, Turn(who=who, text=said)))
+        case "<" | "!" | "~":
+            if not found.turns:
+                raise ValueError("nobody has said anything yet")
+            last = found.turns[-1]
+            if mark == "<":
+                last = structs.replace(last, reply=text)
+            else:
+                tool, arguments, result = _split(_CALLS, text, 'a tool, {"its": "arguments"}, = and its result')
+                act = Act(tool=tool, arguments=json.loads(arguments), result=result, changes=mark == "!")
+                last = structs.replace(last, acts=(*last.acts, act))
+            return structs.replace(found, turns=(*found.turns[:-1], last))
+        case "?":
+            kind, ask, answers, stale = _split(_ASKS, text, "a kind, a colon, the question, = and its answers")
+            question = Question(kind=kind, ask=ask, answers=_listed(answers), stale=_listed(stale or ""))
+            return structs.replace(found, questions=(*found.questions, question))
+        case _:
+            key, value = _split(_HEAD, text, "a mark such as > or <")
+            if key != "language":
+                raise ValueError(f"{key!r} means nothing here")
+            return structs.replace(found, language=value)
+
+
+def _split(shape: re.Pattern[str], text: str, wanted: str) -> tuple[Any, ...]:
+    match = shape.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected {wanted}, not {text[:40]!r}")
+    return match.groups()
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(" | ") if part.strip())

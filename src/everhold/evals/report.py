@@ -1,0 +1,210 @@
+"""Scores as a table, as a picture, and beside those of another day."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from everhold.evals.score import Score
+
+GROWTH: Final = 1.1
+"""How much bigger a folded context may be than it was in the baseline."""
+HEADERS: Final = (
+    "conversation", "folds", "kept", "of the folded", "found", "stale", "made up", "tokens", "size", "cost", "time", "",
+)  # fmt: skip
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    """What a baseline remembers of a score: nothing that depends on the machine."""
+
+    kept: int
+    kept_folded: int
+    found: int
+    logged: int
+    stale: int
+    invented: int
+    tokens_after: int
+    same_session: bool
+    lost: tuple[str, ...]
+
+
+def mark(score: Score) -> Mark:
+    return Mark(
+        kept=score.count("kept"),
+        kept_folded=score.kept_folded,
+        found=score.count("found"),
+        logged=score.count("logged"),
+        stale=score.count("stale"),
+        invented=len(score.invented),
+        tokens_after=score.tokens_after,
+        same_session=score.same_session,
+        lost=tuple(outcome.ask for outcome in score.outcomes if not outcome.kept),
+    )
+
+
+def key(score: Score) -> str:
+    return f"{score.conversation}/{score.asked}"
+
+
+def baseline(scores: Sequence[Score]) -> bytes:
+    """What to compare later scores with."""
+    marks = {key(score): msgspec.to_builtins(mark(score)) for score in scores}
+    model = scores[0].model if scores else ""
+    return msgspec.json.format(msgspec.json.encode({"model": model, "scores": marks}), indent=1) + b"\n"
+
+
+def worse(scores: Sequence[Score], before: bytes) -> list[str]:
+    """Where `scores` fall behind a baseline, or were not made at all; nothing if they are at least as good."""
+    known = msgspec.convert(msgspec.json.decode(before)["scores"], dict[str, Mark])
+    now = {key(score): score for score in scores}
+    found = [f"{name}: was not scored" for name in known if name not in now]
+    for name, score in now.items():
+        if name in known:
+            found += [f"{name}: {line}" for line in _worse(score, mark(score), known[name])]
+        elif not score.sound:
+            found.append(f"{name}: {trouble(score)}")
+    return found
+
+
+def _worse(score: Score, now: Mark, then: Mark) -> list[str]:
+    found = [] if score.sound else [trouble(score)]
+    for what in ("kept", "found", "logged"):
+        if getattr(now, what) < getattr(then, what):
+            found.append(f"{what} {getattr(now, what)} facts, it was {getattr(then, what)}")
+    if lost := sorted(set(now.lost) - set(then.lost)):
+        if now.kept < then.kept:
+            found.append(f"lost: {'; '.join(lost)}")
+    if now.stale > then.stale:
+        found.append(f"{now.stale} facts are out of date, it was {then.stale}")
+    if now.invented > then.invented:
+        found.append(f"made up: {', '.join(score.invented)}")
+    if now.tokens_after > then.tokens_after * GROWTH:
+        found.append(f"{now.tokens_after} tokens are left, it was {then.tokens_after}")
+    return found
+
+
+def trouble(score: Score) -> str:
+    """What is wrong with a score besides what was forgotten; empty if nothing is."""
+    if not score.same_session:
+        return "THE SESSION CHANGED"
+    if score.broken:
+        return f"the audit says {score.broken[0]}"
+    if not score.sound:
+        return f"folded {score.folds} times" + (f": {score.refused[-1]}" if score.refused else "")
+    return ""
+
+
+# -- a table -----------------------------------------------------------------------------------------------------------
+
+
+def rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
+    """A line for each score, and one for all that were folded in the same way."""
+    lines = [_row(score.conversation, score.asked, [score]) for score in scores]
+    for asked in dict.fromkeys(score.asked for score in scores):
+        same = [score for score in scores if score.asked == asked]
+        if len(same) > 1:
+            lines.append(_row("together", asked, same))
+    return lines
+
+
+def by_kind(scores: Sequence[Score]) -> list[tuple[str, ...]]:
+    """How well each kind of fact is kept, for every way of folding."""
+    kinds = sorted({outcome.kind for score in scores for outcome in score.outcomes})
+    ways = list(dict.fromkeys(score.asked for score in scores))
+    lines = []
+    for kind in kinds:
+        cells = []
+        for asked in ways:
+            these = [o for s in scores if s.asked == asked for o in s.outcomes if o.kind == kind]
+            cells.append(_of(sum(o.kept for o in these), len(these)))
+        lines.append((kind, *cells))
+    return lines
+
+
+def _row(name: str, asked: str, scores: Sequence[Score]) -> tuple[str, ...]:
+    facts = sum(len(score.outcomes) for score in scores)
+    before, after = sum(s.tokens_before for s in scores), sum(s.tokens_after for s in scores)
+    made_up = sum(len(score.invented) for score in scores)
+    usd = sum(score.usd for score in scores)
+    cost = f"${usd:.4f}" if usd else f"{sum(s.read + s.written for s in scores):,} tok"
+    return (
+        name,
+        asked if asked != "auto" else f"auto ({sum(score.folds for score in scores)})",
+        _of(sum(score.count("kept") for score in scores), facts),
+        _of(sum(score.kept_folded for score in scores), sum(score.folded for score in scores)),
+        _of(sum(score.count("found") for score in scores), facts),
+        str(sum(score.count("stale") for score in scores) or "-"),
+        str(made_up or "-"),
+        f"{before:,} → {after:,}",
+        f"{after / before:.0%}" if before else "-",
+        cost,
+        f"{sum(score.seconds for score in scores):.2f} s",
+        next((text for score in scores if (text := trouble(score))), ""),
+    )
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part}/{whole} {part / whole:.0%}" if whole else "-"
+
+
+def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """Everything, for programs."""
+    return [
+        {
+            **msgspec.to_builtins(score),
+            **msgspec.to_builtins(mark(score)),
+            "made_up": score.invented,
+            "sound": score.sound,
+        }
+        for score in scores
+    ]
+
+
+# -- a picture ---------------------------------------------------------------------------------------------------------
+
+_COLOURS: Final = ("#2f6f8f", "#c2703d", "#6b8f47", "#7a5c99")
+_LEFT, _WIDE, _BAR = 210, 420, 14
+
+
+def plot(scores: Sequence[Score]) -> str:
+    """An SVG: for each conversation how much was kept (bars) and how much of its size is left (ticks)."""
+    ways = list(dict.fromkeys(score.asked for score in scores))
+    names = list(dict.fromkeys(score.conversation for score in scores))
+    height = 70 + len(names) * (len(ways) * _BAR + 12)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDE + 80}" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="100%" height="100%" fill="white"/><text x="12" y="20" font-size="14">Facts kept after '
+        f"compression by {escape(scores[0].model if scores else '')}; the tick is the size that is left</text>",
+    ]
+    for n, asked in enumerate(ways):
+        colour = _COLOURS[n % len(_COLOURS)]
+        x = _LEFT + n * 110
+        label = "as it comes" if asked == "auto" else f"{asked} fold{'s' if asked != '1' else ''}"
+        parts.append(f'<rect x="{x}" y="30" width="10" height="10" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 15}" y="40">{label}</text>')
+    y = 56
+    for name in names:
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + _BAR}" text-anchor="end">{escape(name[:32])}</text>')
+        for score in scores:
+            if score.conversation == name:
+                parts.append(_bar(score, y, _COLOURS[ways.index(score.asked) % len(_COLOURS)]))
+                y += _BAR
+        y += 12
+    parts.append("</svg>")
+    return "\n".join(parts) + "\n"
+
+
+def _bar(score: Score, y: int, colour: str) -> str:
+    kept = score.count("kept") / max(1, len(score.outcomes))
+    left = score.tokens_after / max(1, score.tokens_before)
+    tick = _LEFT + min(1.0, left) * _WIDE
+    return (
+        f'<rect x="{_LEFT}" y="{y}" width="{kept * _WIDE:.1f}" height="{_BAR - 3}" fill="{colour}"/>'
+        f'<line x1="{tick:.1f}" x2="{tick:.1f}" y1="{y - 1}" y2="{y + _BAR - 2}" stroke="black" stroke-width="2"/>'
+        f'<text x="{_LEFT + _WIDE + 8}" y="{y + _BAR - 4}">{kept:.0%}</text>'
+    )
