@@ -121,9 +121,9 @@ async def test_one_agent_writes_to_another_and_gets_an_answer(tmp_path: Path, se
         sessions = await t.app.store.sessions()
         assert len(sessions) == 3
         theirs = next(session.id for session in sessions if session.agent == "coder")
-        assert await t.heard(theirs) == ["What is it?"]
-        (heard,) = await t.bodies(theirs, Heard)
-        assert (heard.bot, heard.hops) == (True, 1)
+        question, thanks = await t.bodies(theirs, Heard)
+        assert (question.text, question.bot, question.hops, question.asks) == ("What is it?", True, 1, True)
+        assert (thanks.text, thanks.hops, thanks.asks) == ("Thanks.", 3, False), "kept, but nobody thanks for thanks"
         # the answer arrives in main's conversation with the coder, not in Ada's
         mine = next(session.id for session in sessions if session.id not in (theirs, verdict.session))
         assert (await t.heard(mine))[0] == "Forty-two, says the coder."
