@@ -87,14 +87,15 @@ class Report(Struct, frozen=True, kw_only=True):
 
     def _evidence(self, promise: str) -> str:
         """What was looked at for a promise, in numbers: an audit that saw nothing proves nothing."""
+        sessions, turns = _of(self.sessions, "session"), _of(self.checked.turns, "turn")
         seen, doubts = self.checked, sum(f.promise == promise and f.level == "doubt" for f in self.findings)
         return {
-            "P1": f"{self.sessions} sessions: an entry is in its own, a summary stands for the view it was made of",
-            "P2": f"{seen.heard} messages, {seen.turns} turns: nothing is taken twice, no call lacks its result",
-            "P3": f"{seen.turns} turns, {seen.folds} summaries: never two at once, nothing is written after an end",
-            "P4": f"{doubts} memory writes were given up on or are in doubt: the others arrived or are on their way",
+            "P1": f"{sessions}: an entry is in its own, a summary stands for the view it was made of",
+            "P2": f"{_of(seen.heard, 'message')}, {turns}: nothing is taken twice, no call lacks its result",
+            "P3": f"{turns}, {_of(seen.folds, 'fold')}: never two at once, nothing is written after an end",
+            "P4": f"{_of(doubts, 'write')} given up on or in doubt: the others arrived or are on their way",
             "P5": f"{seen.entries} entries: messages, replies and notes say whom they are for",
-            "P6": f"{self.sessions} sessions: each begins with somebody speaking, a branch or a binding",
+            "P6": f"{sessions}: each begins with somebody speaking, a branch or a binding",
             "P7": "a log cannot show this; tests do",
             "P8": f"{seen.entries} entries: no gap, each as its digest says, derived rows agree",
         }[promise]
@@ -500,6 +501,10 @@ class Control:
             return False
         self.bells.ring(session.id)
         return True
+
+
+def _of(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 # -- what users see ---------------------------------------------------------------------------------------------

@@ -145,6 +145,18 @@ def test_what_is_said_while_the_gateway_is_down_is_said_once_it_is_back(house: H
     assert [entry["seq"] for entry in entries] == list(range(1, 11))
 
 
+def test_what_nobody_took_is_not_claimed_to_be_kept(house: House) -> None:
+    gateway = house.up()
+    chat = Typist(house)
+    chat.expect("you> ")
+    gateway.kill()
+    chat.type("lost?\r")
+    chat.expect("waiting for it to come back")
+    chat.type("\x03")
+    chat.expect("nobody has confirmed that this is kept")
+    assert chat.leave() == 0
+
+
 def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: House, tmp_path: Path) -> None:
     chat = Typist(busy, "--session", "stopped")
     chat.say(f"hold {tmp_path / 'never'}")

@@ -102,7 +102,7 @@ class _Group:
 
 def _examples(*examples: tuple[str, str]) -> str:
     wide = max(len(command) for command, _ in examples)
-    lines = [f"  {command:<{wide}}  {what}" for command, what in examples]
+    lines = [f"  {command:<{wide}}  {what}".rstrip() for command, what in examples]
     return "\n".join(["examples:", *lines])
 
 

@@ -30,6 +30,8 @@ class Talk:
         self.spot: dict[str, Any] = {}
         self.session = ""
         self.after = 0
+        self.kept = False
+        """Whether what was said last is known to be kept."""
         self._own: set[str] = set()
         """Numbers of what was said here: it is on the screen already."""
         self._answer: Answer | None = None
@@ -64,7 +66,8 @@ class Talk:
         async for entry in calls.entries(session, after=max(0, last - REMEMBERED)):
             if entry["kind"] == "heard" and entry["body"] and entry["author"].startswith("person:"):
                 said_before.append(entry["body"]["text"])
-                exchange = []
+                if not entry["body"].get("command"):
+                    exchange = []
             if entry["seq"] > last - SHOWN_AT_START:
                 exchange.append(entry)
             self.after = entry["seq"]
@@ -77,11 +80,12 @@ class Talk:
 
     async def say(self, text: str) -> str:
         """Say something and wait until it is answered; its outcome. Stopping to wait takes nothing back."""
-        self._answer, self._unasked = None, []
+        self._answer, self._unasked, self.kept = None, [], False
         self._answered.clear()
         verdict = await self._send(message.incoming(self.spot, text))
         if not verdict["session"]:
             raise Refused(verdict["reason"] or "the message was not accepted")
+        self.kept = True
         self._answer = Answer(verdict["seq"])
         if verdict["session"] != self.session or self._following is None:
             self.after = verdict["seq"] - 1

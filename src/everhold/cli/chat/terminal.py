@@ -29,7 +29,8 @@ class Terminal:
         self.live = sys.stdin.isatty() and screen.out.isatty()
         """Somebody watches: show a prompt, growing replies and remarks."""
         self._lock = RLock()
-        self._prompting = False
+        self.prompting = False
+        """Somebody may be typing."""
         self._growing: tuple[int, str] | None = None
         """The operation whose reply is being written, and what of it is on the screen."""
         self._unwanted = 0
@@ -46,7 +47,11 @@ class Terminal:
     def read(self) -> str:
         """What somebody types next. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
         if not self.live:
-            line = sys.stdin.readline()
+            self.prompting = True
+            try:
+                line = sys.stdin.readline()
+            finally:
+                self.prompting = False
             if not line:
                 raise EOFError
             return line.rstrip("\n")
@@ -59,13 +64,13 @@ class Terminal:
     def _ask(self, prompt: str) -> str:
         with self._lock:
             self._end_growing()
-            self._prompting = True
         try:
+            self.prompting = True
             return input(self._coloured(prompt))
         except UnicodeDecodeError:
             return ""
         finally:
-            self._prompting = False
+            self.prompting = False
 
     def _coloured(self, prompt: str) -> str:
         """Colours that the line editor does not count as columns."""
@@ -97,7 +102,7 @@ class Terminal:
     def grow(self, who: str, op: int, text: str) -> None:
         """A reply as far as it is known. Only while nobody types."""
         with self._lock:
-            if not self.live or self._prompting or not text or op == self._unwanted:
+            if not self.live or self.prompting or not text or op == self._unwanted:
                 return
             shown = safe(text)
             if self._growing is None or self._growing[0] != op or not shown.startswith(self._growing[1]):
@@ -139,7 +144,7 @@ class Terminal:
     def _write(self, text: str) -> None:
         with self._lock:
             self._end_growing()
-            if self._prompting:
+            if self.prompting:
                 typed = readline.get_line_buffer() if "readline" in sys.modules else ""
                 prompt = self.screen.paint(PROMPT, "bold", "cyan")
                 self._out(f"{_CLEAR}{text}\n{prompt}{typed}")

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final, TypeVar
 
@@ -48,41 +49,75 @@ async def _prepare(args: argparse.Namespace, screen: Screen, terminal: Terminal)
 
 def _converse(beside: Beside, talk: Talk, terminal: Terminal) -> int:
     code = DONE
-    while True:
-        try:
-            text = terminal.read()
-        except EOFError:
-            if terminal.live:
+    with _Keys(terminal) as keys:
+        while True:
+            try:
+                text = terminal.read()
+            except EOFError:
+                if terminal.live:
+                    terminal.screen.say()
+                    terminal.remark(f"left session {talk.session or '(nothing was said)'}; it is kept")
+                return code
+            except KeyboardInterrupt:
+                if not terminal.live:
+                    raise
                 terminal.screen.say()
-                terminal.remark(f"left session {talk.session or '(nothing was said)'}; it is kept")
-            return code
-        except KeyboardInterrupt:
-            terminal.screen.say()
-            terminal.remark("Ctrl-D leaves")
-            continue
-        if text.strip() and not _exchange(beside, talk, terminal, text) and not terminal.live:
-            code = WRONG
+                terminal.remark("Ctrl-D leaves")
+                continue
+            if text.strip() and not _exchange(beside, talk, terminal, keys, text) and not terminal.live:
+                code = WRONG
 
 
-def _exchange(beside: Beside, talk: Talk, terminal: Terminal, text: str) -> bool:
+def _exchange(beside: Beside, talk: Talk, terminal: Terminal, keys: _Keys, text: str) -> bool:
     """Say it and wait for the answer; whether there was one. Ctrl-C asks for the reply to end, twice stops waiting."""
     saying = beside.start(talk.say(text))
     stopped = False
-    while True:
-        try:
-            return saying.result() in ("done", "waiting")
-        except KeyboardInterrupt:
-            if stopped:
-                saying.cancel()
-                terminal.remark("not waiting any longer; the answer will be here when it comes")
-                return False
-            stopped = True
-            terminal.hush()
-            terminal.remark("stopping")
-            beside.start(talk.stop())
-        except EverholdError as error:
-            terminal.complain(str(error))
+    while keys.pressed_before(saying):
+        if not talk.kept:
+            saying.cancel()
+            terminal.complain("nobody has confirmed that this is kept; say it again when somebody is there")
             return False
+        if stopped:
+            saying.cancel()
+            terminal.remark("not waiting any longer; the answer will be here when it comes")
+            return False
+        stopped = True
+        terminal.hush()
+        terminal.remark("stopping")
+        beside.start(talk.stop())
+    try:
+        return saying.result() in ("done", "waiting")
+    except EverholdError as error:
+        terminal.complain(str(error))
+        return False
+
+
+class _Keys:
+    """Ctrl-C: breaks off what is being typed; anywhere else it is only noted, and heard by whoever waits."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+        self._events: SimpleQueue[object] = SimpleQueue()
+
+    def __enter__(self) -> _Keys:
+        self._before = signal.signal(signal.SIGINT, self._pressed)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _pressed(self, number: int, frame: FrameType | None) -> None:
+        if self.terminal.prompting:
+            raise KeyboardInterrupt
+        self._events.put(None)
+
+    def pressed_before(self, work: Future[Any]) -> bool:
+        """Wait for `work`, or for Ctrl-C if that comes first."""
+        work.add_done_callback(self._events.put)
+        while (event := self._events.get()) is not work:
+            if event is None:
+                return True
+        return False
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
