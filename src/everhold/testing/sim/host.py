@@ -174,12 +174,12 @@ class Host:
     def _look_for_idlers(self) -> None:
         """A lane that is held by a living process is worked on: its lease would be renewed for ever otherwise."""
         now = self.world.loop.time()
+        alive = [process.name for process in self.processes if process.alive and process.name in self.supervisors]
         working = {
             (claim.reader, claim.session, claim.fence)
-            for supervisor in self.supervisors.values()
-            for claim in supervisor.tasks.values()
+            for name in alive
+            for claim in self.supervisors[name].tasks.values()
         }
-        alive = {process.name for process in self.processes if process.alive}
         held = {
             (reader, session, fence)
             for (reader, session), (owner, fence) in self.witness.holders.items()

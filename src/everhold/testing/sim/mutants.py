@@ -27,9 +27,10 @@ from everhold.core.entries import (
 )
 from everhold.errors import LeaseLost
 from everhold.flow.gates import Gates
-from everhold.flow.lane import Courier, Lane
+from everhold.flow.lane import Courier, Lane, Leg, Load
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.supervise import Supervisor
+from everhold.flow.view import Seen, Views
 from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import ToolSpec
 from everhold.ports.platform import Accept, Drafting, Incoming, Platform
@@ -211,6 +212,20 @@ class HurriedGates(Gates):
         await asyncio.sleep(0)
 
 
+class Unmarked(Lane):
+    """Sends again what is still stored as unsent."""
+
+    async def _fly(self, load: Load, flight: Flight, *, doubtful: bool = False, receipts: Any = ()) -> Leg:
+        if flight.state == "unsent":
+            return Leg(load=load, flight=flight, since=self.gates.clock.monotonic(), doubtful=doubtful)
+        return await super()._fly(load, flight, doubtful=doubtful, receipts=receipts)
+
+
+class SendsUnmarked(Supervisor):
+    def lane(self, claim: Claim, courier: Courier) -> Lane:
+        return Unmarked(self.gates, claim, courier)
+
+
 class ReformsBatches(Supervisor):
     def lane(self, claim: Claim, courier: Courier) -> Lane:
         return Reforming(self.gates, claim, courier)
@@ -263,6 +278,22 @@ class ShortensWaits(GatedStore):
 
 
 # -- folds, erasures, sessions -----------------------------------------------------------------------------------------
+
+
+class StaleViews(Views):
+    """Believes that a view it has seen is still the view."""
+
+    async def now(self, store: Store, glance: Glance) -> Seen:
+        seen = self._seen.get(glance.session.id)
+        if seen is not None and seen.newest == glance.newest_turn:
+            return structs.replace(seen, generation=glance.session.generation)
+        return await super().now(store, glance)
+
+
+class KeepsViews(Supervisor):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.views = StaleViews()
 
 
 class FoldsAnything(GatedStore):
@@ -345,5 +376,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "fold-anyway": Mutant(about="a fold against a changed generation", parts=_store(FoldsAnything)),
     "erased-back": Mutant(about="an erased text comes back", parts=_store(ForgetsSummaries)),
     "short-wait": Mutant(about="a long server-given wait is shortened", parts=_store(ShortensWaits)),
+    "unmarked": Mutant(about="sent again while stored as unsent", parts=Parts(supervisor=SendsUnmarked)),
+    "stale-view": Mutant(about="a view kept across generations", parts=Parts(supervisor=KeepsViews)),
     "two-sessions": Mutant(about="two sessions in one commit", parts=_store(TwoSessionsAtOnce)),
 }
