@@ -1,0 +1,38 @@
+"""What the pages tell people to write is taken, and the commands they show exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from everhold.app import settings_of
+from everhold.cli.main import parse
+from everhold.home import Home
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / name for name in ("how-to/use-your-model.md", "how-to/many-agents.md", "tutorial/your-first-agent.md")]
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_configuration_on_a_page_is_sound(page: Path, tmp_path: Path) -> None:
+    for text in blocks(page, "yaml"):
+        home = Home(tmp_path / "home").create()
+        home.config.write_text(text)
+        (home.path / "SOUL.md").write_text("You are kind.\n")
+        assert settings_of(home, environ={}).agents
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_on_a_page_exist(page: Path) -> None:
+    lines = [line.removeprefix("$ ") for text in blocks(page, "") for line in text.splitlines()]
+    commands = [line for line in lines if line.startswith("everhold ")]
+    for line in commands:
+        words = shlex.split(re.sub(r"\s(<|&)( .*)?$", "", line), comments=True)
+        parse(words[1:])
