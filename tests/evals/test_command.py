@@ -1,0 +1,92 @@
+"""`everhold eval compression`: what it prints, draws, writes, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as Xml
+from pathlib import Path
+
+import pytest
+
+from everhold.cli.main import run
+
+TALK = """# A small talk
+> Ada: The key to the archive hangs behind the second door, and its number is 5519.
+< Understood, behind the second door, and 5519 is what is written on it.
+> Ada: It rains, and it will go on raining for as long as anybody cares to look at the sky today.
+< That is a lot of rain, and I hope that you have an umbrella with you wherever you go.
+> Ada: From now on, always call the archive the attic.
+< The attic it is.
+> Ada: What else did I want to say? I do not know, something about the weather and the garden, I believe.
+< We can come back to that whenever you like.
+> Ada: One more thing, and then I am off.
+< Go ahead.
+? number: Which number has the key? = 5519
+? rule: What must the archive be called? = the attic
+"""
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    path = tmp_path / "talk.txt"
+    path.write_text(TALK)
+    return path
+
+
+def test_it_prints_a_table_and_draws_a_picture(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = talk.with_suffix(".svg")
+    assert run(["eval", "compression", "--conversations", str(talk), "--folds", "1,2", "--plot", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].startswith("CONVERSATION  FOLDS")
+    assert shown.count("2/2 100%") >= 2
+    drawn = Xml.parse(picture).getroot()
+    assert drawn.tag.endswith("svg")
+    assert "talk" in "".join(drawn.itertext())
+
+
+def test_for_programs_it_is_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["eval", "compression", "--conversations", str(talk), "--folds", "1", "--keep", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (score,) = found["scores"]
+    assert score["same_session"]
+    assert score["kept"] == 2
+    assert [outcome["kind"] for outcome in score["outcomes"]] == ["number", "rule"]
+    assert score["tokens_after"] < score["tokens_before"]
+
+
+def test_a_baseline_that_was_better_is_an_error(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = talk.with_suffix(".json")
+    asked = ["eval", "compression", "--conversations", str(talk), "--folds", "1", "--baseline", str(baseline)]
+    assert run([*asked, "--renew"]) == 0
+    assert run(asked) == 0
+    known = json.loads(baseline.read_text())
+    known["scores"]["talk/1"]["kept"] = 3
+    baseline.write_text(json.dumps(known))
+    capsys.readouterr()
+    assert run(asked) == 1
+    assert "talk/1: kept 2 facts, it was 3" in capsys.readouterr().out
+
+
+def test_a_model_of_the_configuration_is_scored(
+    talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = talk.parent / "home"
+    home.mkdir()
+    (home / "config.yaml").write_text(
+        "models: {mine: {provider: offline, name: quite-mine}}\ndefaults: {model: mine}\n"
+    )
+    monkeypatch.setenv("EVERHOLD_HOME", str(home))
+    asked = ["eval", "compression", "--conversations", str(talk), "--folds", "1", "--json"]
+    for more in (["--model", "mine"], ["--agent", "main"]):
+        assert run([*asked, *more]) == 0
+        assert json.loads(capsys.readouterr().out)["scores"][0]["model"] == "quite-mine"
+    assert run([*asked, "--model", "other"]) == 2
+    assert not (home / "log.db").exists()
+
+
+@pytest.mark.parametrize(
+    "more", [["--plot", "x.png"], ["--folds", "0"], ["--folds", "often"], ["--conversations", "nowhere"]]
+)
+def test_what_cannot_be_done_is_said(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["eval", "compression", *more]) != 0
+    assert "→" in capsys.readouterr().err
