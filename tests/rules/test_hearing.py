@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -182,3 +183,34 @@ class TestRule5Consumption:
         taken = [seq for takes in began for seq in takes]
         assert len(taken) == len(set(taken)) == 20
         assert all(body.outcome == "done" for body in house.bodies(session, Ended))
+
+
+class TestWhatMustNotStopADoor:
+    def test_ids_that_are_no_text_are_kept_and_recognised(self, house: House) -> None:
+        first = house.say("hello", id="bad\ud800id", chat="chat\udfff", who="ada\ud800")
+        again = house.say("hello", id="bad\ud800id", chat="chat\udfff", who="ada\ud800")
+        assert (first.outcome, again.outcome) == ("accepted", "duplicate")
+        assert house.heard_back() == ["You said: hello"]
+
+    def test_a_command_that_falls_over_is_given_up_and_said(self, house: House) -> None:
+        session = house.say("hello").session
+        real = house.furniture.runtime
+
+        def broken(agent: str, choices: Any) -> Any:
+            runtime = real(agent, choices)
+            return dataclasses.replace(runtime, models=())
+
+        house.furniture.runtime = broken  # type: ignore[method-assign]  # /status looks at the first model
+        house.say("/status", rest=False)
+        house.tick(600)
+        house.furniture.runtime = real  # type: ignore[method-assign]
+        house.say("/whoami")
+        assert [body.about for body in house.bodies(session, Told)] == ["command", "whoami"]
+        house.sound()
+
+    def test_undo_reaches_no_further_back_than_the_fresh_context(self, house: House) -> None:
+        session = house.say("before").session
+        house.say("/new")
+        house.say("/undo")
+        assert "nothing to undo" in house.heard_back()[-1]
+        assert not [op for op in house.run(house.store.operations(session)) if op.undone_at]

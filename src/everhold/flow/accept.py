@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 import msgspec
+from msgspec import structs
 
 from everhold.core.access import Admission, audience, bare
 from everhold.core.address import derive
 from everhold.core.commands import TALK, parse
-from everhold.core.entries import Draft, Heard, Stamp, clean
+from everhold.core.entries import Draft, Heard, Place, Stamp, clean
 from everhold.core.ids import session_id
 from everhold.errors import Conflict
 from everhold.flow.gates import Bells, Gates
@@ -33,6 +34,7 @@ class Accept:
         self.bells = bells
 
     async def __call__(self, incoming: Incoming) -> Verdict:
+        incoming = presentable(incoming)
         admission = await self.reception(incoming)
         if admission.refusal:
             self.gates.log.info("message.denied", platform=incoming.origin.platform, reason=admission.refusal)
@@ -118,10 +120,20 @@ def heard(incoming: Incoming, stamp: Stamp, *, asks: bool) -> Heard:
     )
 
 
+def presentable(incoming: Incoming) -> Incoming:
+    """The message with ids that can be stored: what is no character in them is replaced, the same way every time."""
+    origin = incoming.origin
+    parts = (origin.platform, origin.account, origin.chat, origin.thread, origin.message, incoming.sender)
+    if not any(clean(part)[1] for part in parts):
+        return incoming
+    place = Place(*(clean(part)[0] for part in parts[:5]))
+    return structs.replace(incoming, origin=place, sender=clean(incoming.sender)[0])
+
+
 def dedup_key(incoming: Incoming) -> str | None:
     """What makes a repeated delivery recognisable. A source that gives no message id cannot repeat itself."""
     origin = incoming.origin
     if not origin.message:
         return None
     parts = (origin.platform, origin.account, origin.chat, origin.message, incoming.event, incoming.revision)
-    return msgspec.json.encode(tuple(clean(part)[0] for part in parts)).decode()
+    return msgspec.json.encode(parts).decode()

@@ -75,12 +75,16 @@ async def stop(store: Store, session: Session) -> Amendment:
 
 
 async def newest(store: Store, session: Session, what: str, count: int) -> list[Operation]:
-    """The newest operations of a kind that are over and in the view."""
+    """The newest operations of a kind that are over and in the view: a fresh context hides what came before it."""
     found: list[Operation] = []
     before: int | None = None
     at = session.last_seq + 1
+    marks = await store.operations(session.id, what=("fresh",), newest_first=True, limit=8)
+    fresh = next((mark.op for mark in marks if live(mark, at)), 0)
     while len(found) < count and (
-        page := await store.operations(session.id, what=(what,), before=before, newest_first=True, limit=max(8, count))
+        page := await store.operations(
+            session.id, what=(what,), after=fresh, before=before, newest_first=True, limit=max(8, count)
+        )
     ):
         found += [op for op in page if live(op, at) and op.state in IN_VIEW and op.state != "running"]
         before = page[-1].op

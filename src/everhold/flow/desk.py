@@ -8,6 +8,7 @@ from everhold.core import compression
 from everhold.core.commands import compress_arguments, help_text, number
 from everhold.core.entries import (
     OWN,
+    Began,
     Body,
     Bound,
     Branched,
@@ -38,6 +39,8 @@ from everhold.flow.view import view_at
 from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Session, Step, Wake
 
 READER: Final = "desk"
+MOST_FAILURES: Final = 4
+"""A command that fell over so often is given up."""
 
 
 class Desk:
@@ -49,6 +52,7 @@ class Desk:
         self.claim = claim
         self.runtimes = runtimes
         self.bells = bells
+        self.failures = claim.lane.attempts
         self.log = gates.log.bind(session=claim.session)
 
     async def run(self) -> None:
@@ -61,9 +65,32 @@ class Desk:
                 await self._commit(Step.SETTLE, (), lane=update)
                 return
             try:
-                await self._obey(session, entry, pending)
+                if self.failures >= MOST_FAILURES:
+                    await self._give_up(session, entry)
+                else:
+                    await self._obey(session, entry, pending)
             except Conflict:
                 continue  # the session moved while we looked: look again
+            self.failures = 0
+
+    async def _give_up(self, session: Session, entry: Entry) -> None:
+        """A command that fell over again and again must not keep the others waiting: it ends failed, and says so."""
+        assert isinstance(entry.body, Heard)
+        runtime = self.runtimes.runtime(session.agent, session.choices)
+        reason = self.claim.lane.error or "it fell over"
+        text = f"That command could not be carried out: {reason}"
+        told = Told(
+            text=text,
+            about="command",
+            to=entry.body.origin,
+            parts=split(text, runtime.text_limit(entry.body.origin)),
+        )
+        bodies: tuple[Body, ...] = (
+            Began(what="command", takes=(entry.seq,), reader=READER, trigger="failed"),
+            told,
+            Ended(outcome="failed", reason=reason),
+        )
+        await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakes=runtime.voices(bodies))
 
     async def _obey(self, session: Session, entry: Entry, pending: list[Entry]) -> None:
         assert isinstance(entry.body, Heard)

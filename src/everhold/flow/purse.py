@@ -46,8 +46,9 @@ class Purses:
         """Hold the worst case of a call while it is made. Raises Refused, before anything is spent."""
         bound = [limit for limit in limits if limit.usd is not None or limit.tokens is not None]
         day = self.day()
-        for limit in bound:
-            spent = await self.store.spent(limit.purse, day)
+        spents = [await self.store.spent(limit.purse, day) for limit in bound]
+        # from here to the reservation nobody else gets a turn: two calls cannot both have the last of a purse
+        for limit, spent in zip(bound, spents, strict=True):
             usd = Purse(name=limit.purse, limit=limit.usd, spent=spent.usd, reserved=self._usd[limit.purse])
             self._check(reserve([usd], worst.usd), "USD")
             tokens = Purse(name=limit.purse, limit=limit.tokens, spent=spent.tokens, reserved=self._tokens[limit.purse])
