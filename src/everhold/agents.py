@@ -68,9 +68,8 @@ class Agents:
     def adopt(self, settings: Settings) -> None:
         """Another revision is in force: agents that it changes are built anew at their next turn."""
         changed = {name for name, it in settings.models.items() if self.settings.models.get(name) != it}
-        gone = {name for name in self._models if name in changed or name not in settings.models}
-        for name in gone:
-            self._retire(self._models.pop(name))
+        for gone in [model for model in self._models if model in changed or model not in settings.models]:
+            self._retire(self._models.pop(gone))
         kept = {name for name, sign in settings.signatures.items() if self.settings.signatures.get(name) == sign}
         self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if key[0] in kept}
         self.settings = settings
