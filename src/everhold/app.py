@@ -22,6 +22,7 @@ from everhold.flow.gates import Bells, Gates
 from everhold.flow.supervise import Supervisor
 from everhold.home import Home
 from everhold.logs import Logger
+from everhold.memories.builtin import Builtin, Index
 from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
@@ -35,6 +36,7 @@ from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
 from everhold.tools.mcp import Servers, servers_of
+from everhold.tools.search import Search
 from everhold.tools.send import Send
 from everhold.web.tail import Tail
 
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from everhold.web.server import Server as Web
 
 DRAIN_SECONDS: Final = 30.0
+INDEX_SECONDS: Final = 2.0
+"""How often the search index catches up by itself. A search never waits for it: it catches up first."""
 _CATALOGUES: Final[dict[str, Any]] = {
     "models": MODELS, "memories": MEMORIES, "platforms": PLATFORMS, "tools": TOOLS,
 }  # fmt: skip
@@ -109,6 +113,7 @@ class App:
             ("terminal", ""): Reading("terminal"),
             ("http", ""): Reading("http"),
         }
+        self.index = Index(home.index)
         self.agents = Agents(
             settings,
             store=self.store,
@@ -200,6 +205,7 @@ class App:
             ("dispatch", self.supervisor.dispatch),
             ("renew", self.supervisor.renew),
             ("config", self.watcher.run),
+            ("index", self._keep_index),
         ):
             self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
         for (name, account), platform in self.platforms.items() if listen else ():
@@ -243,6 +249,7 @@ class App:
         self.tasks.clear()
         await self.mcp.close()
         await self.agents.close()
+        await self.index.close()
         await self.store.close()
         self.lock.release()
 
@@ -283,6 +290,13 @@ class App:
         for name in self.agents.settings.agents:
             self.platforms.setdefault((between.NAME, name), between.Between(name, self.accept))
 
+    async def _keep_index(self) -> None:
+        """Take in what was committed, a little after it was. Whoever searches meanwhile does the same for the rest."""
+        while True:
+            while await self.index.catch_up(self.store):
+                pass
+            await asyncio.sleep(INDEX_SECONDS)
+
     def _listener(self, platform: Platform) -> Any:
         async def listen() -> None:
             await platform.listen(self.accept)
@@ -293,6 +307,9 @@ class App:
         tools: dict[str, Tool] = {}
         if settings.send_to:
             tools["send"] = Send(settings.name, settings.send_to)
+        if "session_search" in settings.tools:
+            memory = Builtin(index=self.index, store=self.store, agent=settings.name)
+            tools["session_search"] = Search(memory.search, self.store)
         return tools | self.mcp.tools(settings)
 
     def _committed(self, change: Change) -> None:
