@@ -248,6 +248,7 @@ async def test_a_stream_that_waits_long_begins_and_tells_its_failure_inside(
     body = asking(KINDS[0], "hi", stream=True)
     async with client.stream("POST", KINDS[0], json=body, headers={"x-everhold-session": "x"}) as response:
         assert response.status_code == 200
+        await eventually(lambda: len(model.requests) == 1)
         session = await only_session(client)
         await client.post(f"/api/sessions/{session}/stop")
         seen = [dict(event) async for event in events_of(response)]

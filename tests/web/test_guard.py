@@ -289,6 +289,23 @@ async def test_two_hundred_slow_callers_leave_room_for_others(gateway: Gateway, 
             writer.close()
 
 
+async def test_who_never_comes_to_the_point_is_hung_up_on(tmp_path: Path, model: ModelServer) -> None:
+    gateway = Gateway(tmp_path, model)
+    await gateway.start()
+    gateway.web.idle_seconds = 0.2
+    gateway.web.sweep_seconds = 0.05
+    async with gateway.client() as client, client.stream("GET", "/api/events") as events:
+        lines = events.aiter_lines()
+        assert await anext(lines)
+        for beginning in (b"", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
+            assert await raw(gateway, beginning, seconds=5) == b""
+        await client.post("/api/messages", json={"chat": "x", "text": "a"})
+        async with asyncio.timeout(5):
+            while "heard" not in await anext(lines):
+                pass  # a stream is no idle connection
+    await gateway.stop()
+
+
 async def test_no_more_than_sixty_four_requests_arrive_at_once(gateway: Gateway, client: httpx2.AsyncClient) -> None:
     guard = gateway.web.guard
     slow = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(70)]

@@ -110,6 +110,7 @@ class Server:
         self.guard = application(office)
         config = uvicorn.Config(
             self.guard,
+            http="h11",  # whatever else is installed: its strictness is what the guard was tested with
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -125,10 +126,14 @@ class Server:
         self._uvicorn = uvicorn.Server(config)
         self._uvicorn.lifespan = config.lifespan_class(config)
         self._sweeper: asyncio.Task[None] | None = None
+        self.idle_seconds = IDLE_SECONDS
+        self.sweep_seconds = SWEEP_SECONDS
 
     @property
     def url(self) -> str:
+        """Where people at this machine find it."""
         host, port = self.socket.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self) -> None:
@@ -150,12 +155,12 @@ class Server:
         idle: dict[int, float] = {}
         clock = self.office.control.gates.clock
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
+            await asyncio.sleep(self.sweep_seconds)
             now = clock.monotonic()
             waiting = {id(connection): connection for connection in _idle(self._uvicorn)}
             idle = {key: idle.get(key, now) for key in waiting}
             for key, since in idle.items():
-                if now - since > IDLE_SECONDS:
+                if now - since > self.idle_seconds:
                     waiting[key].transport.close()
 
 

@@ -1,0 +1,100 @@
+"""Killed at any moment, with callers in the middle of everything: heard once, answered once, nothing missed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from everhold.testing.modelserver import ModelServer, Reply
+from tests.web.conftest import configuration, events_of, eventually
+from tests.web.process import Process
+
+TEXT = "one two three four five six seven eight nine ten"
+
+
+async def ask(url: str, key: str, *, stream: bool) -> str:
+    """What a caller does who gives up only when there is an answer: the same request again, under the same key."""
+    body = {"model": "main", "stream": stream, "messages": [{"role": "user", "content": f"count {key}"}]}
+    headers = {"X-Everhold-Session": "x", "Idempotency-Key": key}
+    async with httpx2.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
+        while True:
+            try:
+                async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+                    if response.status_code == 200 and not stream:
+                        answer = json.loads(await response.aread())
+                        return str(answer["choices"][0]["message"]["content"])
+                    if response.status_code == 200:
+                        text, finished = "", False
+                        async for event in events_of(response):
+                            for choice in event.get("choices", ()):
+                                text += choice["delta"].get("content") or ""
+                                finished = finished or choice["finish_reason"] == "stop"
+                        if finished:
+                            return text
+            except httpx2.TransportError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+class Reader:
+    """Somebody who reads the events through every restart."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.seen: list[dict[str, Any]] = []
+
+    async def read(self) -> None:
+        async with httpx2.AsyncClient(base_url=self.url, timeout=20, trust_env=False) as client:
+            while True:
+                after = self.seen[-1]["pos"] if self.seen else 0
+                try:
+                    async with client.stream("GET", "/api/events", headers={"last-event-id": str(after)}) as response:
+                        async for event in events_of(response):
+                            if event.event == "entry":
+                                self.seen.append(event)
+                except httpx2.TransportError:
+                    await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+async def test_killed_again_and_again_with_callers_mid_stream(tmp_path: Path, model: ModelServer) -> None:
+    model.default = Reply(text=TEXT, pause=0.01)
+    gateway = Process(tmp_path, configuration(model.openai))
+    await gateway.start()
+    reader = Reader(gateway.url)
+    reading = asyncio.ensure_future(reader.read())
+    try:
+        for life, wait in enumerate((0.0, 0.02, 0.05, 0.08, 0.12)):
+            callers = [
+                asyncio.ensure_future(ask(gateway.url, f"{life}-{number}", stream=bool(number))) for number in range(2)
+            ]
+            before = len(model.requests)
+            await eventually(lambda before=before: len(model.requests) > before)  # type: ignore[misc]
+            await asyncio.sleep(wait)
+            await gateway.kill()
+            await gateway.start()
+            async with asyncio.timeout(30):
+                answers = await asyncio.gather(*callers)
+            assert all(answer.endswith(TEXT) for answer in answers), answers
+        async with httpx2.AsyncClient(base_url=gateway.url, trust_env=False) as client:
+            session = (await client.get("/api/sessions")).json()["sessions"][0]["id"]
+            log = (await client.get(f"/api/sessions/{session}/entries")).json()["entries"]
+        heard = [entry["body"]["text"] for entry in log if entry["kind"] == "heard"]
+        assert sorted(heard) == sorted(f"count {life}-{number}" for life in range(5) for number in range(2))
+        taken = [seq for entry in log if entry["kind"] == "began" for seq in entry["body"].get("takes", ())]
+        released = {entry["op"] for entry in log if entry["kind"] == "ended" and entry["body"].get("outcome")}
+        turns = [entry["op"] for entry in log if entry["kind"] == "began" and entry["op"] not in released]
+        said = [entry for entry in log if entry["kind"] == "said"]
+        assert len(said) == len(turns), "every turn that was not given back said one thing"
+        assert sorted(set(taken)) == [entry["seq"] for entry in log if entry["kind"] == "heard"]
+        await eventually(lambda: len(reader.seen) >= log[-1]["pos"])
+        places = [event["pos"] for event in reader.seen]
+        assert places == list(range(1, len(places) + 1)), "a gap, or a repeat"
+    finally:
+        reading.cancel()
+        await gateway.end()

@@ -1,0 +1,72 @@
+"""Starting and stopping inside the gateway's own loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everhold.errors import Misuse
+from everhold.testing.modelserver import ModelServer
+from tests.web.conftest import Gateway, configuration
+
+
+async def test_a_busy_port_is_told_with_what_to_do(tmp_path: Path, gateway: Gateway, model: ModelServer) -> None:
+    other = Gateway(tmp_path / "other", model)
+    other.port = gateway.port
+    with pytest.raises(Misuse, match="in use") as told:
+        await other.start()
+    assert "--port" in told.value.remedy
+    await other.stop()
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1", "127.0.0.2"])
+async def test_it_listens_where_it_is_told(tmp_path: Path, model: ModelServer, host: str) -> None:
+    gateway = Gateway(tmp_path, model)
+    gateway.configure(configuration(model.openai, more=f'http: {{host: "{host}", port: 0}}\n'))
+    try:
+        await gateway.start()
+    except Misuse:
+        pytest.skip(f"this machine has no {host}")
+    async with gateway.client() as client:
+        assert (await client.get(f"{gateway.running.url}/health")).status_code == 200
+    await gateway.stop()
+
+
+async def test_an_address_of_another_machine_is_refused(tmp_path: Path, model: ModelServer) -> None:
+    gateway = Gateway(tmp_path, model)
+    gateway.configure(configuration(model.openai).replace("port: 0", "port: 0\n  host: 192.0.2.7", 1))
+    with pytest.raises(Misuse, match="cannot listen"):
+        await gateway.start()
+    await gateway.stop()
+
+
+async def test_ready_says_when_nothing_can_be_accepted(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        assert (await client.get("/ready")).status_code == 200
+        gateway.running.full = True
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the disk is full")
+        assert "everhold_ready 0" in (await client.get("/metrics")).text
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_the_numbers_follow_what_happens(gateway: Gateway) -> None:
+    async with gateway.client() as client:
+        posted = await client.post("/api/messages", json={"chat": "x", "text": "hello"})
+        await gateway.rested(posted.json()["session"])
+        text = (await client.get("/metrics")).text
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert lines["everhold_turns_total"] == "1"
+    assert lines["everhold_pending"] == "0"
+    assert lines["everhold_in_doubt"] == "0"
+    assert lines['everhold_commits_total{step="accept"}'] == "1"
+    assert int(lines['everhold_http_answers_total{status="202"}']) == 1
+
+
+def test_whoever_serves_nothing_loads_no_server() -> None:
+    script = "import sys, everhold.app; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"starlette", "uvicorn", "anyio"} & set(loaded)
