@@ -35,7 +35,7 @@ from everhold.core.entries import (
 from everhold.core.retry import wait_seconds
 from everhold.core.split import split
 from everhold.core.turn import Answered, Broken, Event, Overlong, Run, Unreachable
-from everhold.errors import Conflict, Refused
+from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Worst
@@ -211,12 +211,10 @@ class Jobs:
         lane = await self.store.lane(REVIEW, session.id)
         after = lane.position if lane is not None else 0
         fresh = View(exchanges=tuple(e for e in part.exchanges if e.op > after and e.steps[0].session == session.id))
-        if (await self.store.session(session.id)).generation != session.generation:
-            return  # the view was changed, perhaps by an erasure: this part must not be read any more
         try:
             notes, thought = await self.notes(session, runtime, fresh)
-        except Failed as failure:
-            self.log.warning("review.skipped", reason=failure.reason)
+        except (Failed, Conflict) as failure:
+            self.log.warning("review.skipped", reason=str(failure))
             return
         if thought is None or not notes:
             return
@@ -275,6 +273,7 @@ class Jobs:
 
     async def _ask(self, runtime: Runtime, request: Request, session: Session) -> Thought:
         """One question to the model that works beside the conversation, out of its own purse."""
+        await self._unchanged(session)
 
         def record(answer: Answer) -> Thought:
             return Thought(text=answer.text, calls=answer.calls, model=answer.model, usage=answer.usage)
@@ -298,6 +297,15 @@ class Jobs:
                 raise Failed(reason, again=False)
             case _:
                 raise Failed("it was cut short", again=True)
+
+    async def _unchanged(self, session: Session) -> None:
+        """Between its questions a job commits nothing that would tell it that it was taken over, or that something
+        it has read was erased."""
+        lane = await self.store.lane(self.claim.reader, session.id)
+        if lane is None or lane.fence != self.claim.fence:
+            raise LeaseLost(f"session {session.id}: {self.claim.reader} is in other hands")
+        if (await self.store.session(session.id)).generation != session.generation:
+            raise Conflict(f"session {session.id} changed its view while a job was at work")
 
     def _spends(self, runtime: Runtime, thoughts: tuple[Thought, ...]) -> tuple[Spend, ...]:
         return tuple(

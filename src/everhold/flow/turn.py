@@ -428,19 +428,24 @@ class TurnWork:
         ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
         bodies = (*told, *ended)
         self.log.warning("turn.waiting", reason=task.reason, seconds=seconds, released=task.release)
-        await self.seat.commit(
-            Step.END if task.release else Step.PAUSE,
-            tuple(Draft(body=body, author="system", op=self.op) for body in bodies),
-            op=self.op,
-            wakes=self._wakes(bodies),
-            pause=not task.release,
-            lane=LaneUpdate(
-                attempts=attempts,
-                error=task.reason,
-                wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm),
-                release=True,
-            ),
+        update = LaneUpdate(
+            attempts=attempts,
+            error=task.reason,
+            wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm),
+            release=True,
         )
+        try:
+            await self.seat.commit(
+                Step.END if task.release else Step.PAUSE,
+                tuple(Draft(body=body, author="system", op=self.op) for body in bodies),
+                op=self.op,
+                wakes=self._wakes(bodies),
+                pause=not task.release,
+                lane=update,
+            )
+        except LeaseLost:
+            # if only the operation was ended by somebody else, the model's word still counts for the next one
+            await self.seat.commit(Step.LATER, (), lane=update)
 
     async def _finish(self, task: Finish) -> bool:
         """The turn's end is one commit: said, ended, usage, and every lane that has to know."""
