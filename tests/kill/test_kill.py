@@ -38,6 +38,11 @@ async def tour(seed: int, stops: list[Gate]) -> Outcome:
         return await trial.finish()
 
 
+def again(gate: Gate) -> bool:
+    """Whether a process comes there more than once."""
+    return gate.step not in (Step.SEIZE, Step.REPLAY)
+
+
 async def test_thirty_kills_lose_double_and_reorder_nothing() -> None:
     outcome = await storm(1, 30)
     found_nothing(outcome)
@@ -95,6 +100,6 @@ async def test_many_kills(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(1000, 1000 + TOURS))
 async def test_many_kills_at_named_commits(seed: int) -> None:
     dice = random.Random(seed)
-    stops = [Gate(gate.step, gate.moment, nth=dice.choice((1, 1, 2, 3))) for gate in gates()]
+    stops = [Gate(gate.step, gate.moment, nth=dice.choice((1, 1, 2, 3)) if again(gate) else 1) for gate in gates()]
     dice.shuffle(stops)
     found_nothing(await tour(seed, stops))

@@ -1,0 +1,1 @@
+"""How fast everhold is, as ratios measured in one run beside whoever does the same work."""

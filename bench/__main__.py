@@ -1,0 +1,101 @@
+"""Measure everything, print one table, and with --write keep it in docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+
+from bench.accept import accept_rows
+from bench.due import due_rows
+from bench.peers import peer_rows
+from bench.table import Row, render
+from bench.turn import flat_rows, turn_rows
+from bench.view import view_rows
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+WORKS: dict[str, Callable[[int], list[Row]]] = {
+    "accept": accept_rows,
+    "turn": turn_rows,
+    "flat": flat_rows,
+    "view": view_rows,
+    "due": due_rows,
+    "peers": peer_rows,
+}
+
+
+def conditions() -> str:
+    """Under which the numbers were measured: they mean little without."""
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return (
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC · {os.cpu_count()} CPUs ({_processor()}) · "
+        f"{platform.system()} {platform.release()} · Python {platform.python_version()} · "
+        f"SQLite {apsw.sqlite_lib_version()} · commit {commit or 'unknown'} · load {load}"
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def page(rows: list[Row], before: str, after: str) -> str:
+    return f"""# Benchmarks
+
+Written by `make bench ARGS=--write`: the numbers of the last run, whatever they were. Every comparison is made in one
+run, in interleaved rounds, and the ratio is the median of the rounds' own ratios, so a shared machine disturbs both
+sides alike. Absolute numbers are this machine's alone.
+
+- before: {before}
+- after: {after}
+
+{render(rows)}
+
+**Durable accept**: from the door to its answer, `synchronous=FULL`, beside a loop that has its rows ready and does
+nothing but write them, under the same group commit. **Turn**: an instant model and a keyed platform in the same
+process, so what is left is everhold (accept, begin, end, delivery with its receipt), CPU of all threads. **Cold**:
+the store was just opened and nothing is cached. **Append a turn**: two durable commits, what was heard and what was
+answered; LangGraph runs a graph of one node. **Load**: everhold reads its window (a fold every 200 turns); the peers
+read all they have, which is what they do unless told otherwise.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("works", nargs="*", metavar="WORK", help=f"some of {', '.join(WORKS)}; all unless given")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    given = parser.parse_args()
+    if unknown := set(given.works) - set(WORKS):
+        parser.error(f"there is no {', '.join(sorted(unknown))}")
+    before = conditions()
+    rows: list[Row] = []
+    for name in given.works or WORKS:
+        started = time.monotonic()
+        rows += WORKS[name](given.rounds)
+        print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    after = conditions()
+    print(before, render(rows), after, sep="\n\n")
+    if given.write:
+        PAGE.write_text(page(rows, before, after))
+    sys.exit(1 if any(row.holds is False for row in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A message kept for good, beside a bare loop that writes the same rows under the same group commit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+
+import apsw
+
+from bench.house import MESSAGE, House, open_store, room
+from bench.table import Row, at_least, interleave, median, ratio
+from everhold.core.entries import Heard, Place, Stamp, encode
+
+CALLERS = {1: 200, 16: 1_600, 64: 4_800}
+"""How many wait for an answer at once -> how many messages a round has."""
+
+ENTRY = (
+    "insert into entries(session, seq, kind, op, author, at, version, body, salt, digest, dedup) "
+    "values (?, ?, 'heard', null, 'person:ada', ?, 1, ?, ?, ?, ?)"
+)
+LANE = (
+    "insert into lanes(session, reader, position, since, wait, due, firm) values (?, 'mind', 0, ?, 0, ?, 0) "
+    "on conflict(session, reader) do update set since = excluded.since, wait = 0, due = excluded.due, firm = 0 "
+    "where lanes.due is null"
+)
+
+
+def accept_rows(rounds: int) -> list[Row]:
+    rows = []
+    for callers, messages in CALLERS.items():
+        found = interleave(
+            rounds,
+            {"bare": lambda c=callers, n=messages: bare(c, n), "ours": lambda c=callers, n=messages: ours(c, n)},  # type: ignore[misc]
+        )
+        rows.append(
+            at_least(
+                f"durable accept, {callers} caller{'s' if callers > 1 else ''}",
+                median(found["ours"]),
+                "/s",
+                0.7,
+                beside=f"bare apsw loop {median(found['bare']):,.0f} /s",
+                ratio=ratio(found["ours"], found["bare"]),
+            )
+        )
+    return rows
+
+
+def ours(callers: int, messages: int) -> float:
+    """Messages per second through the door."""
+
+    async def run(directory: Path) -> float:
+        house = House(open_store(directory))
+
+        async def caller(number: int) -> None:
+            for _ in range(messages // callers):
+                await house.hear(f"c{number}")
+
+        await asyncio.gather(*(house.hear(f"c{number}") for number in range(callers)))
+        started = time.perf_counter()
+        await asyncio.gather(*(caller(number) for number in range(callers)))
+        took = time.perf_counter() - started
+        await house.store.close()
+        return messages // callers * callers / took
+
+    with room() as directory:
+        return asyncio.run(run(directory))
+
+
+def bare(callers: int, messages: int) -> float:
+    """Messages per second through a thread that does nothing but write."""
+
+    async def run(directory: Path) -> float:
+        await open_store(directory).close()
+        loop = asyncio.get_running_loop()
+        hand = Hand(directory / "log.db", loop)
+
+        async def caller(number: int, count: int) -> None:
+            for _ in range(count):
+                await hand.write(f"c{number}")
+
+        await asyncio.gather(*(caller(number, 1) for number in range(callers)))
+        started = time.perf_counter()
+        await asyncio.gather(*(caller(number, messages // callers) for number in range(callers)))
+        took = time.perf_counter() - started
+        hand.close()
+        return messages // callers * callers / took
+
+    with room() as directory:
+        return asyncio.run(run(directory))
+
+
+class Hand:
+    """The floor: rows that are ready to be written, one commit for whatever has queued up, no questions asked."""
+
+    def __init__(self, path: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.db = apsw.Connection(str(path))
+        self.db.pragma("synchronous", "FULL")
+        self.db.pragma("cache_size", -16_384)
+        self.queue: SimpleQueue[tuple[str, asyncio.Future[None]] | None] = SimpleQueue()
+        self.seqs: dict[str, int] = {}
+        self.count = 0
+        stamp = Stamp(person="ada", audience=("person:ada",), address="agent:main:table:dm:c0")
+        origin = Place(platform="table", account="main", chat="c0", message="12345-12345")
+        self.body = encode(Heard(origin=origin, text=MESSAGE, stamp=stamp))
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    async def write(self, session: str) -> None:
+        future: asyncio.Future[None] = self.loop.create_future()
+        self.queue.put((session, future))
+        await future
+
+    def close(self) -> None:
+        self.queue.put(None)
+        self.thread.join()
+        self.db.close()
+
+    def _work(self) -> None:
+        cursor = self.db.cursor()
+        while (first := self.queue.get()) is not None:
+            batch = [first]
+            while len(batch) < 256 and not self.queue.empty():
+                following = self.queue.get()
+                assert following is not None
+                batch.append(following)
+            cursor.execute("begin immediate")
+            for session, _ in batch:
+                self._insert(cursor, session)
+            cursor.execute("commit")
+            self.loop.call_soon_threadsafe(_resolve, [future for _, future in batch])
+
+    def _insert(self, cursor: apsw.Cursor, session: str) -> None:
+        seq = self.seqs.get(session, 0) + 1
+        self.seqs[session] = seq
+        self.count += 1
+        now = time.time()
+        if seq == 1:
+            cursor.execute(
+                "insert into sessions(id, agent, address, created) values (?, 'main', ?, ?)", (session, session, now)
+            )
+            cursor.execute("insert into bindings(address, session) values (?, ?)", (session, session))
+        cursor.execute("update sessions set next_seq = ? where id = ?", (seq + 1, session))
+        dedup = f'["table","main","{session}","{self.count}","message",""]'
+        cursor.execute(ENTRY, (session, seq, now, self.body, b"0" * 16, b"0" * 32, dedup))
+        cursor.execute("insert into pending(session, seq, asks) values (?, ?, 1)", (session, seq))
+        cursor.execute(LANE, (session, now, now))
+
+
+def _resolve(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        future.set_result(None)

@@ -1,0 +1,80 @@
+"""Sessions that have talked for a long time, without waiting for it: entries, operations and folds as in use."""
+
+from __future__ import annotations
+
+import time
+
+from bench.house import MESSAGE, REPLY
+from everhold.core.entries import Began, Draft, Ended, Folded, Heard, Place, Said, Stamp, Thought, Usage
+from everhold.ports.store import Change, Opening, Step
+from everhold.stores.sqlite import SqliteStore
+
+ENTRIES_A_TURN = 5
+SUMMARY = "They went through the list, one by one, and agreed on most of it. " * 12
+
+
+def address(chat: str) -> str:
+    return f"agent:main:table:dm:{chat}"
+
+
+class Past:
+    """Writes one session's past, turn by turn."""
+
+    def __init__(
+        self, store: SqliteStore, session: str, *, chat: str = "old", fold_every: int = 0, keep: int = 6
+    ) -> None:
+        self.store = store
+        self.session = session
+        self.chat = chat
+        self.fold_every = fold_every
+        """Turns from one fold to the next; 0: never."""
+        self.keep = keep
+        self.seq = 0
+        self.generation = 0
+        self.fold = 0
+        self.turns: list[int] = []
+        self.stamp = Stamp(person="ada", audience=("person:ada",), address=address(chat))
+
+    async def live(self, turns: int, *, whole: bool = False) -> None:
+        """So many turns more. `whole`: end just after a fold."""
+        for _ in range(turns):
+            await self.turn()
+            if self.fold_every and len(self.turns) % self.fold_every == 0:
+                await self.compress()
+
+    async def turn(self) -> None:
+        """What was heard, and the turn that answered it, in two commits as in use."""
+        await self._commit(Step.ACCEPT, Draft(body=self._heard(), author="person:ada"))
+        heard, op = self.seq, self.seq + 1
+        self.turns.append(op)
+        bodies = (
+            Began(what="turn", takes=(heard,), fold=self.fold, generation=self.generation, reader="mind"),
+            Thought(text=REPLY, model="instant", generation=self.generation, request="0" * 64, usage=Usage(input=9)),
+            Said(text=REPLY, to=self._place(), parts=(REPLY,), stamp=self.stamp),
+            Ended(usage=Usage(input=9)),
+        )
+        await self._commit(Step.END, *(Draft(body=body, author="agent:main", op=op) for body in bodies))
+
+    async def compress(self) -> None:
+        op = self.seq + 1
+        covers = self.turns[-1 - self.keep]
+        bodies = (
+            Began(what="fold", fold=self.fold, generation=self.generation, reader="fold"),
+            Folded(summary=SUMMARY, covers=covers, based_on=self.fold, generation=self.generation),
+            Ended(),
+        )
+        await self._commit(Step.FOLD_END, *(Draft(body=body, author="system", op=op) for body in bodies))
+        self.fold = op
+        self.generation += 1
+
+    def _place(self) -> Place:
+        return Place(platform="table", account="main", chat=self.chat, message=str(self.seq))
+
+    def _heard(self) -> Heard:
+        return Heard(origin=self._place(), text=MESSAGE, stamp=self.stamp)
+
+    async def _commit(self, step: Step, *drafts: Draft) -> None:
+        opens = Opening(agent="main", address=address(self.chat)) if not self.seq else None
+        change = Change(step=step, session=self.session, at=time.time(), entries=drafts, opens=opens)
+        done = await self.store.commit(change)
+        self.seq = done.seqs[-1]

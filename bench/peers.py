@@ -1,0 +1,127 @@
+"""Other people's session stores, doing the same work in the same run. They live in a venv of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from bench.house import MESSAGE, REPLY, open_store, room
+from bench.past import Past
+from bench.table import Row, median
+from everhold.core.context import messages
+from everhold.flow.view import view_at
+
+HERE = Path(__file__).parent
+VENV = HERE / ".venv-peers"
+PACKAGES = ("openai-agents==0.24.0", "langgraph==1.2.20", "langgraph-checkpoint-sqlite==3.1.2")
+SIZES = (10, 1_000, 10_000)
+FOLD_TURNS = 200
+PEERS = {"agents": "openai-agents SQLiteSession", "langgraph": "LangGraph SqliteSaver"}
+
+
+def install() -> Path:
+    """The interpreter of the peers' venv, made when it is missing or holds other versions."""
+    python = VENV / "bin" / "python"
+    stamp = VENV / "packages"
+    if not stamp.exists() or stamp.read_text() != "\n".join(PACKAGES):
+        print("installing the peers into", VENV, file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
+        subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
+        stamp.write_text("\n".join(PACKAGES))
+    return python
+
+
+class Peer:
+    """A process that does a round of a peer's work whenever it is asked to."""
+
+    def __init__(self, python: Path, name: str, directory: Path, size: int) -> None:
+        script = HERE / f"peer_{name}.py"
+        self.process = subprocess.Popen(
+            [python, script, directory, str(size), MESSAGE, REPLY],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._read()
+
+    def round(self) -> tuple[float, float]:
+        """Milliseconds to append a turn, and to load what the next one is shown."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        append, load = self._read()
+        return append, load
+
+    def close(self) -> None:
+        self.process.communicate("", timeout=30)
+
+    def _read(self) -> list[float]:
+        out: IO[str] | None = self.process.stdout
+        assert out is not None
+        line = out.readline()
+        if not line:
+            raise RuntimeError(f"a peer fell: {self.process.args!r}")
+        told: list[float] = json.loads(line)
+        return told
+
+
+class Ours:
+    """The same work here: two durable commits for a turn, and the context of the next one with nothing cached."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        self.runner = asyncio.Runner()
+        quick = open_store(directory, synchronous="OFF")
+        self.past = Past(quick, "s-old", fold_every=FOLD_TURNS)
+        self.runner.run(self.past.live(size // 2))
+        self.runner.run(quick.close())
+        self.past.store = self.store = open_store(directory)
+
+    def round(self) -> tuple[float, float]:
+        return self.runner.run(self._round())
+
+    async def _round(self) -> tuple[float, float]:
+        started = time.perf_counter()
+        for _ in range(5):
+            await self.past.turn()
+        append = (time.perf_counter() - started) / 5
+        started = time.perf_counter()
+        session = await self.store.session("s-old")
+        messages(await view_at(self.store, session, at=session.last_seq + 1))
+        return append * 1e3, (time.perf_counter() - started) * 1e3
+
+    def close(self) -> None:
+        self.runner.run(self.store.close())
+        self.runner.close()
+
+
+def peer_rows(rounds: int) -> list[Row]:
+    python = install()
+    rows = []
+    for size in SIZES:
+        with room() as directory:
+            ours = Ours(directory, size)
+            peers = {name: Peer(python, name, directory, size) for name in PEERS}
+            found: dict[str, list[tuple[float, float]]] = {"ours": [], **{name: [] for name in PEERS}}
+            for _ in range(max(3, rounds)):
+                found["ours"].append(ours.round())
+                for name, peer in peers.items():
+                    found[name].append(peer.round())
+            ours.close()
+            for peer in peers.values():
+                peer.close()
+        for column, what in enumerate(("append a turn", "load the next context")):
+            mine = [each[column] for each in found["ours"]]
+            for name, title in PEERS.items():
+                theirs = [each[column] for each in found[name]]
+                share = median([a / b for a, b in zip(mine, theirs, strict=True)])
+                beside = f"{title} {median(theirs):.2f} ms"
+                rows.append(
+                    Row(what=f"{what} at {size:,} messages", value=median(mine), unit="ms", beside=beside, ratio=share)
+                )
+    return rows
