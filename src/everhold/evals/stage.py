@@ -194,7 +194,7 @@ def play(conversation: Conversation, summariser: Model, *, folds: int, keep: int
 def _talk(house: House, scenery: Scenery, conversation: Conversation, *, folds: int, keep: int) -> list[str]:
     """Everything is said; the sessions it was heard in."""
     count = len(conversation.turns)
-    marks = {round(count * n / folds) for n in range(1, folds + 1)}
+    marks = {keep + round((count - keep) * n / folds) for n in range(1, folds + 1)}
     kind = "group" if len({turn.who for turn in conversation.turns}) > 1 else "dm"
     sessions: list[str] = []
     for number, turn in enumerate(conversation.turns, start=1):
