@@ -6,15 +6,17 @@ import argparse
 import asyncio
 import sys
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 from everhold.cli import message
 from everhold.cli.answer import Answer
 from everhold.cli.reach import DRAIN_SECONDS
 from everhold.cli.render import Screen, safe
 from everhold.cli.steady import Steady, steady
-from everhold.errors import Misuse, Refused
+from everhold.errors import Misuse, Refused, Transient
 from everhold.remote import wire
+
+HAND_OVER_SECONDS: Final = 10.0
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -30,7 +32,7 @@ async def _run(args: argparse.Namespace, screen: Screen, text: str) -> int:
     try:
         spot = await (await line.open()).place(args.session, agent=args.agent)
         incoming = message.incoming(spot, text, id=args.id)
-        verdict = await line.ask(lambda calls: calls.send(incoming))
+        verdict = await _hand_over(line, incoming, seconds=max(args.timeout, HAND_OVER_SECONDS))
         if verdict["outcome"] == "differs":
             raise Misuse(f"another text was sent under the id {args.id!r}", remedy="choose another --id")
         if not verdict["session"]:
@@ -45,6 +47,16 @@ async def _run(args: argparse.Namespace, screen: Screen, text: str) -> int:
     finally:
         await line.close(seconds=seconds)
     return _tell(screen, verdict, answer)
+
+
+async def _hand_over(line: Steady, incoming: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+    """Until somebody has taken the message. Under its id it counts once, however often it is tried."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await line.ask(lambda calls: calls.send(incoming))
+    except TimeoutError:
+        remedy = f"send it again with --id {incoming['origin']['message']}, then it counts once"
+        raise Transient("the gateway went away and nobody has confirmed the message", remedy=remedy) from None
 
 
 async def _wait(line: Steady, session: str, answer: Answer) -> None:
