@@ -17,10 +17,12 @@ import apsw
 from everhold.core.entries import Entry
 from everhold.errors import NotFound
 from everhold.memories.builtin import lookup, schema
-from everhold.memories.builtin.intake import Intake, Piece
-from everhold.memories.builtin.lookup import Row
+from everhold.memories.builtin.intake import Intake
+from everhold.memories.builtin.lookup import CANDIDATES, Row
+from everhold.memories.builtin.meaning import Meaning, Use
 from everhold.memories.builtin.rank import KNOBS, Knobs, Sign, fuse, settle
 from everhold.memories.builtin.tail import Hit, scan
+from everhold.memories.builtin.words import without
 from everhold.ports.store import Store
 
 TAIL: Final = 512
@@ -28,16 +30,20 @@ TAIL: Final = 512
 PASSAGE: Final = 1_600
 """Characters of an item that are shown at once; of a longer one, those that matched."""
 
+EACH: Final = 4
+"""Chunks of a candidate that are judged besides those that were found."""
+
 T = TypeVar("T")
 
 
 class Index:
     """One file. `inline` works on the caller's thread, for simulated worlds."""
 
-    def __init__(self, path: Path, *, inline: bool = False, knobs: Knobs = KNOBS) -> None:
+    def __init__(self, path: Path, *, inline: bool = False, embeddings: Use = "auto", knobs: Knobs = KNOBS) -> None:
         self.path = path
         self.inline = inline
         self.knobs = knobs
+        self._meaning = Meaning(embeddings)
         self._lock = threading.Lock()
         self._taking = asyncio.Lock()
         self._checked = False
@@ -53,6 +59,7 @@ class Index:
             if not self._checked:
                 await self._check(store)
             position = await self._run(lambda: self._intake.position)
+            await self._run(lambda: self._meaning.mend(self._writer))
             entries = await store.feed(after=position, limit=limit)
             if entries:
                 agents = await self._agents(store, entries)
@@ -64,13 +71,27 @@ class Index:
         async with self._taking:
             await self._run(self._anew)
 
+    async def fill(self, limit: int = 16) -> int:
+        """Give up to `limit` chunks their stronger vectors, beside everything else; how many got theirs."""
+        waiting = await self._run(lambda: self._meaning.waiting(self._writer, limit))
+        if waiting:
+            vectors = (
+                self._meaning.encode(waiting) if self.inline else await asyncio.to_thread(self._meaning.encode, waiting)
+            )
+            await self._run(lambda: self._meaning.fill(self._writer, waiting, vectors))
+        return len(waiting)
+
+    @property
+    def level(self) -> str:
+        """What finding goes by: `model`, `table`, or `words` alone (numpy is not installed)."""
+        return self._meaning.level
+
     def _take(self, entries: Sequence[Entry], agents: dict[str, str]) -> None:
         pieces, erased = self._intake.take(entries, agents)
-        self._embed(pieces)
+        self._meaning.embed(self._writer, pieces)
         if erased:
-            self._writer.pragma("wal_checkpoint(truncate)")
-
-    def _embed(self, pieces: Sequence[Piece]) -> None: ...
+            self._meaning.changed()
+            schema.wipe(self._writer)
 
     async def _agents(self, store: Store, entries: Iterable[Entry]) -> dict[str, str]:
         sessions = {entry.session for entry in entries}
@@ -154,30 +175,45 @@ class Index:
         known = lookup.names(db, scopes)
         spoken, authors = lookup.named(text, known)
         words = lookup.full_text(db, lookup.expression(db, text), scopes, session=session)
-        meaning: dict[int, float] = {}
-        owner = lookup.owners(db, words.keys() | meaning.keys())
-        scores = fuse(_pool(words, owner), _pool(meaning, owner), self.knobs)
-        rows = self._surroundings(scores)
+        question = self._meaning.question(db, without(text, spoken), scopes)
+        near = self._meaning.nearest(db, question, scopes, CANDIDATES) if question else {}
+        owner = lookup.owners(db, words.keys() | near.keys())
+        rows = self._surroundings(set(owner.values()))
+        alike: dict[int, float] = {}
+        if question:
+            owner |= {
+                id: row.pos for row in rows.values() for id in range(row.first, row.first + min(row.chunks, EACH))
+            }
+            near |= self._meaning.near(db, question, [id for id in owner if id not in near])
+            alike = self._meaning.alike(db, question, owner)
+        scores = fuse(
+            (
+                (self.knobs.words, _pool(words, owner)),
+                (self.knobs.meaning, _pool(near, owner)),
+                (self.knobs.alike, _pool(alike, owner)),
+            )
+        )
         signs = {pos: _sign(row, authors) for pos, row in rows.items()}
         ranked = settle(scores, signs, self.knobs)
         order = sorted(ranked, key=lambda pos: (-ranked[pos], -pos))
         best = [
             rows[pos] for pos in order if lookup.live(rows[pos]) and (session is None or rows[pos].session == session)
         ][:limit]
-        return [self._hit(row, ranked[row.pos], words, meaning) for row in best]
+        judged = fuse(((self.knobs.words, words), (self.knobs.meaning, near), (self.knobs.alike, alike)))
+        return [self._hit(row, ranked[row.pos], judged) for row in best]
 
-    def _surroundings(self, scores: dict[int, float]) -> dict[int, Row]:
+    def _surroundings(self, items: set[int]) -> dict[int, Row]:
         """The candidates and the items beside them in their conversations."""
         db = self._reader
-        found = lookup.rows(db, scores)
-        after = lookup.neighbours(db, scores)
+        found = lookup.rows(db, items)
+        after = lookup.neighbours(db, items)
         before = lookup.rows(db, {row.before for row in found.values()} - found.keys())
         return found | after | before
 
-    def _hit(self, row: Row, score: float, words: dict[int, float], meaning: dict[int, float]) -> Hit:
+    def _hit(self, row: Row, score: float, judged: dict[int, float]) -> Hit:
         chunks = range(row.first, row.first + row.chunks)
         if row.size > PASSAGE:
-            best = max(chunks, key=lambda id: (words.get(id, 0.0), meaning.get(id, 0.0), -id))
+            best = max(chunks, key=lambda id: (judged.get(id, 0.0), -id))
             chunks = range(max(row.first, best), min(row.first + row.chunks, best + 2))
         texts = lookup.texts(self._reader, chunks)
         text = "".join(texts[id] for id in chunks)
@@ -216,6 +252,7 @@ class Index:
         for db in (self._reader, self._writer):
             db.close(True)
         schema.remove(self.path)
+        self._meaning.changed()
         self._writer = schema.for_writing(self.path)
         self._reader = schema.for_reading(self.path)
         self._intake = Intake(self._writer)

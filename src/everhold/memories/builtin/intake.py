@@ -148,9 +148,9 @@ class Intake:
             self._name(scope, entry.author, words.name, words.stamp.person)
 
     def _name(self, scope: int, author: str, *names: str) -> None:
-        for name in {word for name in names for word in tokens(name)}:
-            if len(name) > 1 and not name.isdigit():
-                self.db.execute("insert or ignore into names values (?, ?, ?)", (scope, name, author))
+        for word in {word for name in names for word in tokens(name)}:
+            if len(word) > 1 and not word.isdigit():
+                self.db.execute("insert or ignore into names values (?, ?, ?)", (scope, word, author))
 
     def _before(self, session: str, seq: int, scope: int, size: int) -> tuple[int, str]:
         """The item before a place in its session, and its words if the two are read together."""
@@ -176,7 +176,7 @@ class Intake:
             "insert into words (words, rowid, self, who, ctx, grams) values ('delete', ?, ?, ?, ?, ?)",
             (id, *row[2:]),
         )
-        for table, column in (("chunks", "id"), ("vectors", "chunk"), ("deep", "chunk")):
+        for table, column in (("chunks", "id"), ("vectors", "chunk"), ("deep", "chunk"), ("shallow", "chunk")):
             self.db.execute(f"delete from {table} where {column} = ?", (id,))
         return row  # type: ignore[no-any-return]  # the columns named above
 

@@ -47,7 +47,7 @@ class Row(Struct, frozen=True, array_like=True):
 
 
 def scopes(db: apsw.Connection, *, agent: str, audience: Iterable[str]) -> list[int]:
-    """The scopes that whoever is present may hear of: all of them must be in a scope's audience. Nobody hears nothing."""
+    """The scopes that whoever is present may hear of: all of them must be in its audience. Nobody hears nothing."""
     present = set(audience)
     if not present:
         return []
@@ -75,7 +75,9 @@ def expression(db: apsw.Connection, text: str) -> str:
     stem = db.fts5_tokenizer(*TOKENIZER)
     counted: list[tuple[int, str]] = []
     for term in terms:
-        stems = stem(term.encode(), apsw.FTS5_TOKENIZE_QUERY, None, include_offsets=False, include_colocated=False)
+        stems = list(
+            stem(term.encode(), apsw.FTS5_TOKENIZE_QUERY, None, include_offsets=False, include_colocated=False)
+        )
         if stems:
             count = db.execute("select doc from vocab where term = ?", (str(stems[0]),)).get or 0
             if count:

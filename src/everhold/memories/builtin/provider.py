@@ -1,5 +1,5 @@
-"""The built-in memory as a provider: always there, needs no service. The log is what it remembers, so storing is nothing
-but a hint that there is more to take in, and forgetting follows from what the log says.
+"""The built-in memory as a provider: always there, needs no service. The log is what it remembers, so storing is
+nothing but a hint that there is more to take in, and forgetting follows from what the log says.
 """
 
 from __future__ import annotations

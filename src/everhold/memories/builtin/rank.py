@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -11,13 +11,17 @@ from msgspec import Struct
 class Knobs(Struct, frozen=True, kw_only=True):
     """How much each sign counts, as shares of the best score."""
 
-    dense: float = 0.4
-    """Share of meaning against words."""
-    smooth: float = 0.25
+    words: float = 0.3
+    """The very words, as full text finds them."""
+    meaning: float = 0.35
+    """Nearness of the whole."""
+    alike: float = 0.35
+    """Words that are like the question's, one by one."""
+    smooth: float = 0.3
     """What an item gains from each of its neighbours in the conversation."""
-    human: float = 0.15
+    human: float = 0.2
     """What people said against what agents answered."""
-    named: float = 0.14
+    named: float = 0.12
     """What those said whom the question names."""
     noted: float = 0.1
     recent: float = 0.02
@@ -39,17 +43,15 @@ class Sign(Struct, frozen=True):
     at: float
 
 
-def fuse(full_text: Mapping[int, float], dense: Mapping[int, float], knobs: Knobs = KNOBS) -> dict[int, float]:
-    """Both arms' scores as shares of their best, added."""
-    if not dense:
-        return _shares(full_text)
-    if not full_text:
-        return _shares(dense)
-    words, meaning = _shares(full_text), _shares(dense)
-    return {
-        item: (1 - knobs.dense) * words.get(item, 0.0) + knobs.dense * meaning.get(item, 0.0)
-        for item in words.keys() | meaning.keys()
-    }
+def fuse(arms: Iterable[tuple[float, Mapping[int, float]]]) -> dict[int, float]:
+    """Scores of several arms, each as shares of its best, added by the arms' weights."""
+    fused: dict[int, float] = {}
+    for weight, scores in arms:
+        best = max(scores.values(), default=0.0)
+        if best > 0:
+            for item, score in scores.items():
+                fused[item] = fused.get(item, 0.0) + weight * max(0.0, score) / best
+    return fused
 
 
 def settle(scores: Mapping[int, float], signs: Mapping[int, Sign], knobs: Knobs = KNOBS) -> dict[int, float]:
@@ -68,8 +70,3 @@ def _extra(sign: Sign, newest: float, knobs: Knobs) -> float:
     age_days = max(0.0, newest - sign.at) / DAY
     recent: float = 0.5 ** (age_days / knobs.half_life_days)
     return knobs.human * sign.human + knobs.named * sign.named + knobs.noted * sign.noted + knobs.recent * recent
-
-
-def _shares(scores: Mapping[int, float]) -> dict[int, float]:
-    best = max(scores.values(), default=0.0)
-    return {item: max(0.0, score) / best for item, score in scores.items()} if best > 0 else {}

@@ -8,7 +8,7 @@ from typing import Final
 
 import apsw
 
-VERSION: Final = "1"
+VERSION: Final = "2"
 """Raised whenever what is derived changes; a file of another version is built anew."""
 PATIENCE_SECONDS: Final = 5.0
 SCOPE_BITS: Final = 36
@@ -41,13 +41,16 @@ create virtual table words using fts5 (
     self, who, ctx, grams, content='chunks', content_rowid='id', tokenize="{TOKENIZER[0]} {" ".join(TOKENIZER[1])}"
 );
 insert into words (words, rank) values ('secure-delete', 1);
-create table vectors (chunk integer primary key, model integer not null, vector blob not null);
-create table deep (chunk integer primary key, model integer not null, vector blob not null);
+create table vectors (
+    chunk integer primary key, vector blob not null, pieces blob not null, context blob not null
+);
+create table deep (chunk integer primary key, vector blob not null);
+create table shallow (chunk integer primary key);
 """
 
 
 def for_writing(path: Path) -> apsw.Connection:
-    """The connection that may write, to a file of this version: one that is damaged or of another version is made anew."""
+    """The connection that may write. A file that is damaged or of another version is made anew."""
     if path.exists():
         try:
             db = _connect(path)
@@ -73,6 +76,12 @@ def remove(path: Path) -> None:
     """Take the file away with all that belongs to it."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def wipe(db: apsw.Connection) -> None:
+    """Leave no byte of what was removed in the files: neither in old segments of the index nor in the log beside it."""
+    db.execute("insert into words (words) values ('optimize')")
+    db.pragma("wal_checkpoint(truncate)")
 
 
 def meta(db: apsw.Connection, key: str, default: str = "") -> str:

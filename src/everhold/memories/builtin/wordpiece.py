@@ -1,0 +1,59 @@
+"""Cuts text into the word pieces a model was trained on. Own code, nothing to install."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Final
+
+_WORD: Final = re.compile(r"\w+|[^\w\s]")
+_IDEOGRAPH: Final = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f])")
+LONGEST: Final = 100
+"""Letters of a word beyond which it is no word."""
+REMEMBERED: Final = 100_000
+"""Words whose pieces are remembered."""
+
+
+class WordPiece:
+    """Greedy longest match, as BERT's uncased vocabularies want it."""
+
+    def __init__(self, vocabulary: Sequence[str], *, unknown: int | None = None) -> None:
+        self._ids = {piece: id for id, piece in enumerate(vocabulary)}
+        self._unknown = [] if unknown is None else [unknown]
+        self._words: dict[str, list[int]] = {}
+
+    def ids(self, text: str) -> list[int]:
+        """The numbers of the pieces of a text."""
+        text = text.lower()
+        if not text.isascii():
+            text = "".join(mark for mark in unicodedata.normalize("NFD", text) if unicodedata.category(mark) != "Mn")
+            text = _IDEOGRAPH.sub(r" \1 ", text)
+        found: list[int] = []
+        for word in _WORD.findall(text.replace("_", " _ ")):
+            found += self._word(word)
+        return found
+
+    def _word(self, word: str) -> list[int]:
+        known = self._words.get(word)
+        if known is None:
+            known = self._cut(word)
+            if len(self._words) < REMEMBERED:
+                self._words[word] = known
+        return known
+
+    def _cut(self, word: str) -> list[int]:
+        if len(word) > LONGEST:
+            return self._unknown
+        found: list[int] = []
+        start = 0
+        while start < len(word):
+            for end in range(len(word), start, -1):
+                id = self._ids.get(word[start:end] if start == 0 else f"##{word[start:end]}")
+                if id is not None:
+                    found.append(id)
+                    start = end
+                    break
+            else:
+                return self._unknown
+        return found
