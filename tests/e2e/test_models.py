@@ -453,7 +453,7 @@ async def test_a_message_costs_no_file_read(tmp_path: Path, server: ModelServer,
 
 async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Path, server: ModelServer) -> None:
     """A canary in every place a secret can stand; then everything happens that could repeat one."""
-    names = ("MODEL_KEY", "HEADER", "HTTP", "TOOL", "TOOL_URL", "MEMORY", "BOT", "FALLBACK")
+    names = ("MODEL_KEY", "HEADER", "HTTP", "CANARY", "TOOL_URL", "MEMORY", "BOT", "FALLBACK")
     canaries = {name: f"canary-{name.lower()}-0123456789abcdef" for name in names}
     server.key = canaries["MODEL_KEY"]
     models = {
@@ -465,7 +465,7 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
         "defaults": {"memories": ["honcho"], "tools": ["mcp:odd", "mcp:far"], "model": "m", "fallback": ["f"]},
         "http": {"port": 0, "tokens": [{"name": "me", "token_env": "HTTP", "operator": True}]},
         "mcp": {
-            "odd": {"command": CROOKED, "env": ["TOOL"]},
+            "odd": {"command": CROOKED, "env": ["CANARY"]},
             "far": {"url": server.url + "/mcp", "token_env": "TOOL_URL"},
         },
         "memories": {"honcho": {"provider": "honcho", "api_key_env": "MEMORY"}},
@@ -483,7 +483,14 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
     async with Town(tmp_path, json.dumps(settings), env=env) as t:
         url = await t.app.serve(port=0)
         server.script(Reply(calls=(Call(id="c", tool="odd_secret"),)))
-        await t.ask("hello")
+        first = await t.say("hello")
+        await t.said(first.session)
+        # each of them left for where it belongs, or its absence below would prove nothing
+        assert server.requests[-1].headers["authorization"] == f"Bearer {canaries['MODEL_KEY']}"
+        assert canaries["HEADER"] in server.requests[-1].headers.values()
+        assert any(canaries["TOOL_URL"] in r.headers.get("authorization", "") for r in server.requests)
+        (returned,) = await t.bodies(first.session, Returned)
+        assert returned.text.startswith("*** ["), "the tool was not run, or does not know its secret"
         await t.ask("trouble", chat="two")
         await t.say("late", chat="three")
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
