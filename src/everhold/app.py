@@ -284,6 +284,12 @@ class App:
         self._connect_agents()
         if self.tasks:
             self.mcp.adopt(settings.mcp, settings.agents.values())
+            self.tasks.append(asyncio.create_task(self._hasten(), name="hasten"))
+
+    async def _hasten(self) -> None:
+        """Something was changed: what waits after a failure is tried at once. A corrected key may be all it took."""
+        if await self.store.hasten(at=self.clock.now()):
+            self.bells.work.set()
 
     def _connect_agents(self) -> None:
         """Every agent has a way to the others' doors; whom it may write to is its tool's business."""
@@ -309,7 +315,7 @@ class App:
             tools["send"] = Send(settings.name, settings.send_to)
         if "session_search" in settings.tools:
             memory = Builtin(index=self.index, store=self.store, agent=settings.name)
-            tools["session_search"] = Search(memory.search, self.store)
+            tools["session_search"] = Search(memory, self.store)
         return tools | self.mcp.tools(settings)
 
     def _committed(self, change: Change) -> None:

@@ -266,3 +266,22 @@ class TestRule12Destinations:
         house.start()
         house.rest(30)
         assert [(out.text, out.edits) for out in platform.shown] == [("piece by piece it grew", "draft-1")]
+
+
+def test_what_waits_after_a_failure_is_tried_at_once_when_something_was_mended(house: House) -> None:
+    house.platform.faults.fail(Transient("bad key"), times=6)
+    house.say("hello", rest=False)
+    house.tick(40)
+    assert house.heard_back() == []
+    assert house.run(house.store.hasten(at=house.clock.now())) == 1
+    house.tick(6)
+    assert house.heard_back() == ["You said: hello"]
+
+
+def test_a_wait_the_far_side_asked_for_is_not_hastened(house: House) -> None:
+    house.platform.faults.fail(Transient("slow down", retry_after=600.0))
+    house.say("hello", rest=False)
+    house.tick(5)
+    assert house.run(house.store.hasten(at=house.clock.now())) == 0
+    house.tick(60)
+    assert house.heard_back() == []

@@ -345,6 +345,12 @@ class Store(Protocol):
     async def seize(self, *, owner: str, at: float) -> int:
         """End every lease that is not `owner`'s: for a process that knows it is alone. How many there were."""
 
+    async def hasten(self, *, at: float) -> int:
+        """Make due at once what waits after a failure: something was mended. A wait that the far side asked for stays.
+
+        How many lanes that were.
+        """
+
     async def replay(self, ids: Sequence[int], *, at: float) -> int:
         """Put parked items back in front of their lanes, which become due; how many."""
 

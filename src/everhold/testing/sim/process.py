@@ -177,6 +177,9 @@ class GatedStore:
         await self._after(Step.RENEW)
         return count
 
+    async def hasten(self, *, at: float) -> int:
+        return await self.disk.hasten(at=at)
+
     async def seize(self, *, owner: str, at: float) -> int:
         await self._before(Step.SEIZE)
         count = await self.disk.seize(owner=owner, at=at)
