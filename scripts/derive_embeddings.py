@@ -44,7 +44,7 @@ def main() -> None:
     TARGET.mkdir(exist_ok=True)
     (TARGET / "table.int8").write_bytes(table.tobytes())
     (TARGET / "vocabulary.txt").write_text("\n".join(vocabulary), encoding="utf-8")
-    print(f"{len(table)} pieces, {DIMENSIONS} dimensions, {table.nbytes / 1e6:.1f} MB")
+    print(f"{len(table)} pieces, {DIMENSIONS} dimensions, {table.nbytes / 1e6:.1f} MB")  # noqa: T201  # a script run by hand
 
 
 if __name__ == "__main__":

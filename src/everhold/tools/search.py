@@ -1,114 +1,135 @@
-"""The `session_search` tool: what exactly was said? Searches what everybody present may hear of, and reads originals.
-
-What a summary stands for and what a stub left out is still in the log; this is the way back to it.
+"""The `session_search` tool: an agent looks through what was said, and reads one entry in full. It sees what everybody
+present may hear of, and nothing else.
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from everhold.core.entries import Entry, Heard, Noted, Returned, Said, Thought
+from everhold.core.entries import Entry, Heard, Noted, Returned, Said, Stamp, Thought
 from everhold.errors import NotFound
 from everhold.ports.memory import Found
 from everhold.ports.model import ToolSpec
 from everhold.ports.store import Store
 from everhold.ports.tool import Effect, Result, ToolContext
 
-MOST_HITS: Final = 10
-PAGE: Final = 8_000
-"""Characters of an original shown at once."""
-SHORT: Final = 400
+MOST: Final = 20
+PAGE: Final = 6_000
+"""Characters of an entry that are read at once."""
+EXCERPT: Final = 700
+NOBODY: Final = "Nothing can be searched here: it is not known who is present."
 
 
-class Finder(Protocol):
-    """Whoever can find things in the log, for those who are present."""
+class Searches(Protocol):
+    """What finds: the built-in memory."""
 
-    def __call__(
+    async def search(
         self, text: str, *, agent: str, audience: Sequence[str], session: str | None = None, limit: int = 10
-    ) -> Awaitable[Sequence[Found]]: ...
+    ) -> Sequence[Found]: ...
 
 
 class Search:
-    """Looks, and changes nothing."""
+    """Runs again without harm: it only reads."""
 
     effect = Effect.PURE
-    deadline = 20.0
-    spec = ToolSpec(
-        name="session_search",
-        description=(
-            "Find what was said, here or in earlier conversations with the same people; or read one entry in full by "
-            "its number (entries are numbered #N in summaries and in what this finds). Use it before you say that "
-            "something was not said."
-        ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "description": "what to look for"},
-                "here": {"type": "boolean", "description": "look only in this conversation"},
-                "entry": {
-                    "type": "integer",
-                    "description": "the number of an entry of this conversation to read in full",
-                },
-                "page": {"type": "integer", "description": "which part of a long entry, from 1"},
-            },
-            "additionalProperties": False,
-        },
-    )
+    deadline = 10.0
 
-    def __init__(self, find: Finder, store: Store) -> None:
-        self.find = find
+    def __init__(self, memory: Searches, store: Store) -> None:
+        self.memory = memory
         self.store = store
+        self.spec = ToolSpec(
+            name="session_search",
+            description=(
+                "Search everything that was said and noted in this and earlier conversations, as far as everybody "
+                "present may know it. Results name their session and entry; give both back, without a query, to read "
+                "that entry in full, page by page (long or summarised messages can be read this way, too)."
+            ),
+            parameters={
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "What to look for."},
+                    "session": {"type": "string", "description": "Only in this session; needed with entry."},
+                    "entry": {"type": "integer", "minimum": 1, "description": "The entry to read in full."},
+                    "page": {"type": "integer", "minimum": 1, "description": "Which page of the entry, from 1."},
+                    "limit": {"type": "integer", "minimum": 1, "maximum": MOST},
+                },
+                "additionalProperties": False,
+            },
+        )
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
-        entry, query = arguments.get("entry"), arguments.get("query")
+        query, session, entry = arguments.get("query"), arguments.get("session"), arguments.get("entry")
+        if not context.stamp.audience:
+            return Result(text=NOBODY, error=True)
+        if session is not None and not isinstance(session, str):
+            return Result(text="`session` is the id that a search gave.", error=True)
         if isinstance(entry, int) and not isinstance(entry, bool):
-            page = arguments.get("page")
-            return await self._read(context, entry, page if isinstance(page, int) and page > 0 else 1)
+            return await self._read(session or context.session, entry, _number(arguments.get("page"), 1), context)
         if not isinstance(query, str) or not query.strip():
-            return Result(text="Say what to look for (`query`), or which entry to read (`entry`).", error=True)
-        session = context.session if arguments.get("here") is True else None
-        hits = await self.find(
-            query, agent=context.agent, audience=context.stamp.audience, session=session, limit=MOST_HITS
+            return Result(
+                text="Say what to look for (`query`), or which `entry` of which `session` to read.", error=True
+            )
+        limit = min(_number(arguments.get("limit"), 8), MOST)
+        found = await self.memory.search(
+            query, agent=context.agent, audience=context.stamp.audience, session=session or None, limit=limit
         )
-        if not hits:
-            return Result(text=f"Nothing was found for {query!r}. It may have been said in other words.")
-        return Result(text="\n".join(_line(hit, here=context.session) for hit in hits))
+        if not found:
+            return Result(text="Nothing was found.")
+        return Result(text="\n\n".join(_shown(one) for one in found))
 
     async def probe(self, context: ToolContext) -> Result | None:
         return None
 
-    async def _read(self, context: ToolContext, seq: int, page: int) -> Result:
+    async def _read(self, session: str, seq: int, page: int, context: ToolContext) -> Result:
+        # what may not be known is answered like what is not there
+        missing = Result(text=f"There is no entry {seq} to read in session {session}.", error=True)
         try:
-            entry = await self.store.entry(context.session, seq)
+            about = await self.store.session(session)
+            entry = await self.store.entry(session, seq)
         except NotFound:
-            return Result(text=f"This conversation has no entry #{seq}.", error=True)
-        text = _text(entry)
-        if text is None:
-            return Result(text=f"#{seq} holds no words, or they were erased.", error=True)
-        pages = max(1, -(-len(text) // PAGE))
-        part = text[(page - 1) * PAGE : page * PAGE]
-        if not part:
-            return Result(text=f"#{seq} has only {pages} pages.", error=True)
-        head = f"#{seq} {entry.kind} {entry.author}, {_when(entry.at)}"
-        return Result(text=f"{head}, page {page} of {pages}:\n{part}" if pages > 1 else f"{head}:\n{part}")
+            return missing
+        if isinstance(entry.body, Returned | Thought) and session == context.session:
+            # the agent's own doing here: what a stub or a summary left out of its sight
+            return _paged(entry, entry.body.text, page)
+        stamped = _words(entry)
+        if stamped is None or about.agent != context.agent:
+            return missing
+        text, stamp = stamped
+        if not set(context.stamp.audience) <= set(stamp.audience):
+            return missing
+        return _paged(entry, text, page)
 
 
-def _text(entry: Entry) -> str | None:
+def _paged(entry: Entry, text: str, page: int) -> Result:
+    pages = max(1, -(-len(text) // PAGE))
+    if page > pages:
+        return Result(text=f"Entry {entry.seq} has {pages} page{'s' if pages > 1 else ''}.", error=True)
+    place = f"session {entry.session}, entry {entry.seq}, {entry.kind} by {entry.author}, {_when(entry.at)}"
+    return Result(text=f"[{place}, page {page} of {pages}]\n{text[(page - 1) * PAGE : page * PAGE]}")
+
+
+def _words(entry: Entry) -> tuple[str, Stamp] | None:
     match entry.body:
-        case Heard(text=text) | Said(text=text) | Noted(text=text) | Returned(text=text) | Thought(text=text):
-            return text
+        case Heard() | Said() | Noted():
+            return entry.body.text, entry.body.stamp
         case _:
             return None
 
 
-def _line(hit: Found, *, here: str) -> str:
-    where = f"#{hit.seq}" if hit.session == here else f"another conversation ({hit.session})"
-    text = " ".join(hit.text.split())
-    short = text if len(text) <= SHORT else f"{text[: SHORT - 1]}…"
-    return f"{where}, {hit.person or 'somebody'}, {_when(hit.at)}: {short}"
+def _shown(found: Found) -> str:
+    text = found.text if len(found.text) <= EXCERPT else f"{found.text[:EXCERPT]} …"
+    who = f", by {found.person}" if found.person else ""
+    return f"[session {found.session}, entry {found.seq}{who}, {_when(found.at)}]\n{text}"
 
 
 def _when(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"
+
+
+def _number(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default

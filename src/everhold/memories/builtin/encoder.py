@@ -85,7 +85,7 @@ def available() -> bool:
 def session(weights: Weights, *, threads: int = 1) -> Callable[[Whole, Whole], Floats]:
     """The model, ready: word-piece ids and their mask in, vectors out."""
     import numpy as np
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-not-found,unused-ignore]  # comes with the extra
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -134,7 +134,7 @@ class Encoder:
     def _encode(self, texts: Sequence[str]) -> Floats:
         np = self.np
         pieces = [[START, *self._pieces.ids(text)[: LONGEST - 2], END] for text in texts]
-        found = np.zeros((len(texts), DIMENSIONS), np.float32)
+        found: Floats = np.zeros((len(texts), DIMENSIONS), np.float32)
         order = sorted(range(len(texts)), key=lambda at: len(pieces[at]))
         for low in range(0, len(order), BATCH):
             some = order[low : low + BATCH]

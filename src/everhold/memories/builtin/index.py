@@ -199,7 +199,8 @@ class Index:
         best = [
             rows[pos] for pos in order if lookup.live(rows[pos]) and (session is None or rows[pos].session == session)
         ][:limit]
-        judged = fuse(((self.knobs.words, words), (self.knobs.meaning, near), (self.knobs.alike, alike)))
+        arms = ((self.knobs.words, words), (self.knobs.meaning, near), (self.knobs.alike, alike))
+        judged = fuse(arms) if any(row.size > PASSAGE for row in best) else {}
         return [self._hit(row, ranked[row.pos], judged) for row in best]
 
     def _surroundings(self, items: set[int]) -> dict[int, Row]:

@@ -19,7 +19,8 @@ WEIGHTS: Final = (1.0, 0.5, 0.5, 1.0)
 """What a word counts in a message itself, its author's name, the message before it, and its pairs of characters."""
 POSTINGS: Final = 40_000
 """Places in the index one search may walk through; the commonest words are left out beyond that."""
-CANDIDATES: Final = 300
+CANDIDATES: Final = 200
+"""Chunks each way of looking may propose."""
 
 _COLUMNS: Final = (
     "pos, session, seq, scope, kind, author, person, name, address, at, state, before, size, first, chunks"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import apsw
 import msgspec
@@ -75,7 +75,7 @@ class Meaning:
                 db.execute("delete from vectors")
             put(db, "table", model)
             put(db, "bare", "1")
-        rows = db.execute(
+        rows: list[Any] = db.execute(
             f"select id, self, ctx from chunks where id not in (select chunk from vectors) limit {AT_ONCE}"
         ).fetchall()
         self.embed(db, [Piece(*row) for row in rows])
@@ -136,7 +136,7 @@ class Meaning:
 
     def alike(self, db: apsw.Connection, question: Question, chunks: Iterable[int]) -> dict[int, float]:
         """The share of the question's words that each chunk has something like."""
-        rows = db.execute(
+        rows: list[Any] = db.execute(
             "select chunk, pieces, context from vectors where chunk in (select value from json_each(?))",
             (msgspec.json.encode(list(chunks)).decode(),),
         ).fetchall()
@@ -156,4 +156,6 @@ class Meaning:
 
 
 def _vector(question: Question) -> table.Floats:
-    return (encoder if question.kept == "deep" else table).load().question(question.text)
+    if question.kept == "deep":
+        return encoder.load().question(question.text)
+    return table.load().question(question.text)

@@ -49,8 +49,10 @@ def fuse(arms: Iterable[tuple[float, Mapping[int, float]]]) -> dict[int, float]:
     for weight, scores in arms:
         best = max(scores.values(), default=0.0)
         if best > 0:
+            share = weight / best
             for item, score in scores.items():
-                fused[item] = fused.get(item, 0.0) + weight * max(0.0, score) / best
+                if score > 0:
+                    fused[item] = fused.get(item, 0.0) + share * score
     return fused
 
 

@@ -58,6 +58,8 @@ class Table:
         self._silent = frozenset(
             id for id, piece in enumerate(vocabulary) if id < FIRST or piece in STOP or not any(map(str.isalnum, piece))
         )
+        length = np.sqrt(np.einsum("ij,ij->i", self._rows, self._rows, dtype=np.float32))
+        self._inverse: Floats = (1 / np.maximum(length, 1e-9)).astype(np.float32)
         self._rarity: Floats = np.log(1 + np.arange(3, 3 + len(self._rows))).astype(np.float32)
 
     def pieces(self, text: str) -> list[int]:
@@ -92,38 +94,43 @@ class Table:
         """
         np = self.np
         if not question or not kept:
-            return np.zeros(len(kept), np.float32)
+            nothing: Floats = np.zeros(len(kept), np.float32)
+            return nothing
         weights = self._rarity[list(question)]
-        weights /= weights.sum()
-        own = self._best(question, [pair[0] for pair in kept])
-        both = np.maximum(own, self._best(question, [pair[1] for pair in kept]))
-        found: Floats = weights @ (own + CONTEXT * both) / (1 + CONTEXT)
+        weights = weights / weights.sum()
+        best = self._best(question, [own for own, _ in kept] + [context for _, context in kept])
+        own, context = best[:, : len(kept)], best[:, len(kept) :]
+        found: Floats = weights @ (own + CONTEXT * np.maximum(own, context)) / (1 + CONTEXT)
         return found
 
     def _best(self, question: Sequence[int], kept: Sequence[bytes]) -> Floats:
-        """Per word of the question (rows) and chunk (columns): how alike the most similar word is."""
+        """Per word of the question (rows) and packed text (columns): how alike the most similar word is."""
         np = self.np
         counts = np.array([len(one) // 2 for one in kept])
-        best = np.zeros((len(question), len(kept)), np.float32)
+        best: Floats = np.zeros((len(question), len(kept)), np.float32)
         full = counts.nonzero()[0]
         if len(full):
             joined = np.frombuffer(b"".join(kept), np.uint16)
-            distinct, place = np.unique(joined, return_inverse=True)
-            near = self._units(np.array(question)) @ self._units(distinct).T
+            there = np.zeros(len(self._rows), np.bool_)
+            there[joined] = True
+            distinct = there.nonzero()[0]
+            place = np.zeros(len(self._rows), np.uint16)
+            place[distinct] = np.arange(len(distinct))
+            near = self._units(distinct) @ self._units(np.array(question)).T
             near = np.maximum(near - LIKE, 0.0) / (1.0 - LIKE)
             starts = np.concatenate(([0], np.cumsum(counts[full])[:-1]))
-            best[:, full] = np.maximum.reduceat(near[:, place], starts, axis=1)
+            best[:, full] = np.maximum.reduceat(near[place[joined]], starts, axis=0).T
         return best
 
-    def _units(self, rows: npt.NDArray[np.integer]) -> Floats:
-        vectors = self._rows[rows].astype(self.np.float32)
-        length = self.np.linalg.norm(vectors, axis=1, keepdims=True)
-        found: Floats = vectors / self.np.maximum(length, 1e-9)
+    def _units(self, rows: npt.NDArray[np.int64]) -> Floats:
+        found: Floats = self._rows[rows] * self._inverse[rows, None]
         return found
 
     def _mean(self, rows: Sequence[int]) -> Floats:
         np = self.np
         if not rows:
-            return np.zeros(DIMENSIONS, np.float32)
+            nothing: Floats = np.zeros(DIMENSIONS, np.float32)
+            return nothing
         total: Floats = self._rows[list(rows)].sum(0, dtype=np.float32)
-        return total / max(float(np.sqrt(total @ total)), 1e-9)
+        mean: Floats = total / max(float(np.sqrt(total @ total)), 1e-9)
+        return mean

@@ -56,7 +56,7 @@ class Shelf:
         low, high = span(self.scope)
         last = int(self._ids[self._used - 1]) if self._used else low - 1
         while True:
-            read = db.execute(
+            read: list[Any] = db.execute(
                 f"select chunk, vector from {self.kept} where chunk > ? and chunk <= ? order by chunk limit {_READ}",
                 (last, high),
             ).fetchall()
@@ -136,7 +136,7 @@ def compare(db: apsw.Connection, kept: Kept, chunks: Sequence[int], question: Fl
     """How near these chunks are to a question, as far as they have vectors."""
     import numpy as np
 
-    read = db.execute(
+    read: list[Any] = db.execute(
         f"select chunk, vector from {kept} where chunk in (select value from json_each(?))",
         (msgspec.json.encode(list(chunks)).decode(),),
     ).fetchall()
