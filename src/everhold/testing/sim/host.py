@@ -130,6 +130,8 @@ class Host:
         """Let the schedule happen; what was left undone, or nothing."""
         world, profile = self.world, self.world.profile
         for chat in self.chats:
+            chat.sessions = lambda: self.witness.session_of
+            self.witness.on_commit.append(chat.meddle)
             world.loop.create_task(chat.live())
         operator = world.loop.create_task(self.operator.live())
         for _ in range(2 if profile.mode == "peers" else 1):

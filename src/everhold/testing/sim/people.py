@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from everhold.core.access import Admission
 from everhold.core.entries import Place
 from everhold.ports.platform import Incoming
+from everhold.ports.store import Change, Step
 from everhold.testing.sim.farside import SimPlatform
 from everhold.testing.sim.world import World
 
@@ -17,6 +19,7 @@ ORDERS: Final = (
     "/new", "/undo", "/undo 2", "/undo compress", "/retry", "/stop", "/title", "/branch", "/resume", "/status",
     "/compress", "/compress here 1", "/background",
 )  # fmt: skip
+MEDDLING: Final = ("/new", "/undo", "/retry", "/undo compress")
 _WAY_BACK: Final = re.compile(r"/resume ([0-9a-z]{26})")
 
 
@@ -30,6 +33,8 @@ class Chat:
         self.dice = random.Random(f"{world.seed}/{self.name}")
         self.group = self.dice.random() < 0.4
         self.finished = False
+        self.sessions: Callable[[], Mapping[str, str]] = dict
+        """token -> the session it was heard in."""
         self._messages = 0
         self._edits: dict[str, int] = {}
 
@@ -63,8 +68,16 @@ class Chat:
         else:
             self._edits[self._write(f"{self._token()} {self._secret()}")] = 0
 
-    def _order(self) -> None:
-        order = self.dice.choice(ORDERS)
+    def meddle(self, change: Change) -> None:
+        """Change the view while somebody makes a summary of it, now and then: people have a way of doing that."""
+        if change.step is not Step.FOLD_BEGIN or not self.world.chance(self.world.profile.commands):
+            return
+        heard = next((token for token, where in self.sessions().items() if where == change.session), "")
+        if heard.partition(".")[0] == self.name:
+            self.world.loop.call_later(self.dice.random() * 3, self._order, self.dice.choice(MEDDLING))
+
+    def _order(self, order: str = "") -> None:
+        order = order or self.dice.choice(ORDERS)
         if order == "/title":
             order = f"/title {self.name} number {self._messages}"
         elif order == "/background":

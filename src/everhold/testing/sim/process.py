@@ -222,9 +222,9 @@ class GatedStore:
         await self._late()
         return await self.disk.glance(id)
 
-    async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]:
+    async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         await self._late()
-        return await self.disk.sessions(limit=limit, after=after)
+        return await self.disk.sessions(limit=limit, after=after, newest_first=newest_first)
 
     async def branches(self, id: str) -> list[Session]:
         await self._late()

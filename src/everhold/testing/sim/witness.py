@@ -7,6 +7,7 @@ that the store under test keeps about it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import apsw
@@ -71,7 +72,8 @@ class Witness:
         self.erased: dict[str, float] = {}
         """secret -> when its erasure was committed."""
         self.secrets: dict[tuple[str, int], str] = {}
-        self.asked: dict[tuple[str, str], float] = {}
+        self.on_commit: list[Callable[[Change], None]] = []
+        """Who wants to hear of commits, to do something at the worst moment."""
         self._told: dict[tuple[str, str], tuple[int, Wait]] = {}
         """lane, session -> the fence under which its holder was told to wait, and how long."""
         self._firm: dict[tuple[str, str], Wait] = {}
@@ -97,6 +99,8 @@ class Witness:
         self._one_session(change)
         self._held(process, change)
         self._waits(process, change)
+        for hear in self.on_commit:
+            hear(change)
         if done.duplicate:
             return
         for seq, draft in zip(done.seqs, change.entries, strict=True):
