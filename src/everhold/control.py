@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from everhold.core import compression
-from everhold.core.audit import PROMISES, Count, Finding, audit
+from everhold.core.audit import PROMISES, Count, Finding, audit, one_session_each
 from everhold.core.context import View, assemble, build, choose, fingerprint, messages
 from everhold.core.entries import (
     OWN,
@@ -141,8 +140,7 @@ class Control:
 
     async def sessions(self, *, limit: int) -> list[Session]:
         """The newest sessions, newest first."""
-        newest = deque([session async for session in self._all()], maxlen=limit)
-        return list(reversed(newest))
+        return await self.store.sessions(limit=limit, newest_first=True)
 
     async def addresses(self, session: Session) -> list[str]:
         """The addresses that lead to a session now."""
@@ -273,6 +271,7 @@ class Control:
             found, count = audit(session.id, entries)
             findings += found
             checked += count
+        findings += one_session_each(sessions)
         for text in await self.store.verify(sessions[0].id if name and sessions else None):
             findings.append(Finding(promise="P8", session="", text=text))
         for item in await self.store.parked(session=sessions[0].id if name and sessions else ""):

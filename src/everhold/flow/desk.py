@@ -268,7 +268,7 @@ class Desk:
         return f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD."
 
     async def _sessions(self, entry: Entry) -> str:
-        mine = [s for s in await self.store.sessions(limit=50) if await self._owns(s, entry.author)]
+        mine = [s for s in await self.store.sessions(limit=50, newest_first=True) if await self._owns(s, entry.author)]
         return "\n".join(f"{s.id} {s.title}".strip() for s in mine) or "You have no sessions."
 
     async def _commit(

@@ -196,11 +196,25 @@ class Jobs:
             Step.JOB,
             bodies,
             generation=session.generation,
-            lane=LaneUpdate(position=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True),
+            lane=LaneUpdate(
+                position=session.last_seq,
+                idle_at=session.last_seq if await self._enough(session, runtime) else BEYOND,
+                attempts=0,
+                error="",
+                release=True,
+            ),
             wakes=runtime.remembers() if notes else (),
             spends=self._spends(runtime, (thought,) if thought else ()),
         )
         self.log.info("review.done", notes=len(notes))
+
+    async def _enough(self, session: Session, runtime: Runtime) -> bool:
+        """Whether so much was said during a review that the next one is due: a few words wait for their turn."""
+        every = max(1, runtime.review_every)
+        turns = await self.store.operations(
+            session.id, what=("turn",), states=("done",), after=session.last_seq, limit=every
+        )
+        return len(turns) >= every
 
     async def flush(self, session: Session, part: View) -> None:
         """Note what a part of the conversation holds before a summary stands for it. Never holds the summary up: what

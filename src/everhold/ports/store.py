@@ -360,7 +360,8 @@ class Store(Protocol):
     async def glance(self, id: str) -> Glance:
         """The session, what it has not consumed and what it is doing, all of one moment."""
 
-    async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]: ...
+    async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
+        """Sessions in the order they were made, behind `after`; newest first: before it."""
 
     async def branches(self, id: str) -> list[Session]:
         """The sessions that branched off this one."""

@@ -110,6 +110,16 @@ async def undo(call: Call) -> Response:
     return answer({"session": session.id, "message": said})
 
 
+async def compress(call: Call) -> Response:
+    """Compress a conversation, or only see what that would do. Answered when it is done, or was refused."""
+    given = call.body(shapes.Compress)
+    session = await call.office.find(call.caller, call.path["id"])
+    said = await call.office.control.compress(
+        session.id, keep=given.keep, focus=given.focus, preview=given.preview, by=await _author(call)
+    )
+    return answer({"session": session.id, "message": said})
+
+
 async def stop(call: Call) -> Response:
     """End what is running."""
     session = await call.office.find(call.caller, call.path["id"])

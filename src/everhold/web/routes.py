@@ -190,6 +190,17 @@ def _charge() -> Iterable[Way]:
     )
     yield Way(
         method="POST",
+        path="/api/sessions/{id}/compress",
+        handler=api.compress,
+        summary="Compress the conversation",
+        about="The session stays who it is; `undo` with `compress` brings the originals back.",
+        parameters=(_ID,),
+        takes=shapes.Compress,
+        gives={200: _json("What came of it.", shapes.Done)},
+        refuses=(400, 404),
+    )
+    yield Way(
+        method="POST",
         path="/api/sessions/{id}/stop",
         handler=api.stop,
         summary="End the running turn",

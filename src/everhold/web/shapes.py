@@ -32,6 +32,14 @@ class Undo(Struct, forbid_unknown_fields=True):
     count: Annotated[int, Meta(ge=1, le=1000, description="How many turns.")] = 1
 
 
+class Compress(Struct, forbid_unknown_fields=True):
+    """How to compress."""
+
+    keep: Annotated[int, Meta(ge=0, le=1000, description="Exchanges that stay as they are.")] | None = None
+    focus: Annotated[str, Meta(max_length=2000, description="What the summary pays special attention to.")] = ""
+    preview: bool = False
+
+
 class Note(Struct, forbid_unknown_fields=True):
     """A fact to remember."""
 

@@ -112,6 +112,7 @@ from sessions s
 """
 ONE: Final = _SELECT + "where s.id = ?"
 PAGE: Final = _SELECT + "where s.id > ? order by s.id limit ?"
+PAGE_BACK: Final = _SELECT + "where ?1 = '' or s.id < ?1 order by s.id desc limit ?2"
 BRANCHES: Final = _SELECT + "where s.parent = ? and s.parent <> '' order by s.id"
 WHERETO: Final = "select s.id, s.title from bindings b join sessions s on s.id = b.session where b.address = ?"
 FIND: Final = """

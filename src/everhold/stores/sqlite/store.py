@@ -177,8 +177,9 @@ class SqliteStore:
             newest = await self.operations(id, what=("turn",), newest_first=True, limit=1)
         return Glance(session=session, pending=pending, running=running, newest_turn=newest[0].op if newest else 0)
 
-    async def sessions(self, *, limit: int = 100, after: str = "") -> list[Session]:
-        return [sessions.of(self._cursor, row) for row in self._rows(sessions.PAGE, (after, limit))]
+    async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
+        sql = sessions.PAGE_BACK if newest_first else sessions.PAGE
+        return [sessions.of(self._cursor, row) for row in self._rows(sql, (after, limit))]
 
     async def branches(self, id: str) -> list[Session]:
         return [sessions.of(self._cursor, row) for row in self._rows(sessions.BRANCHES, (id,))]
