@@ -50,8 +50,11 @@ def content(text: str) -> list[str]:
 
 
 def grams(text: str) -> str:
-    """Overlapping pairs of characters of what is written without spaces: most words there are two characters long."""
-    return " ".join(pair for run in _DENSE.findall(text) for pair in _pairs(run))
+    """Overlapping pairs of characters of what is written without spaces: most words there are two characters long.
+
+    A run's last character stands alone, too, so that looking for what begins with it finds it there.
+    """
+    return " ".join(pair for run in _DENSE.findall(text) for pair in dict.fromkeys([*_pairs(run), run[-1]]))
 
 
 def dense(text: str) -> list[str]:

@@ -1,0 +1,42 @@
+"""Nothing crosses from one audience or agent to another, whatever was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from tests.memories.builtin.stage import Stage
+
+pytest.importorskip("numpy")
+
+PEOPLE = ("person:ada", "person:bob", "person:eve", "chat:x", "chat:y")
+audiences = st.sets(st.sampled_from(PEOPLE), max_size=3).map(lambda some: tuple(sorted(some)))
+facts = st.tuples(audiences, st.sampled_from(("main", "other")))
+
+
+@settings(max_examples=25, deadline=None)
+@given(told=st.lists(facts, min_size=1, max_size=8), present=audiences, agent=st.sampled_from(("main", "other")))
+def test_a_fact_is_found_by_exactly_those_who_may_know_it(
+    told: list[tuple[tuple[str, ...], str]], present: tuple[str, ...], agent: str
+) -> None:
+    asyncio.run(_check(told, present, agent))
+
+
+async def _check(told: list[tuple[tuple[str, ...], str]], present: tuple[str, ...], agent: str) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        stage = Stage(Path(home))
+        for number, (audience, owner) in enumerate(told):
+            # alternate sessions and shared ones, so that neighbours belong to others
+            await stage.say(f"canary number {number} sings", session=f"{owner}/{number % 2}", audience=audience)
+        may = {
+            f"canary number {number} sings"
+            for number, (audience, owner) in enumerate(told)
+            if present and set(present) <= set(audience) and owner == agent
+        }
+        assert set(await stage.find("canary sings", audience=present, agent=agent, limit=50)) == may
+        assert set(await stage.find("bird", audience=present, agent=agent, limit=50)) <= may
+        await stage.close()

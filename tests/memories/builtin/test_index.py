@@ -1,0 +1,262 @@
+"""What is committed is found at once, by those who may, and what was taken back is not found any more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from everhold.core.entries import Command, Heard, Stamp
+from everhold.memories.builtin import Index, index as index_module
+from everhold.memories.builtin.intake import Intake
+from everhold.ports.memory import Batch, Query
+from tests.memories.builtin.stage import ADA, PLACE, Stage
+
+pytest.importorskip("numpy")
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    await stage.close()
+
+
+@pytest.fixture(params=["words", "table"])
+async def either(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    stage = Stage(tmp_path, embeddings="none" if request.param == "words" else "table")
+    yield stage
+    await stage.close()
+
+
+# -- found -------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_committed_is_found_at_once_with_where_it_came_from(either: Stage) -> None:
+    await either.say("The weather was dull.")
+    seq = await either.say("My cat is called Schrödinger.", name="Ada L", at=77.0)
+    (hit, *_) = await either.hits("what is the cat's name?")
+    assert (hit.text, hit.session, hit.seq, hit.person) == ("My cat is called Schrödinger.", "s", seq, "ada")
+    assert (hit.kind, hit.author, hit.name, hit.at) == ("heard", "person:ada", "Ada L", 77.0)
+
+
+async def test_words_are_found_in_other_forms_and_without_accents(either: Stage) -> None:
+    await either.say("We were running along the Zürich lakeshore.")
+    await either.say("Nothing to see.")
+    assert (await either.find("runs in zurich"))[0].startswith("We were running")
+
+
+async def test_meaning_finds_what_shares_no_word(stage: Stage) -> None:
+    await stage.say("The meeting is at noon.")
+    await stage.say("I adopted a puppy last week.")
+    await stage.say("Quarterly revenue fell.")
+    assert (await stage.find("which dog do they have"))[0].startswith("I adopted a puppy")
+
+
+@pytest.mark.parametrize(
+    "said, asked",
+    [
+        ("我昨天在东京买了一只猫", "东京"),
+        ("我昨天在东京买了一只猫", "猫"),
+        ("私の誕生日は五月です", "誕生日はいつ"),
+        ("ฉันชอบกินข้าวผัด", "ข้าวผัด"),
+        ("저는 서울에서 살아요", "서울"),
+        ("Жду поезд на вокзале", "вокзале"),
+        ("Meet at the 🏖️ café", "cafe"),
+    ],
+)
+async def test_other_scripts_are_found(either: Stage, said: str, asked: str) -> None:
+    for filler in ("全然違う話です", "完全不同的内容", "unrelated", "다른 이야기"):
+        await either.say(filler)
+    await either.say(said)
+    assert (await either.find(asked))[0] == said
+
+
+async def test_a_short_answer_is_found_by_what_was_asked_before_it(either: Stage) -> None:
+    await either.say("Where did you spend the summer holidays?", who="bob")
+    await either.say("In Porto!")
+    await either.say("Let us talk about taxes.", session="t")
+    assert "In Porto!" in (await either.find("summer holidays"))[:2]
+
+
+async def test_a_megabyte_is_found_by_its_passage(either: Stage) -> None:
+    filler = "lorem ipsum dolor sit amet " * 20_000
+    await either.say(f"{filler}The vault opens with opal-seventeen. {filler}")
+    (hit,) = await either.hits("opal seventeen vault")
+    assert "opal-seventeen" in hit.text
+    assert len(hit.text) < 3_000
+    assert hit.size > 1_000_000
+
+
+async def test_only_one_session_is_searched_when_one_is_named(either: Stage) -> None:
+    await either.say("apples here", session="a")
+    await either.say("apples there", session="b")
+    assert await either.find("apples", session="b") == ["apples there"]
+
+
+@pytest.mark.parametrize("text", ["", "   ", '"', "a AND (b OR", "NEAR(x)", "self:x *", "\x00", "the of and", "?!"])
+async def test_no_question_is_misread_as_a_query(either: Stage, text: str) -> None:
+    await either.say("a b x the of and")
+    await either.find(text)
+
+
+async def test_commands_and_words_without_an_audience_are_found_by_nobody(either: Stage) -> None:
+    await either.say("open the session")
+    await either.say("hidden words", audience=())
+    stamp = Stamp(person="ada", audience=ADA)
+    await either.commit(Heard(origin=PLACE, text="/title hidden", command=Command(name="title"), stamp=stamp))
+    assert await either.find("hidden words title") in ([], ["open the session"])
+
+
+async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stage: Stage) -> None:
+    seq = await stage.note("Ada's locker is 42")
+    builtin = stage.provider()
+    query = Query(text="locker", agent="main", session="s", name="n", audience=ADA, person="ada")
+    (found,) = await builtin.find(query)
+    assert (found.text, found.session, found.seq, found.key) == ("Ada's locker is 42", "s", seq, f"s:{seq}:note")
+    assert await builtin.store(Batch(name="n", items=())) == {}
+    assert await stage.provider("other").find(query) == ()
+
+
+# -- not found any more ------------------------------------------------------------------------------------------------
+
+
+async def test_erased_words_leave_no_byte(either: Stage) -> None:
+    await either.say("short one before")
+    seq = await either.say("xylophonecanary lives at quartzlane", name="Zebulon")
+    await either.say("short one after")
+    assert len(await either.find("xylophonecanary")) > 0
+    await either.erase(seq)
+    assert "xylophonecanary lives at quartzlane" not in await either.find("xylophonecanary quartzlane")
+    await either.index.close()
+    left = either.files().lower()
+    for canary in (b"xylophonecanary", b"xylophon", b"quartzlane", b"quartzlan", b"zebulon"):
+        assert canary not in left
+    either.index = Index(either.path, inline=True)
+
+
+async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(either: Stage) -> None:
+    heard = await either.say("penguins are nice")
+    op = await either.begin(heard)
+    await either.say("Penguins indeed", who="agent", op=op)
+    await either.end(op)
+    assert len(await either.find("penguins")) == 2
+    await either.undo(op, again=True)
+    assert await either.find("penguins") == ["penguins are nice"]
+    op = await either.begin(heard)
+    await either.end(op)
+    await either.undo(op)
+    assert await either.find("penguins") == []
+
+
+async def test_a_newer_fact_replaces_the_older_one(either: Stage) -> None:
+    first = await either.note("favourite colour is red", fact="colour")
+    second = await either.note("favourite colour is blue", action="replace", fact="colour", supersedes=first)
+    assert await either.find("favourite colour") == ["favourite colour is blue"]
+    await either.note("", action="remove", fact="colour", supersedes=second)
+    assert await either.find("favourite colour") == []
+
+
+# -- derived -----------------------------------------------------------------------------------------------------------
+
+
+async def contents(stage: Stage) -> list[object]:
+    db = apsw.Connection(str(stage.path))
+    items = db.execute("select session, seq, kind, author, name, state from items order by pos").fetchall()
+    chunks = db.execute("select pos, self, who, ctx, grams from chunks order by pos, id").fetchall()
+    vectors = db.execute(
+        "select c.pos, v.vector, v.pieces, v.context"
+        " from vectors v join chunks c on c.id = v.chunk order by c.pos, c.id"
+    ).fetchall()
+    names = db.execute("select name, person from names order by 1, 2").fetchall()
+    db.close()
+    return [items, chunks, vectors, names]
+
+
+async def test_built_at_once_is_what_was_built_bit_by_bit(stage: Stage) -> None:
+    first = await stage.say("one red apple", name="Ada")
+    await stage.find("x")
+    middle = await stage.say("and a pear", who="bob", name="Bob")
+    await stage.say("both are fruit")
+    await stage.find("x")
+    old = await stage.note("pears are green", fact="pear")
+    newer = await stage.note("pears are yellow", action="replace", fact="pear")
+    op = await stage.begin(first)
+    await stage.say("indeed", who="agent", op=op)
+    await stage.end(op)
+    await stage.undo(op)
+    await stage.say("第二 " * 500, session="t")
+    await stage.find("x")
+    await stage.erase(middle, newer)
+    await stage.find("x")
+    bit_by_bit = await contents(stage)
+    await stage.index.rebuild()
+    await stage.find("x")
+    assert await contents(stage) == bit_by_bit
+    assert await stage.find("pears", limit=1) == ["pears are green"]
+    assert old
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a database at all" * 400, None])
+async def test_a_damaged_file_is_built_anew(either: Stage, damage: bytes | None) -> None:
+    await either.say("something to find again")
+    await either.find("something")
+    await either.index.close()
+    if damage is None:
+        whole = bytearray(either.path.read_bytes())
+        whole[4096:] = b"\xff" * (len(whole) - 4096)
+        either.path.write_bytes(whole)
+    else:
+        either.path.write_bytes(damage)
+    either.index = Index(either.path, inline=True, embeddings=either.embeddings)
+    assert await either.find("something") == ["something to find again"]
+
+
+async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
+    first, second = Stage(tmp_path / "a"), Stage(tmp_path / "b")
+    await first.say("only in the first")
+    await first.say("also in the first")
+    await first.find("first")
+    await first.close()
+    await second.say("only in the second")
+    await second.index.close()
+    (tmp_path / "b" / "index.db").write_bytes((tmp_path / "a" / "index.db").read_bytes())
+    second.index = Index(second.path, inline=True)
+    assert await second.find("only first second") == ["only in the second"]
+    await second.close()
+
+
+async def test_vectors_that_could_not_be_made_are_made_up_for(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, embeddings="none")
+    await stage.say("I adopted a puppy last week.")
+    assert await stage.find("which dog") == []
+    assert stage.index.level == "words"
+    stage.embeddings = "table"
+    await stage.again()
+    assert await stage.find("which dog") == ["I adopted a puppy last week."]
+    await stage.close()
+
+
+async def test_what_the_index_cannot_take_in_is_looked_through(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stage.say("indexed teapot")
+    await stage.find("teapot")
+    await stage.say("a teapot that came later")
+    await stage.say("a teapot of somebody else", session="b", audience=("person:bob",))
+
+    def full(*_: object) -> None:
+        raise apsw.FullError("no room")
+
+    monkeypatch.setattr(Intake, "take", full)
+    assert set(await stage.find("teapot")) == {"indexed teapot", "a teapot that came later"}
+
+
+async def test_far_behind_the_newest_of_this_session_is_found_all_the_same(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "TAIL", 5)
+    for number in range(20):
+        await stage.say(f"message {number}")
+    await stage.say("the kettle is blue")
+    assert (await stage.find("kettle", here="s"))[0] == "the kettle is blue"
