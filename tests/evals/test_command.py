@@ -35,10 +35,10 @@ def talk(tmp_path: Path) -> Path:
 
 def test_it_prints_a_table_and_draws_a_picture(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = talk.with_suffix(".svg")
-    assert run(["eval", "compression", "--conversations", str(talk), "--folds", "1,2", "--plot", str(picture)]) == 0
+    assert run(["eval", "compression", "--conversations", str(talk), "--folds", "1", "--plot", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[0].startswith("CONVERSATION  FOLDS")
-    assert shown.count("2/2 100%") >= 2
+    assert "2/2 100%" in shown
     drawn = Xml.parse(picture).getroot()
     assert drawn.tag.endswith("svg")
     assert "talk" in "".join(drawn.itertext())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -29,6 +29,7 @@ from everhold.core.entries import (
     Took,
     Undone,
 )
+from everhold.ports.store import Session
 
 PROMISES: Final = {
     "P1": "a session's id is made once",
@@ -81,6 +82,20 @@ def audit(session: str, entries: Sequence[Entry]) -> tuple[list[Finding], Count]
     return walk.findings, walk.count()
 
 
+def one_session_each(sessions: Iterable[Session]) -> list[Finding]:
+    """An address opens one session, once. A second one that is no branch is the first under another id."""
+    opened: dict[tuple[str, str], Session] = {}
+    findings: list[Finding] = []
+    for session in sessions:
+        if session.parent:
+            continue  # a branch speaks where its parent does
+        first = opened.setdefault((session.agent, session.address), session)
+        if first is not session:
+            text = f"{session.address} had session {first.id} and was given another: an id changed"
+            findings.append(Finding(promise="P1", session=session.id, text=text))
+    return findings
+
+
 class _Walk:
     """One pass over a log, keeping what the promises speak of."""
 
@@ -91,6 +106,8 @@ class _Walk:
         self.running: dict[int, Began] = {}
         self.ended: dict[int, Ended] = {}
         self.whats: dict[int, str] = {}
+        self.turn_ends: dict[int, int] = {}
+        """turn -> where it ended"""
         self.consumed: dict[int, int] = {}
         """heard seq -> the operation that has it now"""
         self.takes: dict[int, list[int]] = {}
@@ -252,6 +269,8 @@ class _Walk:
         if op in self.running:
             del self.running[op]
         self.ended[op] = body
+        if self.whats.get(op) == "turn":
+            self.turn_ends[op] = entry.seq
         if self.open_calls.pop(op, None) and body.outcome != "erased" and op not in self.blurred:
             self.find("P2", f"operation {op} ended with calls that had no result", seq=entry.seq)
         if body.outcome in GIVES_BACK:
@@ -265,6 +284,14 @@ class _Walk:
         covered = [op for op in self.running if op <= body.covers and self.whats[op] == "turn"]
         if covered:
             self.find("P3", f"fold {entry.op} covers turn {covered[0]}, which was running", seq=entry.seq)
+        elif self.turn_ends.get(body.covers, 0) > (entry.op or 0):
+            self.find(
+                "P2", f"fold {entry.op} covers up to {body.covers}, more than its summary was made of", seq=entry.seq
+            )
+        if body.covers and self.whats.get(body.covers) != "turn":
+            self.find(
+                "P2", f"fold {entry.op} covers up to {body.covers}, which is no turn of this session", seq=entry.seq
+            )
         self.generation += 1
 
     def _undo(self, entry: Entry, ops: Sequence[int], *, again: bool) -> None:
