@@ -268,6 +268,10 @@ class NoClamp(GatedStore):
         await self._after(Step.CLAIM)
         return claims
 
+    async def next_due(self, *, at: float, skip: Any = (), only: Any = ()) -> float | None:
+        waiting = await self.disk.lanes(waiting=True)
+        return min((max(0.0, (lane.since or 0.0) + lane.wait - at) for lane in waiting if not lane.owner), default=None)
+
 
 class ShortensWaits(GatedStore):
     async def commit(self, change: Change) -> Committed:

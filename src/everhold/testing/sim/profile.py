@@ -13,7 +13,6 @@ from everhold.ports.store import Step
 
 UNREACHED: Final[dict[Step, str]] = {
     Step.NOTICE: "notices are committed with what they are about; nothing gives one by itself yet",
-    Step.JOB: "the simulated people give no background tasks yet; tests/rules/test_jobs.py crashes around it",
     Step.POSITION: "positions are committed with what was accepted; no platform moves one by itself yet",
     Step.PEOPLE: "people are admitted by the simulated reception; nothing links identities yet",
 }
@@ -72,7 +71,7 @@ def draw(seed: int) -> Profile:
         crash=0.0 if calm else chance.choice((0.0, 0.01, 0.03)),
         stall=0.0 if calm else chance.choice((0.0, 0.005, 0.015)),
         replace=chance.choice((0.0, 0.02, 0.06)),
-        lost=0.0 if calm else chance.choice((0.0, 0.05, 0.15)),
+        lost=0.0 if calm else chance.choice((0.0, 0.08, 0.2)),
         slow=chance.choice((0.0, 0.05, 0.15)),
         trouble=0.0 if calm else chance.choice((0.0, 0.05, 0.15)),
         jump=chance.choice((0.0, 0.0, 0.05)),
