@@ -16,6 +16,7 @@ import apsw
 
 from bench.accept import accept_rows
 from bench.due import due_rows
+from bench.gateway import crowd_rows, gateway_rows, start_rows
 from bench.peers import peer_rows
 from bench.table import Row, render
 from bench.turn import flat_rows, turn_rows
@@ -31,6 +32,9 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "view": view_rows,
     "due": due_rows,
     "peers": peer_rows,
+    "gateway": gateway_rows,
+    "start": start_rows,
+    "crowd": crowd_rows,
 }
 
 
@@ -72,7 +76,11 @@ nothing but write them, under the same group commit. **Turn**: an instant model 
 process, so what is left is everhold (accept, begin, end, delivery with its receipt), CPU of all threads. **Cold**:
 the store was just opened and nothing is cached. **Append a turn**: two durable commits, what was heard and what was
 answered; LangGraph runs a graph of one node. **Load**: everhold reads its window (a fold every 200 turns); the peers
-read all they have, which is what they do unless told otherwise.
+read all they have, which is what they do unless told otherwise. **Turn over HTTP**: `everhold up` in a process of its
+own, the model server in another; `POST /api/messages`, then the reply on `/api/events`; CPU of the whole gateway from
+/proc, with folds, reviews, index and log. hermes-agent runs its real gateway class with an adapter in memory, so its
+turn has no HTTP on the way in, and as many messages behind it as the everhold session has entries. **Accept, a crowd**:
+everybody has a connection and a session, and sends the next message when the last one was accepted.
 """
 
 

@@ -13,19 +13,31 @@ ENTRIES_A_TURN = 5
 SUMMARY = "They went through the list, one by one, and agreed on most of it. " * 12
 
 
-def address(chat: str) -> str:
-    return f"agent:main:table:dm:{chat}"
+def address(chat: str, *, platform: str = "table") -> str:
+    return f"agent:main:{platform}:dm:{chat}"
 
 
 class Past:
     """Writes one session's past, turn by turn."""
 
     def __init__(
-        self, store: SqliteStore, session: str, *, chat: str = "old", fold_every: int = 0, keep: int = 6
+        self,
+        store: SqliteStore,
+        session: str,
+        *,
+        chat: str = "old",
+        fold_every: int = 0,
+        keep: int = 6,
+        platform: str = "table",
+        account: str = "main",
+        person: str = "ada",
     ) -> None:
         self.store = store
         self.session = session
         self.chat = chat
+        self.platform = platform
+        self.account = account
+        self.author = f"person:{person}"
         self.fold_every = fold_every
         """Turns from one fold to the next; 0: never."""
         self.keep = keep
@@ -33,7 +45,7 @@ class Past:
         self.generation = 0
         self.fold = 0
         self.turns: list[int] = []
-        self.stamp = Stamp(person="ada", audience=("person:ada",), address=address(chat))
+        self.stamp = Stamp(person=person, audience=(self.author,), address=address(chat, platform=platform))
 
     async def live(self, turns: int, *, whole: bool = False) -> None:
         """So many turns more. `whole`: end just after a fold."""
@@ -44,7 +56,7 @@ class Past:
 
     async def turn(self) -> None:
         """What was heard, and the turn that answered it, in two commits as in use."""
-        await self._commit(Step.ACCEPT, Draft(body=self._heard(), author="person:ada"))
+        await self._commit(Step.ACCEPT, Draft(body=self._heard(), author=self.author))
         heard, op = self.seq, self.seq + 1
         self.turns.append(op)
         bodies = (
@@ -68,13 +80,13 @@ class Past:
         self.generation += 1
 
     def _place(self) -> Place:
-        return Place(platform="table", account="main", chat=self.chat, message=str(self.seq))
+        return Place(platform=self.platform, account=self.account, chat=self.chat, message=str(self.seq))
 
     def _heard(self) -> Heard:
         return Heard(origin=self._place(), text=MESSAGE, stamp=self.stamp)
 
     async def _commit(self, step: Step, *drafts: Draft) -> None:
-        opens = Opening(agent="main", address=address(self.chat)) if not self.seq else None
+        opens = Opening(agent="main", address=self.stamp.address) if not self.seq else None
         change = Change(step=step, session=self.session, at=time.time(), entries=drafts, opens=opens)
         done = await self.store.commit(change)
         self.seq = done.seqs[-1]

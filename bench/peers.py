@@ -24,16 +24,16 @@ FOLD_TURNS = 200
 PEERS = {"agents": "openai-agents SQLiteSession", "langgraph": "LangGraph SqliteSaver"}
 
 
-def install() -> Path:
+def install(venv: Path = VENV, packages: tuple[str, ...] = PACKAGES) -> Path:
     """The interpreter of the peers' venv, made when it is missing or holds other versions."""
-    python = VENV / "bin" / "python"
-    stamp = VENV / "packages"
-    if not stamp.exists() or stamp.read_text() != "\n".join(PACKAGES):
-        print("installing the peers into", VENV, file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PACKAGES]
+    python = venv / "bin" / "python"
+    stamp = venv / "packages"
+    if not stamp.exists() or stamp.read_text() != "\n".join(packages):
+        print("installing", *packages, "into", venv, file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
         subprocess.run(pip, check=True, stderr=subprocess.DEVNULL)
-        stamp.write_text("\n".join(PACKAGES))
+        stamp.write_text("\n".join(packages))
     return python
 
 

@@ -49,6 +49,8 @@ READER: Final = "job"
 REVIEW: Final = "review"
 MOST_ROUNDS: Final = 8
 DEADLINE_SECONDS: Final = 300.0
+BEYOND: Final = 2**62
+"""Further than any session goes: a lane that is idle at it is idle whatever was said meanwhile."""
 
 TASK: Final = (
     "You work on a task beside the conversation above; nobody is waiting for you and you cannot ask back. Use tools to "

@@ -1,0 +1,372 @@
+"""The gateway as people run it, `everhold up` in a process of its own: a turn over HTTP, and the cost of being there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import http.client
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from bench.accept import Hand
+from bench.house import MESSAGE, Chance, open_store, room
+from bench.past import ENTRIES_A_TURN, Past
+from bench.peers import install
+from bench.table import Row, at_least, at_most, interleave, median, ratio
+from everhold.home import Home
+from everhold.memories.builtin import Index
+from everhold.stores.sqlite import SqliteStore
+
+HERE = Path(__file__).parent
+SIZES = (10, 4_500, 100_000)
+"""Entries of the session that is talked in."""
+LIMIT_MS = 3.0
+FLAT = 1.2
+FEWER = 30
+TURNS = 60
+FOLD_TURNS = 40
+WINDOW_TOKENS = 12_000
+"""A window that fills up within a round, so that folds are part of what is measured."""
+HERMES = {10: 6, 4_500: 2}
+"""Messages behind hermes-agent's session -> turns of a round."""
+CROWD = 100
+EACH = 3
+"""Messages that everybody in a crowd sends in a round, one after another."""
+TICKS = os.sysconf("SC_CLK_TCK")
+CONFIG = """\
+models:
+  instant: {{provider: openai, base_url: "{url}", name: instant, context_tokens: {window}}}
+"""
+
+
+TEAM = "agents:\n" + "".join(f"  agent{number}: {{persona: You are number {number}.}}\n" for number in range(13))
+
+# -- what is run -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def model() -> Iterator[str]:
+    """Where an instant model answers, in a process that belongs to neither side."""
+    with subprocess.Popen(
+        [sys.executable, HERE / "modelstub.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+        process.stdin.close()
+
+
+class Gateway:
+    """`everhold up` on a home, until it is closed."""
+
+    def __init__(self, directory: Path, *, config: str) -> None:
+        home = Home(directory).create()
+        home.config.write_text(config)
+        home.config.chmod(0o600)
+        started = time.perf_counter()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "everhold", "--home", directory, "up", "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=_plain_environment(),
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.ready_seconds = time.perf_counter() - started
+        assert line.startswith("ready"), line
+        self.port = int(line.rstrip().rpartition(":")[2])
+
+    def cpu(self) -> float:
+        return cpu_seconds(self.process.pid)
+
+    def resident_mb(self) -> float:
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far, all of its threads, in steps of a tick (10 ms)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+class Chat:
+    """One person with one conversation: posts, and watches the events for the reply."""
+
+    def __init__(self, port: int, chat: str) -> None:
+        self.chat = chat
+        self.post = http.client.HTTPConnection("127.0.0.1", port)
+        self.events = socket.create_connection(("127.0.0.1", port))
+        self.events.sendall(b"GET /api/events HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % port)
+        self.stream: IO[bytes] = self.events.makefile("rb")
+        self._until(b"event: hello")
+
+    def turn(self) -> None:
+        send(self.post, self.chat)
+        self._until(b'"kind":"said"')
+
+    def close(self) -> None:
+        self.stream.close()
+        self.events.close()
+        self.post.close()
+
+    def _until(self, mark: bytes) -> None:
+        while mark not in (line := self.stream.readline()):
+            assert line, "the gateway hung up"
+
+
+def send(connection: http.client.HTTPConnection, chat: str) -> None:
+    body = json.dumps({"chat": chat, "text": MESSAGE})
+    connection.request("POST", "/api/messages", body, {"content-type": "application/json"})
+    response = connection.getresponse()
+    said = response.read()
+    assert response.status == 202, (response.status, said)
+
+
+# -- a turn ------------------------------------------------------------------------------------------------------------
+
+
+class Ours:
+    """A gateway whose session `old` has so many entries behind it."""
+
+    def __init__(self, directory: Path, entries: int, url: str) -> None:
+        asyncio.run(_age(Home(directory).create(), entries))
+        self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS))
+        self.chat = Chat(self.gateway.port, "old")
+        for _ in range(FOLD_TURNS):  # until everything it needs has been needed once
+            self.chat.turn()
+
+    def round(self) -> float:
+        """CPU milliseconds of one turn, with everything that goes on beside it."""
+        started = self.gateway.cpu()
+        for _ in range(TURNS):
+            self.chat.turn()
+        time.sleep(0.1)  # what follows a reply is part of its turn
+        return (self.gateway.cpu() - started) / TURNS * 1e3
+
+    def close(self) -> None:
+        self.chat.close()
+        self.gateway.close()
+
+
+async def _age(home: Home, entries: int) -> None:
+    """A session's past, folded and in the index."""
+    store = SqliteStore.open(home.store, chance=Chance(), synchronous="OFF")
+    me = getpass.getuser()
+    past = Past(store, "s-old", fold_every=FOLD_TURNS, platform="http", account="", person=me)
+    await past.live(entries // ENTRIES_A_TURN)
+    index = Index(home.index)
+    while await index.catch_up(store):
+        pass
+    await index.close()
+    await store.close()
+
+
+def _plain_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("EVERHOLD")}
+
+
+class Hermes:
+    """hermes-agent's gateway with so many messages behind it, in a process of its own."""
+
+    def __init__(self, directory: Path, size: int, url: str, *, turns: int) -> None:
+        self.process = subprocess.Popen(
+            [hermes_python(), "-P", HERE / "peer_hermes.py", directory, str(size), url, str(turns)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._read()
+
+    def round(self) -> float:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self._read()[0]
+
+    def close(self) -> None:
+        self.process.communicate("", timeout=30)
+
+    def _read(self) -> list[float]:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if line.startswith("["):  # it may have other things to say
+                told: list[float] = json.loads(line)
+                return told
+        raise RuntimeError(f"hermes-agent fell: {self.process.args!r}")
+
+
+def hermes_python() -> Path:
+    return install(HERE / ".venv-hermes", ("hermes-agent==0.19.0",))
+
+
+def gateway_rows(rounds: int) -> list[Row]:
+    with model() as url, contextlib.ExitStack() as rooms:
+        ours = {size: Ours(rooms.enter_context(room()), size, url) for size in SIZES}
+        theirs = {size: Hermes(rooms.enter_context(room()), size, url, turns=t) for size, t in HERMES.items()}
+        works: dict[str, Callable[[], float]] = {f"ours {size}": side.round for size, side in ours.items()}
+        works |= {f"hermes {size}": side.round for size, side in theirs.items()}
+        found = interleave(rounds, works)
+        for side in ours.values():
+            side.close()
+        for peer in theirs.values():
+            peer.close()
+    young = found[f"ours {SIZES[0]}"]
+    rows = []
+    for size in SIZES:
+        mine = found[f"ours {size}"]
+        what = f"turn over HTTP, {size:,} entries behind it, CPU"
+        rows.append(at_most(what, median(mine), "ms", LIMIT_MS))
+        if size != SIZES[0]:
+            beside = f"{SIZES[0]} entries behind it {median(young):.2f} ms"
+            rows.append(at_most("the same", median(mine), "ms", FLAT, beside=beside, ratio=ratio(mine, young)))
+        if size in HERMES:
+            his = found[f"hermes {size}"]
+            beside = f"hermes-agent 0.19.0, {size:,} messages {median(his):,.0f} ms"
+            share = ratio(his, mine)
+            rows.append(at_least("the same", median(mine), "ms", FEWER, beside=beside, ratio=share))
+    return rows
+
+
+# -- being there -------------------------------------------------------------------------------------------------------
+
+
+def start_rows(rounds: int) -> list[Row]:
+    """What it costs to begin, and to have thirteen agents who say nothing."""
+    with room() as directory:
+
+        def up() -> float:
+            gateway = Gateway(directory, config=TEAM)
+            gateway.close()
+            return gateway.ready_seconds
+
+        works: dict[str, Callable[[], float]] = {
+            "version": lambda: command_cpu("-m", "everhold", "--version"),
+            "import": lambda: command_cpu("-c", "import everhold"),
+            "bare": lambda: command_cpu("-c", "pass"),
+            "up": up,
+        }
+        for work in works.values():  # the first time there is bytecode to write
+            work()
+        found = interleave(rounds, works)
+        gateway = Gateway(directory, config=TEAM)
+        time.sleep(3.0)
+        resident = gateway.resident_mb()
+        gateway.close()
+    beside = f"python -c pass {median(found['bare']):.3f} s"
+    return [
+        at_most("everhold --version, CPU", median(found["version"]), "s", 0.2, beside=beside),
+        at_most("import everhold, CPU", median(found["import"]), "s", 0.15, beside=beside),
+        at_most("up, from exec to ready, wall", median(found["up"]), "s", 1.0),
+        at_most("13 agents, idle, resident", resident, "MB", 80),
+    ]
+
+
+def command_cpu(*arguments: str) -> float:
+    """CPU seconds of an interpreter with these arguments."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=_plain_environment())
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+# -- a crowd -----------------------------------------------------------------------------------------------------------
+
+
+def crowd_rows(rounds: int) -> list[Row]:
+    """So many sessions that all write at once, over HTTP, beside as many bare commits at once."""
+    with model() as url, room() as directory:
+        gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS))
+        crowd = Crowd(gateway.port)
+        crowd.round()
+        found = interleave(rounds, {"bare": bare_commits, "ours": crowd.round})
+        crowd.close()
+        gateway.close()
+    beside = f"bare commits, as many at once, p95 {median(found['bare']):.1f} ms"
+    share = ratio(found["ours"], found["bare"])
+    return [
+        at_most(f"accept, {CROWD} sessions at once, p95", median(found["ours"]), "ms", 5, beside=beside, ratio=share)
+    ]
+
+
+class Crowd:
+    """Callers with a connection and a session each."""
+
+    def __init__(self, port: int) -> None:
+        self.runner = asyncio.Runner()
+        self.port = port
+        self.streams = self.runner.run(self._connect())
+
+    async def _connect(self) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        return [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(CROWD)]
+
+    def round(self) -> float:
+        """The 95th percentile of the milliseconds until a message was accepted."""
+        return self.runner.run(self._round())
+
+    async def _round(self) -> float:
+        waits = await asyncio.gather(*(self._caller(number) for number in range(CROWD)))
+        await asyncio.sleep(3.0)  # until everybody has had their answer
+        return p95(wait for its in waits for wait in its)
+
+    async def _caller(self, number: int) -> list[float]:
+        reader, writer = self.streams[number]
+        body = json.dumps({"chat": f"c{number}", "text": MESSAGE}).encode()
+        head = f"POST /api/messages HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\ncontent-length: {len(body)}\r\n\r\n"
+        waits = []
+        for _ in range(EACH):
+            started = time.perf_counter()
+            writer.write(head.encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert b" 202 " in answer, answer
+            length = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+            await reader.readexactly(length)
+            waits.append((time.perf_counter() - started) * 1e3)
+        return waits
+
+    def close(self) -> None:
+        for _, writer in self.streams:
+            writer.close()
+        self.runner.close()
+
+
+def bare_commits() -> float:
+    """The same number of callers who wait for a bare commit each, under group commit."""
+
+    async def run(directory: Path) -> float:
+        await open_store(directory).close()
+        hand = Hand(directory / "log.db", asyncio.get_running_loop())
+
+        async def caller(number: int) -> list[float]:
+            waits = []
+            for _ in range(EACH):
+                started = time.perf_counter()
+                await hand.write(f"c{number}")
+                waits.append((time.perf_counter() - started) * 1e3)
+            return waits
+
+        waits = await asyncio.gather(*(caller(number) for number in range(CROWD)))
+        hand.close()
+        return p95(wait for its in waits for wait in its)
+
+    with room() as directory:
+        return asyncio.run(run(directory))
+
+
+def p95(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[int(len(ordered) * 0.95)]
