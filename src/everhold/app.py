@@ -22,10 +22,11 @@ from everhold.flow.gates import Bells, Gates
 from everhold.flow.supervise import Supervisor
 from everhold.home import Home
 from everhold.logs import Logger
-from everhold.memories.builtin import Builtin, Index
+from everhold.memories.builtin import Builtin, Index, provider as builtin
 from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
+from everhold.ports.memory import MemoryProvider
 from everhold.ports.platform import Incoming, Platform, Verdict
 from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
@@ -122,6 +123,7 @@ class App:
             directory=home.path,
             platforms=self.platforms,
             tools=self._tools,
+            memories=self._memory,
             coming=lambda agent: self.mcp.coming(agent),
         )
         self.door = Accept(self.gates, reception=self.agents.admit, bells=self.bells)
@@ -308,6 +310,9 @@ class App:
             await platform.listen(self.accept)
 
         return listen
+
+    def _memory(self, instance: str, agent: str) -> MemoryProvider | None:
+        return Builtin(index=self.index, store=self.store, agent=agent) if instance == builtin.NAME else None
 
     def _tools(self, settings: AgentSettings) -> dict[str, Tool]:
         tools: dict[str, Tool] = {}

@@ -194,7 +194,8 @@ class Control:
         stubs = frozenset(thought.body.stubs)
         prompt = await self.store.blob(thought.body.prompt) if thought.body.prompt else b""
         offered = await self.store.blob(thought.body.tools) if thought.body.tools else b"[]"
-        shown = messages(prefix, stubs=stubs) + messages(current, stubs=stubs)
+        recalled = await self.store.blob(thought.body.recall) if thought.body.recall else b""
+        shown = messages(prefix, stubs=stubs) + messages(current, stubs=stubs, recalled=(recalled or b"").decode())
         request = build(
             shown,
             system=(prompt or b"").decode(),

@@ -126,13 +126,16 @@ def assemble(selection: Selection, entries: Iterable[Entry]) -> View:
     return View(fold=fold, exchanges=tuple(exchanges))
 
 
-def messages(view: View, *, stubs: frozenset[int] = frozenset()) -> tuple[Message, ...]:
-    """The view as a model reads it. `stubs` are entries whose long text is shortened, always in the same way."""
+def messages(view: View, *, stubs: frozenset[int] = frozenset(), recalled: str = "") -> tuple[Message, ...]:
+    """The view as a model reads it. `stubs` are entries whose long text is shortened, always in the same way.
+
+    `recalled` stands right before what the last turn heard: beside the message it serves, and in that turn only.
+    """
     out: list[Message] = []
     if view.fold is not None and isinstance(view.fold.body, Folded):
         out.append(Message(role="user", name="everhold", text=_summary(view.fold.body)))
     for exchange in view.exchanges:
-        out.extend(_exchange(exchange, stubs))
+        out.extend(_exchange(exchange, stubs, recalled if exchange is view.exchanges[-1] else ""))
     return tuple(out)
 
 
@@ -162,13 +165,15 @@ def oversized(view: View, *, most: int = LONG_RESULT) -> tuple[int, ...]:
     )
 
 
-def _exchange(exchange: Exchange, stubs: frozenset[int]) -> Iterable[Message]:
+def _exchange(exchange: Exchange, stubs: frozenset[int], recalled: str = "") -> Iterable[Message]:
     said = dict.fromkeys(entry.seq for entry in exchange.heard)
     heard = {entry.seq: entry for entry in exchange.heard}
     results, erased = _results(exchange.steps)
     for step in exchange.steps:
         match step.body:
             case Began(takes=takes) | Took(takes=takes):
+                if recalled and isinstance(step.body, Began):
+                    yield Message(role="user", name="memory", text=recalled)
                 for seq in takes:
                     if seq in said and (message := _heard(heard[seq])):
                         del said[seq]

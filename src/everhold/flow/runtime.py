@@ -62,6 +62,11 @@ class Runtime:
     """The purses that work beside the conversation draws on."""
     naming: Callable[[str, Origin], str] = lambda _memory, origin: origin.session
     """(memory instance, what is known of a session) -> the name that instance files it under."""
+    recalls: tuple[str, ...] = ()
+    """Memories that are asked about every message, the one with precedence first."""
+    recall_seconds: float = 0.0
+    """How long a turn waits for them; 0: nothing is recalled."""
+    recall_tokens: int = 1_700
     review_every: int = 0
     """Turns after which what was said is looked through for what to remember; 0: never."""
     price: Callable[[int, int], float] = lambda _input, _output: 0.0

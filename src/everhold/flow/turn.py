@@ -56,6 +56,7 @@ from everhold.flow.draft import Sketch
 from everhold.flow.fold import Before, Fold, Outcome
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Worst
+from everhold.flow.recall import recall
 from everhold.flow.runtime import Runtime, Runtimes, purses_of
 from everhold.flow.view import Seen, Views, view_at
 from everhold.ports.model import Answer, Message
@@ -159,6 +160,8 @@ class TurnWork:
         self.tail: int | None = None
         """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
         self.fresh = False
+        self.recalled: str | None = None
+        """What memories said about this turn's messages; None until they were asked."""
         self.blobs: tuple[bytes, ...] = ()
         """What the next thought refers to, to be kept with it."""
         self.log = seat.log
@@ -256,11 +259,14 @@ class TurnWork:
         runtime = self.runtime
         tools = tuple(tool.spec for tool in runtime.tools.values())
         shown = self.seen.messages if not self.stubs else messages(self.seen.view, stubs=self.stubs)
-        current = messages(View(exchanges=(self._current(),)), stubs=self.stubs)
+        if self.recalled is None:
+            self.recalled = await self._recall()
+        current = messages(View(exchanges=(self._current(),)), stubs=self.stubs, recalled=self.recalled)
         request = build(shown + current, system=runtime.system, tools=tools)
         digest = fingerprint(request)
         prompt, offered = runtime.system.encode(), msgspec.json.encode(tools)
-        self.blobs = (prompt, offered)
+        beside = self.recalled.encode()
+        self.blobs = (prompt, offered, beside) if beside else (prompt, offered)
 
         weight = self.seen.tokens + compression.tokens(current) + runtime.overhead
 
@@ -275,6 +281,7 @@ class TurnWork:
                 request=digest,
                 prompt=hashlib.sha256(prompt).hexdigest(),
                 tools=hashlib.sha256(offered).hexdigest(),
+                recall=hashlib.sha256(beside).hexdigest() if beside else "",
                 stubs=tuple(sorted(self.stubs)),
                 usage=answer.usage,
             )
@@ -311,6 +318,27 @@ class TurnWork:
         if sketch is not None:
             await sketch.close()
         return event
+
+    async def _recall(self) -> str:
+        """What memories have to say about this turn's messages: what it was shown first, if it was shown something."""
+        for entry in self.steps:
+            if isinstance(entry.body, Thought):
+                kept = await self.store.blob(entry.body.recall) if entry.body.recall else None
+                return (kept or b"").decode()
+        heard = [entry.body.text for entry in self.heard.values() if isinstance(entry.body, Heard)]
+        own = [exchange for exchange in self.seen.view.exchanges if exchange.steps[0].session == self.session.id]
+        visible = {entry.seq for exchange in own for entry in (*exchange.heard, *exchange.steps)} | set(self.heard)
+        found = await recall(
+            self.gates,
+            self.seat.runtimes,
+            self.runtime,
+            self.session,
+            op=self.op,
+            text="\n".join(heard),
+            stamp=self.stamp,
+            visible=visible,
+        )
+        return found.text
 
     def _sketch(self) -> Sketch | None:
         """Where the growing reply can be shown, if its platform can show one."""

@@ -88,6 +88,8 @@ _TEXTUAL: Final = ("text", "content", "fact", "note", "query", "q", "value", "me
 _ADDING: Final = ("add", "remember", "save", "store", "create", "note", "append", "write", "search", "find")
 _GATEWAY: Final = "everhold"
 """The name under which the gateway itself speaks in a conversation."""
+_MEMORY: Final = "memory"
+"""Who speaks where recalled material stands in a request: quoted data, never somebody's wish."""
 
 
 class Priced(Protocol):
@@ -159,7 +161,9 @@ def _reply(request: Request, window: int) -> tuple[str, tuple[Call, ...]]:
     wishes: list[Wish] = []
     earlier = [line for message in before for line in _lines(message)]
     for message in turn:
-        if message.role != "user" or message.name == _GATEWAY:
+        if message.name == _MEMORY:
+            earlier += _lines(message)
+        if message.role != "user" or message.name in (_GATEWAY, _MEMORY):
             continue
         said, recalled = unfence(message.text)
         for item in _wanted(said, request.tools):
@@ -326,10 +330,24 @@ def unfence(text: str) -> tuple[str, list[str]]:
     return text.strip(), recalled
 
 
+def _quoted(text: str) -> list[str]:
+    """The sentences of recalled material, without this model's own words, which are quotes already."""
+    blocks: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("| "):
+            blocks[-1].append(line[2:])
+        elif blocks[-1]:
+            blocks.append([])
+    said = ["\n".join(block) for block in blocks if block]
+    return [sentence for block in said if not block.startswith(WHAT_I_AM[:40]) for sentence in sentences(block)]
+
+
 def _lines(message: Message) -> list[Line]:
     """The sentences of a message that may be quoted later: not this model's own, which are quotes already."""
     if message.role == "assistant":
         return []
+    if message.name == _MEMORY:
+        return [Line(text=sentence, source="recalled") for sentence in _quoted(message.text)]
     said, recalled = unfence(message.text)
     out = [Line(text=sentence, source="recalled") for sentence in recalled]
     if message.role == "tool":
