@@ -1,22 +1,23 @@
 """Every error everhold raises; the type tells the caller what to do next.
 
-    EverholdError
-    ├── Transient        not done, and known not to be: try again (after `retry_after` when the other side said so)
-    │   └── Overloaded   the same, for a model: other models may be tried meanwhile
-    ├── Refused          will not be done however often it is tried: park it, tell somebody
-    │   ├── TooLong      a model's context or a platform's message limit was exceeded: shrink, then try
-    │   └── Poisoned     this build cannot read what the log holds: stop that lane, touch nothing
-    ├── InDoubt          may have been done, the answer was lost: probe, or follow the policy
-    ├── LeaseLost        somebody else acts here now: drop the work quietly
-    ├── Conflict         the state moved between reading and writing: read again, decide anew
-    ├── StoreError       the store cannot keep its promise
-    │   ├── StoreFull      no room: stop acknowledging, say so, go on when there is room
-    │   ├── StoreBusy      a foreign lock: nothing was written, try again
-    │   ├── StoreDamaged   a file does not read as it was written: refuse to serve it
-    │   └── StoreNewer     written by a newer everhold: touch nothing, upgrade
-    ├── HomeBusy         another process holds this home
-    ├── NotFound         there is no such session, lane, person…
-    └── Misuse           the request itself makes no sense: usage, configuration
+EverholdError
+├── Transient        not done, and known not to be: try again (after `retry_after` when the other side said so)
+│   └── Overloaded   the same, for a model: other models may be tried meanwhile
+├── Refused          will not be done however often it is tried: park it, tell somebody
+│   ├── TooLong      a model's context or a platform's message limit was exceeded: shrink, then try
+│   └── Poisoned     this build cannot read what the log holds: stop that lane, touch nothing
+├── InDoubt          may have been done, the answer was lost: probe, or follow the policy
+├── LeaseLost        somebody else acts here now: drop the work quietly
+├── Conflict         the state moved between reading and writing: read again, decide anew
+├── StoreError       the store cannot keep its promise
+│   ├── StoreFull      no room: stop acknowledging, say so, go on when there is room
+│   ├── StoreBusy      a foreign lock: nothing was written, try again
+│   ├── StoreDamaged   a file does not read as it was written: refuse to serve it
+│   └── StoreNewer     written by a newer everhold: touch nothing, upgrade
+├── HomeBusy         another process holds this home
+├── NotFound         there is no such session, lane, person…
+└── Misuse           the request itself makes no sense: usage
+    └── ConfigError  the configuration does: everything wrong with it at once (config/problems.py)
 """
 
 from __future__ import annotations
