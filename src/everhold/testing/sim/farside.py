@@ -72,7 +72,8 @@ class SimModel(FarSide):
         self.places = places
 
     async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        text = "\n".join(message.text for message in request.messages)
+        # what memories tell is theirs to forget
+        text = "\n".join(message.text for message in request.messages if message.name != MEMORY)
         if request.system.startswith(compression.ASK):
             return await self._summary(text)
         if request.system.startswith(review.ASK):
@@ -144,12 +145,13 @@ def _current(messages: tuple[Message, ...]) -> tuple[list[str], int]:
             break
         if message.role == "assistant":
             rounds += 1
-        elif message.role == "user":
+        elif message.role == "user" and message.name != MEMORY:
             tokens[:0] = TOKEN.findall(message.text)
     return tokens, rounds
 
 
 NOTICE: Final = "everhold"
+MEMORY: Final = "memory"
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------

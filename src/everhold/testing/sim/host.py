@@ -73,6 +73,8 @@ class Surroundings:
             keep=1,
             model_deadline=60.0,
             review_every=profile.review_every,
+            recalls=tuple(self.providers),
+            recall_seconds=2.0 if profile.recall else 0.0,
             text_limit=self._limit,
         )
 

@@ -49,6 +49,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     logs: dict[str, list[Entry]]
     parked: list[Parked]
     receipts: dict[str, list[Receipt]]
+    blobs: dict[str, bytes]
     world: World
     witness: Witness
     surroundings: Surroundings
@@ -61,8 +62,11 @@ async def check(
 ) -> list[str]:
     """Everything that is not as it must be."""
     sessions = [session.id for session in await store.sessions(limit=1_000)]
+    logs = {session: await store.entries(session) for session in sessions}
+    recalled = {e.body.recall for log in logs.values() for e in log if isinstance(e.body, Thought) and e.body.recall}
     facts = Facts(
-        logs={session: await store.entries(session) for session in sessions},
+        logs=logs,
+        blobs={digest: blob for digest in sorted(recalled) if (blob := await store.blob(digest)) is not None},
         parked=await store.parked(state=""),
         receipts={session: await store.receipts(session) for session in sessions},
         world=world,
@@ -287,7 +291,7 @@ def thought_of(facts: Facts) -> Iterator[str]:
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
             try:
-                request = reference.request_of(facts.logs, entry, system=runtime.system, tools=tools)
+                request = reference.request_of(facts.logs, entry, system=runtime.system, tools=tools, blobs=facts.blobs)
             except reference.Inexact:
                 continue
             if reference.fingerprint(request) != entry.body.request:

@@ -55,6 +55,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     """How often the person in charge does something, when they look."""
     drafts: bool
     review_every: int
+    recall: bool
 
 
 def draw(seed: int) -> Profile:
@@ -86,4 +87,5 @@ def draw(seed: int) -> Profile:
         deeds=chance.choice((0.0, 0.3, 0.8)),
         drafts=chance.random() < 0.5,
         review_every=chance.choice((0, 0, 1, 2)),
+        recall=chance.random() < 0.3,
     )

@@ -134,13 +134,15 @@ class Reading:
                 shown.extend(self.turn(op))
         return shown
 
-    def turn(self, op: int, *, before: int | None = None) -> list[Message]:
-        """What one operation adds."""
+    def turn(self, op: int, *, before: int | None = None, recalled: str = "") -> list[Message]:
+        """What one operation adds. What was recalled for it stands before all else, while it runs."""
         shown: list[Message] = []
         steps = [e for e in self.whole.values() if e.op == op and (before is None or e.seq < before)]
         for index, step in enumerate(steps):
             match step.body:
                 case Began(takes=takes) | Took(takes=takes):
+                    if recalled and step.seq == op:
+                        shown.append(Message(role="user", name="memory", text=recalled))
                     shown.extend(message for seq in takes if (message := self._heard(seq)) is not None)
                 case Thought(text=text, calls=calls, reasoning=reasoning):
                     if text or calls:
@@ -179,7 +181,9 @@ class Reading:
         return Message(role="tool", call=call.id, text=NOT_RUN, error=True)
 
 
-def request_of(logs: Logs, thought: Entry, *, system: str, tools: Sequence[ToolSpec]) -> Request:
+def request_of(
+    logs: Logs, thought: Entry, *, system: str, tools: Sequence[ToolSpec], blobs: Mapping[str, bytes]
+) -> Request:
     """The request that a recorded thought must have been the answer to."""
     assert isinstance(thought.body, Thought)
     assert thought.op is not None
@@ -187,7 +191,10 @@ def request_of(logs: Logs, thought: Entry, *, system: str, tools: Sequence[ToolS
     own = [entry for entry in log.values() if entry.op == thought.op and entry.seq < thought.seq]
     pins = [e.body.fold for e in own if isinstance(e.body, Began | Took) and e.body.fold is not None]
     reading = Reading(logs, thought.session, thought.op, log[thought.op].pos, stubs=thought.body.stubs)
-    current = reading.turn(thought.op, before=thought.seq)
+    recall = thought.body.recall
+    if recall and recall not in blobs:
+        raise Inexact
+    current = reading.turn(thought.op, before=thought.seq, recalled=blobs[recall].decode() if recall else "")
     return Request(system=system, messages=(*reading.history(pins[-1]), *current), tools=tuple(tools))
 
 
