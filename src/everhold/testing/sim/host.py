@@ -205,6 +205,8 @@ class Host:
         self._start()
 
     def _start(self) -> None:
+        if self.world.chance(0.7):
+            self.witness.settle()  # a starting process finds the log of changes empty, or long
         process = Process(self.world, self.witness, len(self.processes) + 1)
         self.processes.append(process)
         self.serving.append(process)

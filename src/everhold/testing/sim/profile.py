@@ -71,7 +71,7 @@ def draw(seed: int) -> Profile:
         stormy=chance.choice((60.0, 150.0, 400.0)),
         crash=0.0 if calm else chance.choice((0.0, 0.01, 0.03)),
         stall=0.0 if calm else chance.choice((0.0, 0.005, 0.015)),
-        replace=chance.choice((0.0, 0.02, 0.06)),
+        replace=chance.choice((0.0, 0.01, 0.03)),
         lost=0.0 if calm else chance.choice((0.0, 0.08, 0.2)),
         slow=chance.choice((0.0, 0.05, 0.15)),
         trouble=0.0 if calm else chance.choice((0.0, 0.05, 0.15)),

@@ -77,12 +77,17 @@ class Witness:
         self._told: dict[tuple[str, str], tuple[int, Wait]] = {}
         """lane, session -> the fence under which its holder was told to wait, and how long."""
         self._firm: dict[tuple[str, str], Wait] = {}
-        self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READONLY)
+        self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READWRITE)
+        self._look.pragma("synchronous", "OFF")
         self._pos = 0
 
     def problem(self, text: str) -> None:
         self.problems.append(text)
         self.world.tell("WITNESS", text)
+
+    def settle(self) -> None:
+        """Bring the write-ahead log home, as the disk's own housekeeping."""
+        self._look.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def close(self) -> None:
         self._look.close()
