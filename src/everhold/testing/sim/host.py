@@ -17,13 +17,14 @@ from everhold.flow.supervise import Supervisor
 from everhold.ports.memory import MemoryProvider
 from everhold.ports.platform import Delivery, Drafting, Platform
 from everhold.ports.store import Store
+from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import people
 from everhold.testing.sim.farside import TOOLS, Ear, SimModel, SimPlatform, SimProvider, SimTool
 from everhold.testing.sim.operator import Operator
 from everhold.testing.sim.process import Process, SimGates
 from everhold.testing.sim.profile import Profile
 from everhold.testing.sim.witness import Witness
-from everhold.testing.sim.world import World
+from everhold.testing.sim.world import Dice, World
 
 LOOK_SECONDS: Final = 2.0
 MOST_CALM_SECONDS: Final = 3 * 3_600.0
@@ -120,6 +121,8 @@ class Host:
         self.chats = chats
         self.parts = parts
         self.processes: list[Process] = []
+        self._connections: list[SqliteStore] = []
+        self._spare: list[SqliteStore] = []
         self.controls: dict[str, Control] = {}
         self.supervisors: dict[str, Supervisor] = {}
         self._idle: dict[tuple[str, str, int], float] = {}
@@ -200,17 +203,30 @@ class Host:
             return
         self.world.tell("host", f"{process.name} {why}")
         self.serving.remove(process)
-        if not process.dead:
+        if process.dead:
+            self._spare.append(process.disk)
+        else:
             self.world.stats["zombies"] += 1
         self._start()
 
     def _start(self) -> None:
-        if self.world.chance(0.7):
-            self.witness.settle()  # a starting process finds the log of changes empty, or long
-        process = Process(self.world, self.witness, len(self.processes) + 1)
+        process = Process(self.world, self.witness, len(self.processes) + 1, self._connect())
         self.processes.append(process)
         self.serving.append(process)
         self.world.loop.create_task(self._live(process), name=process.name)
+
+    def _connect(self) -> SqliteStore:
+        """A connection of its own for a process: a new one, or one that a dead process can no longer use."""
+        if self._spare and self.world.chance(0.8):
+            return self._spare.pop()
+        if self.world.chance(0.7):
+            self.witness.settle()  # who opens the file finds its write-ahead log empty, or long
+        number = len(self._connections)
+        store = SqliteStore.open(
+            self.world.disk, chance=Dice(self.world.seed, f"salt {number}"), inline=True, synchronous="OFF"
+        )
+        self._connections.append(store)
+        return store
 
     async def _live(self, process: Process) -> None:
         """What a process does from its start."""
@@ -239,5 +255,5 @@ class Host:
 
     async def close(self) -> None:
         self.operator.close()
-        for process in self.processes:
-            await process.disk.close()
+        for store in self._connections:
+            await store.close()

@@ -43,15 +43,13 @@ READ_YIELDS = 0.1
 class Process:
     """A process that may die or stand still at any gate."""
 
-    def __init__(self, world: World, witness: Witness, number: int) -> None:
+    def __init__(self, world: World, witness: Witness, number: int, disk: SqliteStore) -> None:
         self.world = world
         self.witness = witness
         self.name = f"p{number}"
         self.dead = False
         self.stalled: asyncio.Event | None = None
-        self.disk = SqliteStore.open(
-            world.disk, chance=Dice(world.seed, f"{self.name}/salt"), inline=True, synchronous="OFF"
-        )
+        self.disk = disk
         self.chance = Dice(world.seed, self.name)
         self.bells = Bells()
         self.store: Store = GatedStore(self)
