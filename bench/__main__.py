@@ -16,8 +16,10 @@ import apsw
 
 from bench.accept import accept_rows
 from bench.due import due_rows
+from bench.fold import fold_rows
 from bench.gateway import crowd_rows, gateway_rows, start_rows
 from bench.peers import peer_rows
+from bench.summaries import summary_rows
 from bench.table import Row, render
 from bench.turn import flat_rows, turn_rows
 from bench.view import view_rows
@@ -35,6 +37,8 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "gateway": gateway_rows,
     "start": start_rows,
     "crowd": crowd_rows,
+    "fold": fold_rows,
+    "summaries": summary_rows,
 }
 
 
@@ -78,7 +82,8 @@ the store was just opened and nothing is cached. **Append a turn**: two durable 
 answered; LangGraph runs a graph of one node. **Load**: everhold reads its window (a fold every 200 turns); the peers
 read all they have, which is what they do unless told otherwise. **Turn over HTTP**: `everhold up` in a process of its
 own, the model server in another; `POST /api/messages`, then the reply on `/api/events`; CPU of the whole gateway from
-/proc, with folds, reviews, index and log. hermes-agent runs its real gateway class with an adapter in memory, so its
+/proc, with folds, reviews, index and log, but without recall, for which hermes-agent has nothing; what recall adds is
+in rows of its own. hermes-agent runs its real gateway class with an adapter in memory, so its
 turn has no HTTP on the way in, and as many messages behind it as the everhold session has entries. **Accept, a crowd**:
 everybody has a connection and a session, and sends the next message when the last one was accepted.
 """

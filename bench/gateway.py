@@ -1,4 +1,4 @@
-"""The gateway as people run it, `everhold up` in a process of its own: a turn over HTTP, and the cost of being there."""
+"""The gateway as people run it, `everhold up` in a process of its own: a turn over HTTP, and what being there costs."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ TURNS = 60
 FOLD_TURNS = 40
 WINDOW_TOKENS = 12_000
 """A window that fills up within a round, so that folds are part of what is measured."""
+RECALLED = (10, 4_500)
 HERMES = {10: 6, 4_500: 2}
 """Messages behind hermes-agent's session -> turns of a round."""
 CROWD = 100
@@ -45,7 +46,10 @@ TICKS = os.sysconf("SC_CLK_TCK")
 CONFIG = """\
 models:
   instant: {{provider: openai, base_url: "{url}", name: instant, context_tokens: {window}}}
+defaults: {{recall: {{deadline_ms: {recall}}}}}
 """
+RECALL_MS = 800
+"""As it is unless somebody says otherwise."""
 
 
 TEAM = "agents:\n" + "".join(f"  agent{number}: {{persona: You are number {number}.}}\n" for number in range(13))
@@ -143,15 +147,16 @@ def send(connection: http.client.HTTPConnection, chat: str) -> None:
 class Ours:
     """A gateway whose session `old` has so many entries behind it."""
 
-    def __init__(self, directory: Path, entries: int, url: str) -> None:
+    def __init__(self, directory: Path, entries: int, url: str, *, recall: int = 0) -> None:
         asyncio.run(_age(Home(directory).create(), entries))
-        self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS))
+        self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=recall))
         self.chat = Chat(self.gateway.port, "old")
         for _ in range(FOLD_TURNS):  # until everything it needs has been needed once
             self.chat.turn()
 
     def round(self) -> float:
         """CPU milliseconds of one turn, with everything that goes on beside it."""
+        self.chat.post.close()  # it hangs up on whoever says nothing while others have their round
         started = self.gateway.cpu()
         for _ in range(TURNS):
             self.chat.turn()
@@ -219,9 +224,11 @@ def gateway_rows(rounds: int) -> list[Row]:
         ours = {size: Ours(rooms.enter_context(room()), size, url) for size in SIZES}
         theirs = {size: Hermes(rooms.enter_context(room()), size, url, turns=t) for size, t in HERMES.items()}
         works: dict[str, Callable[[], float]] = {f"ours {size}": side.round for size, side in ours.items()}
+        recalling = {size: Ours(rooms.enter_context(room()), size, url, recall=RECALL_MS) for size in RECALLED}
+        works |= {f"recalling {size}": side.round for size, side in recalling.items()}
         works |= {f"hermes {size}": side.round for size, side in theirs.items()}
         found = interleave(rounds, works)
-        for side in ours.values():
+        for side in (*ours.values(), *recalling.values()):
             side.close()
         for peer in theirs.values():
             peer.close()
@@ -239,6 +246,12 @@ def gateway_rows(rounds: int) -> list[Row]:
             beside = f"hermes-agent 0.19.0, {size:,} messages {median(his):,.0f} ms"
             share = ratio(his, mine)
             rows.append(at_least("the same", median(mine), "ms", FEWER, beside=beside, ratio=share))
+    for size in RECALLED:
+        mine = found[f"recalling {size}"]
+        beside = f"without recall {median(found[f'ours {size}']):.2f} ms"
+        share = ratio(mine, found[f"ours {size}"])
+        what = f"turn over HTTP that recalls, {size:,} entries behind it, CPU"
+        rows.append(Row(what=what, value=median(mine), unit="ms", beside=beside, ratio=share))
     return rows
 
 
@@ -290,7 +303,7 @@ def command_cpu(*arguments: str) -> float:
 def crowd_rows(rounds: int) -> list[Row]:
     """So many sessions that all write at once, over HTTP, beside as many bare commits at once."""
     with model() as url, room() as directory:
-        gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS))
+        gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=RECALL_MS))
         crowd = Crowd(gateway.port)
         crowd.round()
         found = interleave(rounds, {"bare": bare_commits, "ours": crowd.round})

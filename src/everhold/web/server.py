@@ -152,16 +152,19 @@ class Server:
 
     async def _sweep(self) -> None:
         """Close connections that never come to the point: nobody else limits how slowly a head may arrive."""
-        idle: dict[int, float] = {}
+        idle: dict[int, tuple[Any, float]] = {}
         clock = self.office.control.gates.clock
         while True:
             await asyncio.sleep(self.sweep_seconds)
             now = clock.monotonic()
             waiting = {id(connection): connection for connection in _idle(self._uvicorn)}
-            idle = {key: idle.get(key, now) for key in waiting}
-            for key, since in idle.items():
-                if now - since > self.idle_seconds:
-                    waiting[key].transport.close()
+            before, idle = idle, {}
+            for key, connection in waiting.items():
+                # one that has answered another request since was not idle, only at rest whenever somebody looked
+                last, since = before.get(key, (None, now))
+                idle[key] = (connection.cycle, since if last is connection.cycle else now)
+                if now - idle[key][1] > self.idle_seconds:
+                    connection.transport.close()
 
 
 def _idle(server: uvicorn.Server) -> Iterator[Any]:
