@@ -240,6 +240,7 @@ class Host:
         supervisor = parts.supervisor(gates, runtimes=runtimes, bells=bells, poll=self.world.profile.poll)
         accept = parts.accept(gates, reception=people.reception, bells=bells)
         self.supervisors[process.name] = supervisor
+        process.workers = supervisor.tasks
         self.controls[process.name] = Control(gates, bells=bells, accept=accept, runtimes=runtimes)
         start = self.world.loop.create_task
         start(supervisor.keep("dispatch", supervisor.dispatch))

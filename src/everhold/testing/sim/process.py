@@ -7,7 +7,8 @@ stalled process stands still at its gates and goes on later, whoever has taken o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextvars
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from everhold.core.entries import Entry, Kind
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+WORKING: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("WORKING", default=None)
+"""On whose behalf the running code acts: set in a worker's task, and handed on to the tasks it starts."""
+
 READ_YIELDS = 0.1
 """How often a read lets others run first: a store may be far away."""
 
@@ -53,6 +57,8 @@ class Process:
         self.chance = Dice(world.seed, self.name)
         self.bells = Bells()
         self.store: Store = GatedStore(self)
+        self.workers: Mapping[asyncio.Task[None], Claim] = {}
+        """Its supervisor's tasks."""
 
     @property
     def alive(self) -> bool:
@@ -65,6 +71,9 @@ class Process:
 
     async def breathe(self) -> None:
         """Go on only if this process still can."""
+        task = asyncio.current_task()
+        if task in self.workers:
+            WORKING.set(self.workers[task])
         while True:
             if self.dead:
                 await self.world.never()
@@ -129,7 +138,7 @@ class SimGates(Gates):
             raise InDoubt(f"{what} gave no answer within {ends - started:g} s") from error
         except Transient as error:
             await process.gate(f"call {kind}", "after")
-            process.witness.told(process, error)
+            process.witness.told(WORKING.get(), error)
             raise
         finally:
             answer.cancel()

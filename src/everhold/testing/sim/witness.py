@@ -14,7 +14,7 @@ import apsw
 
 from everhold.core.entries import Erased, Heard
 from everhold.errors import Overloaded, Transient
-from everhold.ports.store import Change, Claim, Committed, Step
+from everhold.ports.store import Change, Claim, Committed
 from everhold.testing.sim.world import NOBODY, SENT, World
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class Witness:
         self.secrets: dict[tuple[str, int], str] = {}
         self.on_commit: list[Callable[[Change], None]] = []
         """Who wants to hear of commits, to do something at the worst moment."""
-        self._told: dict[tuple[str, str], tuple[int, Wait]] = {}
-        """lane, session -> the fence under which its holder was told to wait, and how long."""
+        self._told: dict[tuple[str, str, int], Wait] = {}
+        """lane, session, fence under which somebody was told to wait -> how long."""
         self._firm: dict[tuple[str, str], Wait] = {}
         self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READWRITE)
         self._look.pragma("synchronous", "OFF")
@@ -103,7 +103,7 @@ class Witness:
         self.world.stats["commits"] += 1
         self._one_session(change)
         self._held(process, change)
-        self._waits(process, change)
+        self._waits(change)
         for hear in self.on_commit:
             hear(change)
         if done.duplicate:
@@ -153,24 +153,21 @@ class Witness:
 
     # -- waits that others ask for
 
-    def told(self, process: Process, error: BaseException) -> None:
-        """The process has the far side's word."""
-        if isinstance(error, Busy | BusyModel):
-            told = error.told
-            holder = self.holders.get((told.lane, told.session))
-            if holder is not None and holder[0] == process.name:
-                now = self.world.loop.time()
-                self._told[told.lane, told.session] = (holder[1], Wait(since=now, until=now + told.seconds))
+    def told(self, claim: Claim | None, error: BaseException) -> None:
+        """Whoever acts under `claim` has the far side's word."""
+        if isinstance(error, Busy | BusyModel) and claim is not None:
+            told, now = error.told, self.world.loop.time()
+            if (told.lane, told.session) == (claim.reader, claim.session):
+                self._told[told.lane, told.session, claim.fence] = Wait(since=now, until=now + told.seconds)
 
-    def _waits(self, process: Process, change: Change) -> None:
+    def _waits(self, change: Change) -> None:
+        """From the commit that puts its lane off, whoever was told to wait has to."""
         claim = change.claim
-        if claim is None or change.step not in (Step.LATER, Step.PAUSE, Step.END, Step.FOLD_END):
+        if claim is None or change.lane is None or change.lane.wait is None:
             return
-        lane = (claim.reader, claim.session)
-        fence, wait = self._told.pop(lane, (0, Wait(0.0, 0.0)))
-        # an end that waits for nothing is another hand's, which got its answer
-        if fence == claim.fence and change.lane is not None and change.lane.wait is not None:
-            self._firm[lane] = wait
+        wait = self._told.pop((claim.reader, claim.session, claim.fence), None)
+        if wait is not None:
+            self._firm[claim.reader, claim.session] = wait
 
     def arrives(self, lane: str, session: str, text: str) -> None:
         """A request reached a far side. Whoever holds the lane must have waited as long as they were told."""
