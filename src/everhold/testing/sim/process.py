@@ -72,7 +72,7 @@ class Process:
     async def breathe(self) -> None:
         """Go on only if this process still can."""
         task = asyncio.current_task()
-        if task in self.workers:
+        if task is not None and task in self.workers:
             WORKING.set(self.workers[task])
         while True:
             if self.dead:
@@ -128,7 +128,9 @@ class SimGates(Gates):
         if loop.time() >= expires:
             raise InDoubt(f"{what} was not even begun within {deadline:g} s")
         trip = world.trip(kind, deadline)
-        answer = world.carry(work, trip, sent=Sent(process.name, started), expires=expires)
+        claim = WORKING.get()
+        sent = Sent(process.name, started, claim.fence if claim is not None else 0)
+        answer = world.carry(work, trip, sent=sent, expires=expires)
         ends = expires if trip.breaks is None else min(expires, loop.time() + trip.breaks)
         try:
             async with asyncio.timeout_at(ends):

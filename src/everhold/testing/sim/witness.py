@@ -176,8 +176,7 @@ class Witness:
         holder = self.holders.get((lane, session))
         if (
             wait is not None
-            and holder is not None
-            and holder[0] == sent.process
+            and holder == (sent.process, sent.fence)
             and wait.since + PATIENCE < sent.at < wait.until - PATIENCE
             and not self.world.jumped_forward_since(wait.since)
         ):

@@ -27,13 +27,14 @@ _SESSION: Final = re.compile(r"\b[0-9a-hjkmnp-tv-z]{26}\b")
 
 
 class Sent(NamedTuple):
-    """Which process sent the request that is being carried out, and when."""
+    """Which process sent the request that is being carried out, when, and under which fence."""
 
     process: str
     at: float
+    fence: int
 
 
-NOBODY: Final = Sent("", 0.0)
+NOBODY: Final = Sent("", 0.0, 0)
 SENT: contextvars.ContextVar[Sent] = contextvars.ContextVar("SENT")
 
 
