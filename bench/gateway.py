@@ -220,18 +220,22 @@ def hermes_python() -> Path:
 
 
 def gateway_rows(rounds: int) -> list[Row]:
-    with model() as url, contextlib.ExitStack() as rooms:
-        ours = {size: Ours(rooms.enter_context(room()), size, url) for size in SIZES}
-        theirs = {size: Hermes(rooms.enter_context(room()), size, url, turns=t) for size, t in HERMES.items()}
-        works: dict[str, Callable[[], float]] = {f"ours {size}": side.round for size, side in ours.items()}
-        recalling = {size: Ours(rooms.enter_context(room()), size, url, recall=RECALL_MS) for size in RECALLED}
-        works |= {f"recalling {size}": side.round for size, side in recalling.items()}
-        works |= {f"hermes {size}": side.round for size, side in theirs.items()}
+    with model() as url, contextlib.ExitStack() as open_:
+
+        def ours(size: int, *, recall: int = 0) -> Callable[[], float]:
+            side = Ours(open_.enter_context(room()), size, url, recall=recall)
+            open_.callback(side.close)
+            return side.round
+
+        def hermes(size: int, turns: int) -> Callable[[], float]:
+            peer = Hermes(open_.enter_context(room()), size, url, turns=turns)
+            open_.callback(peer.close)
+            return peer.round
+
+        works = {f"ours {size}": ours(size) for size in SIZES}
+        works |= {f"recalling {size}": ours(size, recall=RECALL_MS) for size in RECALLED}
+        works |= {f"hermes {size}": hermes(size, turns) for size, turns in HERMES.items()}
         found = interleave(rounds, works)
-        for side in (*ours.values(), *recalling.values()):
-            side.close()
-        for peer in theirs.values():
-            peer.close()
     young = found[f"ours {SIZES[0]}"]
     rows = []
     for size in SIZES:
@@ -304,11 +308,11 @@ def crowd_rows(rounds: int) -> list[Row]:
     """So many sessions that all write at once, over HTTP, beside as many bare commits at once."""
     with model() as url, room() as directory:
         gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=RECALL_MS))
-        crowd = Crowd(gateway.port)
-        crowd.round()
-        found = interleave(rounds, {"bare": bare_commits, "ours": crowd.round})
-        crowd.close()
-        gateway.close()
+        with contextlib.closing(gateway):
+            crowd = Crowd(gateway.port)
+            crowd.round()
+            found = interleave(rounds, {"bare": bare_commits, "ours": crowd.round})
+            crowd.close()
     beside = f"bare commits, as many at once, p95 {median(found['bare']):.1f} ms"
     share = ratio(found["ours"], found["bare"])
     return [

@@ -306,6 +306,25 @@ async def test_who_never_comes_to_the_point_is_hung_up_on(tmp_path: Path, model:
     await gateway.stop()
 
 
+async def test_who_asks_again_and_again_is_not_hung_up_on(tmp_path: Path, model: ModelServer) -> None:
+    gateway = Gateway(tmp_path, model)
+    await gateway.start()
+    gateway.web.idle_seconds = 1.0
+    gateway.web.sweep_seconds = 0.05
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    try:
+        for _ in range(30):  # at rest nearly always, and for longer than anybody may be silent
+            writer.write(b"GET /api/me HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            async with asyncio.timeout(5):
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]))
+            assert head.startswith(b"HTTP/1.1 200"), head
+            await asyncio.sleep(0.06)
+    finally:
+        writer.close()
+        await gateway.stop()
+
+
 async def test_no_more_than_sixty_four_requests_arrive_at_once(gateway: Gateway, client: httpx2.AsyncClient) -> None:
     guard = gateway.web.guard
     slow = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(70)]
