@@ -21,6 +21,7 @@ from everhold.ports.store import Change, Opening, Step, Wake
 Reception: TypeAlias = Callable[[Incoming], Awaitable[Admission]]
 """Who is this, and may they speak? Configuration and people are behind it."""
 
+MOST_KNOWN: Final = 10_000
 MIND: Final = "mind"
 DESK: Final = "desk"
 
@@ -32,6 +33,8 @@ class Accept:
         self.gates = gates
         self.reception = reception
         self.bells = bells
+        self._known: dict[str, tuple[str, str]] = {}
+        """Where addresses led when they were last used. Only a shortcut: the commit refuses what is no longer so."""
 
     async def __call__(self, incoming: Incoming) -> Verdict:
         incoming = presentable(incoming)
@@ -60,7 +63,7 @@ class Accept:
         )
         address = str(place)
         at = gates.clock.now()
-        found = await gates.store.whereto(address)
+        found = self._known.pop(address, None) or await gates.store.whereto(address)
         opens = None if found else Opening(agent=admission.agent, address=address)
         session, title = found or (session_id(at, gates.chance.bytes(10)), "")
         stamp = Stamp(
@@ -79,11 +82,14 @@ class Accept:
                 session=session,
                 at=at,
                 opens=opens,
+                bound=(address, title) if found else None,
                 entries=(Draft(body=body, author=f"person:{admission.person}", dedup=dedup_key(incoming)),),
                 wakes=(Wake(reader=wake),) if body.asks else (),
                 position=incoming.position,
             )
         )
+        if len(self._known) < MOST_KNOWN:
+            self._known[address] = (session, title)
         if done.duplicate:
             outcome = "differs" if done.differs else "duplicate"
             if done.differs:

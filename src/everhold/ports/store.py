@@ -229,6 +229,8 @@ class Change(Struct, frozen=True, kw_only=True):
     """Refused with Conflict unless the view generation is still this."""
     seen: int | None = None
     """Refused with Conflict if the session has grown beyond this seq."""
+    bound: tuple[str, str] | None = None
+    """(address, title): refused with Conflict unless the address leads to this session, and that is its title."""
     # the rest of the commit
     lane: LaneUpdate | None = None
     wakes: tuple[Wake, ...] = ()

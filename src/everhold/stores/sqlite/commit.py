@@ -81,6 +81,10 @@ def _check(cur: apsw.Cursor, change: Change) -> None:
             raise Conflict(f"session {session} is at generation {generation} by now, not {change.generation}")
         if change.seen is not None and head.first - 1 > change.seen:
             raise Conflict(f"session {session} has grown to {head.first - 1}, beyond {change.seen}")
+    if change.bound is not None:
+        address, title = change.bound
+        if cur.execute(sessions.WHERETO, (address,)).fetchone() != (session, title):
+            raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
     if change.op is not None:
         operations.guard(cur, session, change.op, change.claim)
 
