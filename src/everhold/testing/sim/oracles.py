@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from everhold.control import Control
 from everhold.core.entries import (
     Began,
     Called,
@@ -58,7 +59,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 async def check(
-    store: SqliteStore, world: World, witness: Witness, surroundings: Surroundings, *, at_rest: bool
+    store: SqliteStore, control: Control, world: World, witness: Witness, surroundings: Surroundings, *, at_rest: bool
 ) -> list[str]:
     """Everything that is not as it must be."""
     sessions = [session.id for session in await store.sessions(limit=1_000)]
@@ -74,7 +75,9 @@ async def check(
         surroundings=surroundings,
         at_rest=at_rest,
     )
-    problems = await store.verify()
+    report = await control.audit()
+    problems = [f"the audit says: {finding.text}" for finding in report.broken if at_rest or finding.promise == "P8"]
+    problems += await retold(facts, control)
     for oracle in (gapless, heard_once, answered, within_operations, folded, thought_of, delivered, ran, hushed):
         problems += oracle(facts)
     problems += memories.remembered(
@@ -297,6 +300,19 @@ def thought_of(facts: Facts) -> Iterator[str]:
             if reference.fingerprint(request) != entry.body.request:
                 facts.world.tell("oracle", f"{session} {entry.seq} should have been asked {request.messages}")
                 yield f"{session}: the request behind entry {entry.seq} is not what the log says"
+
+
+async def retold(facts: Facts, control: Control) -> list[str]:
+    """Whoever asks what a model was shown is told exactly that, or that it cannot be told any more."""
+    found = []
+    for session, log in facts.logs.items():
+        erased = any(isinstance(entry.body, Erased) for each in facts.logs.values() for entry in each)
+        thoughts = [e.seq for e in log if isinstance(e.body, Thought) and e.body.request]
+        for seq in thoughts[-2:]:
+            context = await control.context(session, at=seq)
+            if not context.exact and not erased:
+                found.append(f"{session}: the context of entry {seq} is told otherwise than it was")
+    return found
 
 
 def delivered(facts: Facts) -> Iterator[str]:

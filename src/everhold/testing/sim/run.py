@@ -12,16 +12,19 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from everhold.control import Control
+from everhold.flow.accept import Accept
+from everhold.flow.gates import Bells, Gates
 from everhold.ports.platform import Delivery
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import oracles
 from everhold.testing.sim.farside import SimPlatform
-from everhold.testing.sim.host import Host, Parts, Surroundings
+from everhold.testing.sim.host import Host, Inside, Parts, Surroundings
 from everhold.testing.sim.loop import SimLoop, Stuck
-from everhold.testing.sim.people import Chat
+from everhold.testing.sim.people import Chat, reception
 from everhold.testing.sim.profile import Profile, draw
 from everhold.testing.sim.witness import Witness
-from everhold.testing.sim.world import Dice, World
+from everhold.testing.sim.world import Dice, Quiet, World
 
 FAST = Path("/dev/shm")
 PLATFORMS = (("poll", Delivery.BLIND), ("keyed", Delivery.KEYED), ("probe", Delivery.PROBE))
@@ -71,7 +74,11 @@ def _play(seed: int, profile: Profile, disk: Path, parts: Parts) -> Outcome:
         left = await host.run()
         undone = [f"not at rest after the storm: {left}"] if left else []
         store = SqliteStore.open(disk, chance=Dice(seed, "end"), inline=True, synchronous="OFF")
-        found = await oracles.check(store, world, witness, surroundings, at_rest=not left)
+        gates = Gates(store=store, clock=world, chance=Dice(seed, "end"), log=Quiet(world, "end", []), owner="end")
+        runtimes = Inside(surroundings)
+        door = Accept(gates, reception=reception, bells=Bells())
+        control = Control(gates, bells=Bells(), accept=door, runtimes=runtimes)
+        found = await oracles.check(store, control, world, witness, surroundings, at_rest=not left)
         await store.close()
         await host.close()
         return undone + found
