@@ -1,4 +1,4 @@
-"""Reads the development data: conversations as messages, questions with their evidence. Nothing of it is ever shipped."""
+"""Reads the development data: conversations, questions and their evidence. Nothing of it is ever shipped."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ in (no room, an import under way) is looked through as it is.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ TAIL: Final = 512
 PASSAGE: Final = 1_600
 """Characters of an item that are shown at once; of a longer one, those that matched."""
 
+CLOSER: Final = 120
+"""Candidates that are looked at closely, with what stands beside them."""
 EACH: Final = 4
 """Chunks of a candidate that are judged besides those that were found."""
 
@@ -177,10 +180,15 @@ class Index:
         words = lookup.full_text(db, lookup.expression(db, text), scopes, session=session)
         question = self._meaning.question(db, without(text, spoken), scopes)
         near = self._meaning.nearest(db, question, scopes, CANDIDATES) if question else {}
+        if question:
+            near |= self._meaning.near(db, question, [id for id in words if id not in near])
         owner = lookup.owners(db, words.keys() | near.keys())
-        rows = self._surroundings(set(owner.values()))
+        knobs = self.knobs
+        first = fuse(((knobs.words, _pool(words, owner)), (knobs.meaning, _pool(near, owner))))
+        rows = self._surroundings(set(heapq.nlargest(CLOSER, first, key=first.__getitem__)))
         alike: dict[int, float] = {}
         if question:
+            owner = {id: pos for id, pos in owner.items() if pos in rows}
             owner |= {
                 id: row.pos for row in rows.values() for id in range(row.first, row.first + min(row.chunks, EACH))
             }
@@ -263,8 +271,8 @@ def _pool(chunks: dict[int, float], owner: dict[int, int]) -> dict[int, float]:
     """A message is as good as its best chunk."""
     pooled: dict[int, float] = {}
     for chunk, score in chunks.items():
-        item = owner[chunk]
-        if score > pooled.get(item, 0.0):
+        item = owner.get(chunk)
+        if item is not None and score > pooled.get(item, 0.0):
             pooled[item] = score
     return pooled
 

@@ -79,8 +79,7 @@ def remove(path: Path) -> None:
 
 
 def wipe(db: apsw.Connection) -> None:
-    """Leave no byte of what was removed in the files: neither in old segments of the index nor in the log beside it."""
-    db.execute("insert into words (words) values ('optimize')")
+    """Leave no byte of what was removed in the files: pages are overwritten as rows go, the log beside them here."""
     db.pragma("wal_checkpoint(truncate)")
 
 

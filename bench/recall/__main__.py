@@ -1,0 +1,66 @@
+"""`python -m bench.recall quality|speed`: recall on the development data, and how long finding lasts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from bench.recall import quality, speed
+from bench.recall.data import ABSENT, DATA, beam, locomo
+from everhold.memories.builtin import encoder, table
+from everhold.memories.builtin.meaning import Use
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.recall")
+    parser.add_argument("what", choices=("quality", "speed"), nargs="?", default="quality")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--use", choices=("none", "table", "auto"), action="append", help="embeddings; all by default")
+    parser.add_argument("--items", type=int, action="append", help="sizes for speed; 10,000 and 100,000 by default")
+    options = parser.parse_args()
+    uses: list[Use] = options.use or ["none", "table", "auto"]
+    if options.what == "speed":
+        asyncio.run(_speed(options.items or [10_000, 100_000], [use for use in uses if use != "auto"]))
+    else:
+        asyncio.run(_quality(options.data, uses))
+
+
+async def _quality(data: Path, uses: list[Use]) -> None:
+    sets = {"LoCoMo": locomo(data), "BEAM-100K": beam(data)}
+    if not any(sets.values()):
+        print(ABSENT)
+        return
+    print("| set | embeddings | questions | R@5 | R@10 | R@20 | in 1,700 tokens |\n|---|---|---|---|---|---|---|")
+    for use in uses:
+        if (use == "table" and not table.available()) or (use == "auto" and not encoder.available()):
+            print(f"| | {use}: not installed | | | | | |")
+            continue
+        for name, talks in sets.items():
+            if talks:
+                score = await quality.measure(talks, use=use)
+                print(
+                    f"| {name} | {use} | {score.questions} | {score.at_5:.3f} | {score.at_10:.3f} | {score.at_20:.3f} "
+                    f"| {score.in_budget:.3f} |",
+                    flush=True,
+                )
+                print(f"  by kind, R@10: {', '.join(f'{kind} {value:.3f}' for kind, value in score.kinds.items())}")
+
+
+async def _speed(sizes: list[int], uses: list[Use]) -> None:
+    print(
+        "| items | embeddings | take in, CPU ms | first ms | p50 ms | p95 ms | CPU p50 | CPU p95 | new item ms | MB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for size in sizes:
+        for use in uses:
+            t = await speed.measure(size, use=use)
+            print(
+                f"| {t.items:,} | {use} | {t.take_in_ms:.3f} | {t.cold_ms:.0f} | {t.p50_ms:.1f} | {t.p95_ms:.1f} "
+                f"| {t.cpu_p50_ms:.1f} | {t.cpu_p95_ms:.1f} | {t.fresh_ms:.1f} | {t.file_mb:.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

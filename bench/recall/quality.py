@@ -1,0 +1,75 @@
+"""How much of the evidence `find` brings back: at ten items, and within a budget of tokens."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from msgspec import Struct
+
+from bench.recall import stage
+from bench.recall.data import Conversation
+from everhold.memories.builtin import Builtin, Index
+from everhold.memories.builtin.meaning import Use
+from everhold.ports.memory import Query
+
+BUDGET = 1_700
+DEEP = 80
+"""Items asked for; the metrics cut them."""
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    questions: int
+    at_5: float
+    at_10: float
+    at_20: float
+    in_budget: float
+    kinds: dict[str, float]
+
+
+async def measure(talks: Sequence[Conversation], *, use: Use) -> Score:
+    """Each conversation in a home of its own, each question through the provider's `find`."""
+    shares: dict[str, list[float]] = defaultdict(list)
+    kinds: dict[str, list[float]] = defaultdict(list)
+    for talk in talks:
+        with tempfile.TemporaryDirectory() as home:
+            store = stage.open_store(Path(home))
+            places = await stage.tell(store, talk)
+            index = Index(Path(home) / "index.db", inline=True, embeddings=use)
+            while await index.catch_up(store):
+                pass
+            while await index.fill(64):
+                pass
+            memory = Builtin(index=index, store=store, agent="main")
+            for question in talk.questions:
+                query = Query(
+                    text=question.text,
+                    agent="main",
+                    session="elsewhere",
+                    name="bench",
+                    audience=stage.audience(talk),
+                    person="asker",
+                    limit=DEEP,
+                )
+                found = await memory.find(query)
+                ids = [places[one.session, one.seq] for one in found]
+                for count in (5, 10, 20):
+                    shares[f"at_{count}"].append(_share(ids[:count], question.evidence))
+                texts = [one.text for one in found]
+                fits = next((n for n in range(len(texts), 0, -1) if stage.tokens(texts[:n]) <= BUDGET), 0)
+                shares["in_budget"].append(_share(ids[:fits], question.evidence))
+                kinds[question.kind].append(shares["at_10"][-1])
+            await index.close()
+            await store.close()
+    return Score(
+        questions=len(shares["at_10"]),
+        kinds={kind: fmean(values) for kind, values in sorted(kinds.items())},
+        **{name: fmean(values) for name, values in shares.items()},
+    )
+
+
+def _share(ids: Sequence[str], evidence: frozenset[str]) -> float:
+    return len(evidence & set(ids)) / len(evidence)

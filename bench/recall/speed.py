@@ -1,0 +1,109 @@
+"""How long `find` and taking in last, on a log of made-up sentences; CPU beside wall, since machines are shared."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from everhold.core.entries import Entry, Heard, Kind, Place, Stamp
+from everhold.memories.builtin import Index
+from everhold.memories.builtin.meaning import Use
+from everhold.ports.store import Session
+
+AUDIENCE = ("person:ada",)
+ASKED = 100
+
+
+class Times(Struct, frozen=True, kw_only=True):
+    items: int
+    take_in_ms: float
+    """CPU per item."""
+    cold_ms: float
+    """The first question."""
+    p50_ms: float
+    p95_ms: float
+    cpu_p50_ms: float
+    cpu_p95_ms: float
+    fresh_ms: float
+    """From commit to found, of one new item."""
+    file_mb: float
+
+
+class Feed:
+    """As much of a store as the index reads."""
+
+    def __init__(self) -> None:
+        self.log: list[Entry] = []
+
+    async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+        return self.log[after : after + limit]
+
+    async def session(self, id: str) -> Session:
+        return Session(id=id, agent="main", address="", last_seq=0, generation=0, created=0.0)
+
+    async def entry(self, session: str, seq: int) -> Entry:
+        return self.log[int(session) * 100 + seq - 1]
+
+
+def sentences(count: int, seed: int = 7) -> Iterator[str]:
+    """Sentences whose words are as unevenly common as real ones are."""
+    chance = random.Random(seed)
+    letters = "bcdfghjklmnprstvwz"
+    words = [
+        "".join(chance.choice(letters) + chance.choice("aeiou") for _ in range(chance.randint(2, 4)))
+        for _ in range(40_000)
+    ]
+    weights = [1 / (rank + 10) for rank in range(len(words))]
+    for _ in range(count):
+        yield " ".join(chance.choices(words, weights, k=chance.randint(6, 24)))
+
+
+def entry(pos: int, text: str) -> Entry:
+    body = Heard(origin=Place(platform="bench"), text=text, stamp=Stamp(person="ada", audience=AUDIENCE))
+    return Entry(
+        session=str((pos - 1) // 100), seq=(pos - 1) % 100 + 1, pos=pos, kind=Kind.HEARD, op=None, author="person:ada",
+        at=float(pos), version=1, body=body, digest=b"x",
+    )  # fmt: skip
+
+
+async def measure(items: int, *, use: Use) -> Times:
+    texts = list(sentences(items + ASKED))
+    store = Feed()
+    store.log = [entry(pos, text) for pos, text in enumerate(texts[:items], 1)]
+    with tempfile.TemporaryDirectory() as home:
+        index = Index(Path(home) / "index.db", inline=True, embeddings=use)
+        started = time.process_time()
+        while await index.catch_up(store, 5_000):  # type: ignore[arg-type]  # only what is read
+            pass
+        take_in = (time.process_time() - started) / items * 1e3
+
+        async def ask(text: str) -> tuple[float, float]:
+            wall, cpu = time.perf_counter(), time.process_time()
+            await index.search(store, text, agent="main", audience=AUDIENCE)  # type: ignore[arg-type]
+            return (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
+
+        questions = [" ".join(text.split()[:8]) for text in texts[items:]]
+        cold, _ = await ask(questions[0])
+        asked = [await ask(question) for question in questions]
+        store.log.append(entry(items + 1, "a quite unmistakable aardvark"))
+        fresh, _ = await ask("aardvark")
+        size = _megabytes(Path(home))
+        await index.close()
+    walls, cpus = sorted(wall for wall, _ in asked), sorted(cpu for _, cpu in asked)
+    return Times(
+        items=items, take_in_ms=take_in, cold_ms=cold, p50_ms=_at(walls, 50), p95_ms=_at(walls, 95),
+        cpu_p50_ms=_at(cpus, 50), cpu_p95_ms=_at(cpus, 95), fresh_ms=fresh, file_mb=size,
+    )  # fmt: skip
+
+
+def _megabytes(home: Path) -> float:
+    return sum(path.stat().st_size for path in home.iterdir()) / 1e6
+
+
+def _at(values: Sequence[float], percent: int) -> float:
+    return values[min(len(values) - 1, len(values) * percent // 100)]
