@@ -244,7 +244,8 @@ class _Walk:
         op = entry.op or 0
         if self.open_calls.get(op) and op not in self.blurred:
             self.find("P2", f"a thought while calls of operation {op} had no result", seq=entry.seq)
-        self.open_calls[op] = {call.id for call in body.calls}
+        # a job's calls change nothing, and what they returned is not written down
+        self.open_calls[op] = {call.id for call in body.calls} if self.whats.get(op) != "job" else set()
         self.started[op] = set()
         self.blurred.discard(op)
 
