@@ -1,0 +1,50 @@
+"""`everhold compress` and `everhold sessions diff`, with and without a gateway: one id, and the originals stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.house import House, make_plugin
+
+OFFLINE = "models: {m: {provider: offline}}\ndefaults: {model: m, memories: [], tools: []}\n"
+
+
+@pytest.fixture(params=["alone", "gateway"])
+def house(request: pytest.FixtureRequest, tmp_path: Path) -> object:
+    house = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+    (house.path / "config.yaml").write_text(OFFLINE)
+    if request.param == "gateway":
+        house.up()
+    for n in range(5):
+        house.run(
+            "send", f"The locker number {n} belongs to somebody who likes long sentences about nothing much."
+        ).ok()
+    yield house
+    house.close()
+
+
+def test_a_session_is_compressed_from_the_shell_under_its_id(house: House) -> None:
+    before = house.run("sessions", "list", "--json").ok().json["sessions"][0]["id"]
+    preview = house.run("compress", "last", "--preview", "--keep", "1").ok()
+    assert "Nothing was changed" in preview.out
+    assert house.run("sessions", "folds", "last", "--json").ok().json["folds"] == []
+    done = house.run("compress", "last", "--keep", "1", "--focus", "lockers", "--json").ok().json
+    assert done["session"] == before
+    assert done["text"].startswith("Compressed 4 messages")
+    (fold,) = house.run("sessions", "folds", "last", "--json").ok().json["folds"]
+    diff = house.run("sessions", "diff", "last", "--fold", str(fold["op"])).ok().out
+    assert "- " in diff
+    assert any(line.startswith("- ") and "locker number 0" in line for line in diff.splitlines())
+    assert any(line.startswith("+ everhold: [Summary") for line in diff.splitlines())
+    again = house.run("compress", "last", "--keep", "1")
+    assert (again.code, again.out) == (1, "There is nothing to compress.\n")
+    assert house.run("sessions", "list", "--json").ok().json["sessions"][0]["id"] == before
+    house.run("undo", "last", "compress").ok()
+    house.run("audit").ok()
+
+
+def test_what_is_not_there_cannot_be_compressed_or_compared(house: House) -> None:
+    assert "there is no session" in house.run("compress", "nowhere").err
+    assert "no compression 3" in house.run("sessions", "diff", "last", "--fold", "3").err
