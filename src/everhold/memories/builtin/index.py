@@ -21,7 +21,7 @@ from everhold.memories.builtin import lookup, schema
 from everhold.memories.builtin.intake import Intake
 from everhold.memories.builtin.lookup import CANDIDATES, Row
 from everhold.memories.builtin.meaning import Meaning, Use
-from everhold.memories.builtin.rank import KNOBS, Knobs, Sign, fuse, settle
+from everhold.memories.builtin.rank import DEEP, KNOBS, Knobs, Sign, fuse, settle
 from everhold.memories.builtin.tail import Hit, scan
 from everhold.memories.builtin.words import without
 from everhold.ports.store import Store
@@ -42,7 +42,9 @@ T = TypeVar("T")
 class Index:
     """One file. `inline` works on the caller's thread, for simulated worlds."""
 
-    def __init__(self, path: Path, *, inline: bool = False, embeddings: Use = "auto", knobs: Knobs = KNOBS) -> None:
+    def __init__(
+        self, path: Path, *, inline: bool = False, embeddings: Use = "auto", knobs: Knobs | None = None
+    ) -> None:
         self.path = path
         self.inline = inline
         self.knobs = knobs
@@ -183,10 +185,13 @@ class Index:
         if question:
             near |= self._meaning.near(db, question, [id for id in words if id not in near])
         owner = lookup.owners(db, words.keys() | near.keys())
-        knobs = self.knobs
-        first = fuse(((knobs.words, _pool(words, owner)), (knobs.meaning, _pool(near, owner))))
+        deep = question is not None and question.kept == "deep"
+        knobs = self.knobs if self.knobs is not None else DEEP if deep else KNOBS
+        by_model = knobs.deep if deep else knobs.meaning
+        first = fuse(((knobs.words, _pool(words, owner)), (by_model, _pool(near, owner))))
         rows = self._surroundings(set(heapq.nlargest(CLOSER, first, key=first.__getitem__)))
         alike: dict[int, float] = {}
+        plain: dict[int, float] = {}
         if question:
             owner = {id: pos for id, pos in owner.items() if pos in rows}
             owner |= {
@@ -194,20 +199,15 @@ class Index:
             }
             near |= self._meaning.near(db, question, [id for id in owner if id not in near])
             alike = self._meaning.alike(db, question, owner)
-        scores = fuse(
-            (
-                (self.knobs.words, _pool(words, owner)),
-                (self.knobs.meaning, _pool(near, owner)),
-                (self.knobs.alike, _pool(alike, owner)),
-            )
-        )
+            plain = self._meaning.plain(db, question, list(owner)) if deep else {}
+        arms = ((knobs.words, words), (by_model, near), (knobs.meaning, plain), (knobs.alike, alike))
+        scores = fuse((weight, _pool(arm, owner)) for weight, arm in arms)
         signs = {pos: _sign(row, authors) for pos, row in rows.items()}
-        ranked = settle(scores, signs, self.knobs)
+        ranked = settle(scores, signs, knobs)
         order = sorted(ranked, key=lambda pos: (-ranked[pos], -pos))
         best = [
             rows[pos] for pos in order if lookup.live(rows[pos]) and (session is None or rows[pos].session == session)
         ][:limit]
-        arms = ((self.knobs.words, words), (self.knobs.meaning, near), (self.knobs.alike, alike))
         judged = fuse(arms) if any(row.size > PASSAGE for row in best) else {}
         return [self._hit(row, ranked[row.pos], judged) for row in best]
 

@@ -134,6 +134,10 @@ class Meaning:
                 found.update((id, plain[id] * top / top_plain) for id in missing if id in plain)
         return found
 
+    def plain(self, db: apsw.Connection, question: Question, chunks: Sequence[int]) -> dict[int, float]:
+        """How near these chunks are by the table, where the stronger model judges, too."""
+        return compare(db, "vectors", chunks, table.load().question(question.text))
+
     def alike(self, db: apsw.Connection, question: Question, chunks: Iterable[int]) -> dict[int, float]:
         """The share of the question's words that each chunk has something like."""
         rows: list[Any] = db.execute(

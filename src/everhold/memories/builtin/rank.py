@@ -14,9 +14,11 @@ class Knobs(Struct, frozen=True, kw_only=True):
     words: float = 0.3
     """The very words, as full text finds them."""
     meaning: float = 0.35
-    """Nearness of the whole."""
+    """Nearness of the whole, by the table."""
     alike: float = 0.35
     """Words that are like the question's, one by one."""
+    deep: float = 0.0
+    """Nearness of the whole, by the stronger model."""
     smooth: float = 0.3
     """What an item gains from each of its neighbours in the conversation."""
     human: float = 0.2
@@ -30,6 +32,8 @@ class Knobs(Struct, frozen=True, kw_only=True):
 
 
 KNOBS: Final = Knobs()
+DEEP: Final = Knobs(words=0.25, meaning=0.125, alike=0.25, deep=0.375)
+"""With the stronger model, which takes most of the table's share."""
 DAY: Final = 86_400.0
 
 
