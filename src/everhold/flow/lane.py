@@ -127,12 +127,13 @@ class Lane:
         self.replays = [parked for parked in self.replays if parked.id not in flight.replays]
         load = await self._again(flight)
         if load is None:
-            return await self._land(flight.upto, unparks=flight.replays)
+            return await self._land(flight.upto, parks=self._lost(flight), unparks=flight.replays)
         load = structs.replace(load, upto=flight.upto)
         if flight.state == "void":
             # something in it was erased: the rest is in doubt, as what it now is, under its own keys
+            parks = self._lost(flight, load.items)
             flight = structs.replace(flight, items=load.items, digest=load.digest, state="doubt")
-            await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), generation=load.generation)
+            await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), parks=parks, generation=load.generation)
             return await self._resolve(load, flight)
         if load.digest != flight.digest:
             stored = await self.gates.store.lane(self.claim.reader, self.claim.session)
@@ -172,7 +173,7 @@ class Lane:
             how = "hold"
         self.log.warning("delivery.in_doubt", keys=[item.key for item in load.items], then=how)
         if how == "hold":
-            parks = self._parks(load, "nobody can tell whether it arrived", doubtful=True)
+            parks = self._parks(load.items, "nobody can tell whether it arrived", doubtful=True)
             return await self._land(load.upto, load.items, parks=parks, unparks=flight.replays)
         if how == "probe":
             try:
@@ -214,7 +215,7 @@ class Lane:
             return await self._later(load, structs.replace(leg.flight, state="unsent"), error)
         except Refused as error:
             self.log.warning("delivery.parked", keys=[item.key for item in load.items], reason=str(error))
-            parks = self._parks(load, str(error), doubtful=leg.doubtful)
+            parks = self._parks(load.items, str(error), doubtful=leg.doubtful)
             return await self._land(load.upto, load.items, parks=parks, unparks=leg.flight.replays)
         except InDoubt as error:
             flight = structs.replace(leg.flight, state="doubt")
@@ -317,7 +318,7 @@ class Lane:
         seconds = asked if asked is not None else wait_seconds(self.attempts, jitter=self.gates.chance.random())
         if seconds is None:
             parks = self._parks(
-                load,
+                load.items,
                 f"given up after {self.attempts} attempts: {error}",
                 doubtful=flight.state != "unsent" or self._gambled(flight),
             )
@@ -347,7 +348,15 @@ class Lane:
             for item in load.items
         )
 
-    def _parks(self, load: Load, reason: str, *, doubtful: bool = False) -> tuple[Parked, ...]:
+    def _lost(self, flight: Flight, left: tuple[Item, ...] = ()) -> tuple[Parked, ...]:
+        """What was erased whole on its way to somebody who cannot tell: it may be there all the same."""
+        if flight.state == "unsent" or resolution(self.courier.delivery, policy="") != "gamble":
+            return ()
+        keys = {item.key for item in left}
+        gone = tuple(item for item in flight.items if item.key not in keys)
+        return self._parks(gone, "it was erased on its way, and nobody can tell whether it arrived", doubtful=True)
+
+    def _parks(self, items: tuple[Item, ...], reason: str, *, doubtful: bool = False) -> tuple[Parked, ...]:
         return tuple(
             Parked(
                 reader=self.claim.reader,
@@ -358,7 +367,7 @@ class Lane:
                 reason=reason,
                 doubtful=doubtful,
             )
-            for item in load.items
+            for item in items
         )
 
     async def _commit(
