@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -36,6 +37,8 @@ TURNS = 60
 FOLD_TURNS = 40
 WINDOW_TOKENS = 12_000
 """A window that fills up within a round, so that folds are part of what is measured."""
+BUSY = 32
+BUSY_TURNS = 6
 RECALLED = (10, 4_500)
 HERMES = {10: 6, 4_500: 2}
 """Messages behind hermes-agent's session -> turns of a round."""
@@ -185,6 +188,48 @@ def _plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("EVERHOLD")}
 
 
+class Busy:
+    """A gateway that many talk with at once, so that it never sleeps."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=0))
+
+    def round(self) -> float:
+        """CPU milliseconds of one turn."""
+        crowd = Crowd(self.gateway.port, BUSY)
+        crowd.talk(2)
+        started = self.gateway.cpu()
+        crowd.talk(BUSY_TURNS)
+        spent = self.gateway.cpu() - started
+        crowd.close()
+        return spent / (BUSY * BUSY_TURNS) * 1e3
+
+    def close(self) -> None:
+        self.gateway.close()
+
+
+def cold() -> tuple[float, float]:
+    """CPU microseconds of the same small work done again and again, and done after a sleep of 2 ms each time.
+
+    What else runs on a machine is paid for here: whoever slept finds its caches full of others' things. A turn sleeps
+    a dozen times, so this belongs to its numbers.
+    """
+
+    def work() -> None:
+        for number in range(40):
+            json.loads(json.dumps({"number": number, "text": [str(number), {"more": number * 2}]}))
+
+    def spent(pause: float) -> float:
+        started = time.process_time()
+        for _ in range(200):
+            work()
+            if pause:
+                time.sleep(pause)
+        return (time.process_time() - started) / 200 * 1e6
+
+    return spent(0.0), spent(0.002)
+
+
 class Hermes:
     """hermes-agent's gateway with so many messages behind it, in a process of its own."""
 
@@ -233,6 +278,9 @@ def gateway_rows(rounds: int) -> list[Row]:
             return peer.round
 
         works = {f"ours {size}": ours(size) for size in SIZES}
+        busy = Busy(open_.enter_context(room()), url)
+        open_.callback(busy.close)
+        works |= {"busy": busy.round}
         works |= {f"recalling {size}": ours(size, recall=RECALL_MS) for size in RECALLED}
         works |= {f"hermes {size}": hermes(size, turns) for size, turns in HERMES.items()}
         found = interleave(rounds, works)
@@ -250,12 +298,23 @@ def gateway_rows(rounds: int) -> list[Row]:
             beside = f"hermes-agent 0.19.0, {size:,} messages {median(his):,.0f} ms"
             share = ratio(his, mine)
             rows.append(at_least("the same", median(mine), "ms", FEWER, beside=beside, ratio=share))
+    his = found[f"hermes {SIZES[0]}"]
+    what = f"turn over HTTP, {BUSY} sessions at once, CPU"
+    beside = f"hermes-agent 0.19.0, one session {median(his):,.0f} ms"
+    rows.append(at_most(what, median(found["busy"]), "ms", LIMIT_MS))
+    share = ratio(his, found["busy"])
+    rows.append(at_least("the same", median(found["busy"]), "ms", FEWER, beside=beside, ratio=share))
     for size in RECALLED:
         mine = found[f"recalling {size}"]
         beside = f"without recall {median(found[f'ours {size}']):.2f} ms"
         share = ratio(mine, found[f"ours {size}"])
         what = f"turn over HTTP that recalls, {size:,} entries behind it, CPU"
         rows.append(Row(what=what, value=median(mine), unit="ms", beside=beside, ratio=share))
+    hot, after = map(median, zip(*(cold() for _ in range(rounds)), strict=True))
+    what = "this machine now: some work after a sleep of 2 ms, CPU"
+    rows.append(
+        Row(what=what, value=after, unit="us", beside=f"the same without sleep {hot:.0f} us", ratio=after / hot)
+    )
     return rows
 
 
@@ -312,8 +371,8 @@ def crowd_rows(rounds: int) -> list[Row]:
         gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=RECALL_MS))
         with contextlib.closing(gateway):
             crowd = Crowd(gateway.port)
-            crowd.round()
-            found = interleave(rounds, {"bare": bare_commits, "ours": crowd.round})
+            crowd.accept()
+            found = interleave(rounds, {"bare": bare_commits, "ours": crowd.accept})
             crowd.close()
     beside = f"bare commits, as many at once, p95 {median(found['bare']):.1f} ms"
     share = ratio(found["ours"], found["bare"])
@@ -323,42 +382,73 @@ def crowd_rows(rounds: int) -> list[Row]:
 
 
 class Crowd:
-    """Callers with a connection and a session each."""
+    """Callers with a connection and a session each, and one who watches all replies."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, size: int = CROWD) -> None:
         self.runner = asyncio.Runner()
         self.port = port
-        self.streams = self.runner.run(self._connect())
+        self.size = size
+        self.said: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.sessions: dict[int, str] = {}
+        self.runner.run(self._connect())
 
-    async def _connect(self) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        return [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(CROWD)]
+    async def _connect(self) -> None:
+        self.streams = [await asyncio.open_connection("127.0.0.1", self.port) for _ in range(self.size)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
+        writer.write(b"GET /api/events HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n\r\n" % self.port)
+        await reader.readuntil(b"event: hello")
+        self.watcher = asyncio.create_task(self._watch(reader))
+        self.watched = writer
 
-    def round(self) -> float:
+    async def _watch(self, reader: asyncio.StreamReader) -> None:
+        async for line in reader:
+            if b'"kind":"said"' in line:
+                self.said[json.loads(line.partition(b":")[2])["session"]].set()
+
+    def accept(self) -> float:
         """The 95th percentile of the milliseconds until a message was accepted."""
-        return self.runner.run(self._round())
+        return self.runner.run(self._accept())
 
-    async def _round(self) -> float:
-        waits = await asyncio.gather(*(self._caller(number) for number in range(CROWD)))
+    async def _accept(self) -> float:
+        async def caller(number: int) -> list[float]:
+            return [await self._post(number) for _ in range(EACH)]
+
+        waits = await asyncio.gather(*map(caller, range(self.size)))
         await asyncio.sleep(3.0)  # until everybody has had their answer
         return p95(wait for its in waits for wait in its)
 
-    async def _caller(self, number: int) -> list[float]:
+    def talk(self, turns: int) -> None:
+        """Everybody says something, and the next thing when they were answered."""
+        self.runner.run(self._talk(turns))
+
+    async def _talk(self, turns: int) -> None:
+        async def caller(number: int) -> None:
+            for _ in range(turns):
+                if session := self.sessions.get(number):
+                    self.said[session].clear()
+                await self._post(number)
+                await self.said[self.sessions[number]].wait()
+
+        await asyncio.gather(*map(caller, range(self.size)))
+
+    async def _post(self, number: int) -> float:
+        """Milliseconds until the message was accepted."""
         reader, writer = self.streams[number]
         body = json.dumps({"chat": f"c{number}", "text": MESSAGE}).encode()
         head = f"POST /api/messages HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\ncontent-length: {len(body)}\r\n\r\n"
-        waits = []
-        for _ in range(EACH):
-            started = time.perf_counter()
-            writer.write(head.encode() + body)
-            answer = await reader.readuntil(b"\r\n\r\n")
-            assert b" 202 " in answer, answer
-            length = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-            await reader.readexactly(length)
-            waits.append((time.perf_counter() - started) * 1e3)
-        return waits
+        started = time.perf_counter()
+        writer.write(head.encode() + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b" 202 " in answer, answer
+        length = int(answer.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        told = json.loads(await reader.readexactly(length))
+        took = (time.perf_counter() - started) * 1e3
+        self.sessions[number] = told["session"]
+        return took
 
     def close(self) -> None:
-        for _, writer in self.streams:
+        self.watcher.cancel()
+        for writer in (self.watched, *(writer for _, writer in self.streams)):
             writer.close()
         self.runner.close()
 
