@@ -21,7 +21,17 @@ TALK: Final = (
 )  # fmt: skip
 """What a message may ask for besides an answer."""
 
-ORDERS: Final = ("/status", "/undo", "/retry", "/new", "/title of the day", "/branch", "/stop", "/undo compress")
+ORDERS: Final = (
+    "/status",
+    "/undo",
+    "/retry",
+    "/new",
+    "/title of the day",
+    "/branch",
+    "/stop",
+    "/undo compress",
+    "/background look around",
+)
 
 
 class Chat:
@@ -176,6 +186,10 @@ class People:
                 chat = self.meet()
                 chat.say()
                 chat.order("/branch")
+            case Step.JOB:
+                chat = self.meet()
+                chat.say()
+                chat.order("/background find it out")
             case Step.DRAFT:
                 self.meet().say("long")
             case Step.NOTE:

@@ -62,7 +62,9 @@ PLATFORMS: Final = {
 
 
 def named(dedup: str) -> str:
-    """The name of the message behind a dedup key."""
+    """The name of the message behind a dedup key; what no person wrote has none."""
+    if not dedup.startswith("["):
+        return ""
     _, _, chat, message, _, revision = msgspec.json.decode(dedup)
     return f"{chat}.m{message}{EDITED if revision else ''}"
 

@@ -24,6 +24,7 @@ from everhold.core.entries import (
     Noted,
     Returned,
     Said,
+    Tasked,
     Thought,
     Told,
     Took,
@@ -160,6 +161,7 @@ def failures(town: Town, people: People, books: Books, home: Path) -> list[str]:
     found = list(books.problems)
     found += _heard(town, books)
     found += _answered(books)
+    found += _worked(books)
     for square in town.squares.values():
         found += _shown(square, books)
         found += _in_order(square, people, books)
@@ -177,6 +179,8 @@ def _heard(town: Town, books: Books) -> Iterator[str]:
     """Every message is in the log once, in the order it was written. What was erased still has its place."""
     log: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for entry in (entry for log_ in books.logs for entry in log_.entries if entry.kind is Kind.HEARD):
+        if entry.dedup is not None and not named(entry.dedup):
+            continue  # the result of a job
         if entry.dedup is None:
             yield f"{entry.session} {entry.seq}: a message without a dedup key"
             chat = entry.body.origin.chat if isinstance(entry.body, Heard) else ""
@@ -197,6 +201,15 @@ def _heard(town: Town, books: Books) -> Iterator[str]:
                 yield f"{chat}: heard twice {twice}"
             if not lost and not twice and kept != messages:
                 yield f"{chat}: reordered, written {messages}, kept {kept}"
+
+
+def _worked(books: Books) -> Iterator[str]:
+    """Every background task came to one result."""
+    for log in books.logs:
+        tasks = [e.seq for e in log.entries if isinstance(e.body, Changed) and isinstance(e.body.change, Tasked)]
+        results = [e.dedup for e in log.entries if e.kind is Kind.HEARD and (e.dedup or "").startswith("job:")]
+        if results != [f"job:{log.session}:{seq}" for seq in tasks]:
+            yield f"{log.session}: the tasks {tasks} came to {results}"
 
 
 def _answered(books: Books) -> Iterator[str]:
