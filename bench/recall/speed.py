@@ -37,17 +37,18 @@ class Times(Struct, frozen=True, kw_only=True):
 class Feed:
     """As much of a store as the index reads."""
 
-    def __init__(self) -> None:
-        self.log: list[Entry] = []
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
 
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        return self.log[after : after + limit]
+        return [entry(pos, text) for pos, text in enumerate(self.texts[after : after + limit], after + 1)]
 
     async def session(self, id: str) -> Session:
         return Session(id=id, agent="main", address="", last_seq=0, generation=0, created=0.0)
 
     async def entry(self, session: str, seq: int) -> Entry:
-        return self.log[int(session) * 100 + seq - 1]
+        pos = int(session) * 100 + seq
+        return entry(pos, self.texts[pos - 1])
 
 
 def sentences(count: int, seed: int = 7) -> Iterator[str]:
@@ -73,8 +74,7 @@ def entry(pos: int, text: str) -> Entry:
 
 async def measure(items: int, *, use: Use) -> Times:
     texts = list(sentences(items + ASKED))
-    store = Feed()
-    store.log = [entry(pos, text) for pos, text in enumerate(texts[:items], 1)]
+    store = Feed(texts[:items])
     with tempfile.TemporaryDirectory() as home:
         index = Index(Path(home) / "index.db", inline=True, embeddings=use)
         started = time.process_time()
@@ -90,7 +90,7 @@ async def measure(items: int, *, use: Use) -> Times:
         questions = [" ".join(text.split()[:8]) for text in texts[items:]]
         cold, _ = await ask(questions[0])
         asked = [await ask(question) for question in questions]
-        store.log.append(entry(items + 1, "a quite unmistakable aardvark"))
+        store.texts.append("a quite unmistakable aardvark")
         fresh, _ = await ask("aardvark")
         size = _megabytes(Path(home))
         await index.close()
