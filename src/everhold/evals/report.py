@@ -15,8 +15,8 @@ from everhold.evals.score import Score
 GROWTH: Final = 1.1
 """How much bigger a folded context may be than it was in the baseline."""
 SLACK: Final = 0.2
-"""Of the facts a search may miss although it once found them: how hits are ranked is measured elsewhere (`bench.recall`),
-and a better ranking trades some for others. What must not happen unseen is that the originals cannot be found."""
+"""Of the facts a search may miss although it once found them: how hits are ranked is measured elsewhere, and a better
+ranking trades some for others. What must not happen unseen is that the originals cannot be found."""
 HEADERS: Final = (
     "conversation", "folds", "kept", "of the folded", "found", "stale", "made up", "tokens", "size", "cost", "time", "",
 )  # fmt: skip
