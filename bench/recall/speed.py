@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 import time
@@ -59,9 +60,9 @@ def sentences(count: int, seed: int = 7) -> Iterator[str]:
         "".join(chance.choice(letters) + chance.choice("aeiou") for _ in range(chance.randint(2, 4)))
         for _ in range(40_000)
     ]
-    weights = [1 / (rank + 10) for rank in range(len(words))]
+    weights = list(itertools.accumulate(1 / (rank + 10) for rank in range(len(words))))
     for _ in range(count):
-        yield " ".join(chance.choices(words, weights, k=chance.randint(6, 24)))
+        yield " ".join(chance.choices(words, cum_weights=weights, k=chance.randint(6, 24)))
 
 
 def entry(pos: int, text: str) -> Entry:

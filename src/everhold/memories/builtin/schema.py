@@ -11,6 +11,7 @@ import apsw
 VERSION: Final = "2"
 """Raised whenever what is derived changes; a file of another version is built anew."""
 PATIENCE_SECONDS: Final = 5.0
+CACHE_KIB: Final = 32_768
 SCOPE_BITS: Final = 36
 """A chunk's number is its scope and its place within it, so that one range of numbers is one audience."""
 TOKENIZER: Final = ("porter", ["unicode61", "remove_diacritics", "2"])
@@ -67,6 +68,7 @@ def for_reading(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
     db.pragma("temp_store", "memory")
+    db.pragma("cache_size", -CACHE_KIB)
     db.execute("create virtual table temp.vocab using fts5vocab(main, words, row)")
     db.pragma("query_only", "on")
     return db
