@@ -88,7 +88,8 @@ def remembered(
             if found != sorted(found):
                 yield f"{name} has the memories of {session} out of order: {found}"
             if provider.delivery is Delivery.UPSERT:
-                written = [order[key] for _, key in provider.writes if key in order and key not in replayed]
+                lasting = {key for key in order if key not in replayed and not by_key[key].erased}
+                written = [order[key] for _, key in provider.writes if key in lasting]
                 if _last(written) != sorted(set(written)):
                     yield f"{name} had an older memory of {session} written over a newer one: {written}"
             for key, count in times.items():
