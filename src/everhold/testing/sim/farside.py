@@ -20,7 +20,7 @@ from everhold.core import compression, review
 from everhold.core.entries import Call, Noted, Place, Usage
 from everhold.core.tokens import weigh_request
 from everhold.errors import InDoubt, Refused, TooLong, Transient
-from everhold.ports.memory import Batch
+from everhold.ports.memory import Batch, Found, Query
 from everhold.ports.model import Answer, Message, Request
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
 from everhold.ports.tool import Effect, Result, Saying, ToolContext
@@ -352,3 +352,8 @@ class SimProvider(FakeProvider, FarSide):
             self.receive(batch.name, item)
             self.world.tell(self.name, f"keeps {item.key}")
         return {item.key: f"doc-{item.key}" for item in batch.items}
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        """What it remembers, but for what was erased: that it is told to forget is another matter, and taken as done."""
+        found = await super().find(query)
+        return [one for one in found if not set(SECRET.findall(one.text)) & set(self.witness.erased)]
