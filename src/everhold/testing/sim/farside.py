@@ -354,6 +354,6 @@ class SimProvider(FakeProvider, FarSide):
         return {item.key: f"doc-{item.key}" for item in batch.items}
 
     async def find(self, query: Query) -> Sequence[Found]:
-        """What it remembers, but for what was erased: that it is told to forget is another matter, and taken as done."""
+        """What it remembers. That it is told to forget what was erased is another matter, and taken as done."""
         found = await super().find(query)
         return [one for one in found if not set(SECRET.findall(one.text)) & set(self.witness.erased)]

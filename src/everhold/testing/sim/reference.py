@@ -51,7 +51,7 @@ class Reading:
         self.logs = logs
         self.session = session
         self.stubs = stubs
-        """Entries of this session whose long text was shortened."""
+        """Entries whose long text was shortened; a branch's also mean its parent's of that number."""
         self.pos = pos
         """The moment, in the order of all commits: what was erased after it was still there."""
         self.log = [entry for entry in logs[session] if entry.seq < before]
@@ -125,7 +125,7 @@ class Reading:
             shown.append(Message(role="user", name="everhold", text=_summary(entry.body)))
             after = max(after, entry.body.covers)
         elif not self.fresh and self.branch is not None:
-            parent = Reading(self.logs, self.branch.parent, self.branch.at + 1, self.pos)
+            parent = Reading(self.logs, self.branch.parent, self.branch.at + 1, self.pos, stubs=self.stubs)
             shown.extend(parent.history())
         for op, began in self.began.items():
             if began.what != "turn" or op <= after or op in self.undone:
