@@ -26,6 +26,7 @@ from everhold.core.entries import (
     Draft,
     Ended,
     Entry,
+    Erased,
     Folded,
     Heard,
     Kind,
@@ -395,7 +396,7 @@ class Control:
         """
         session = await self.find(name)
         gone = await self._erase(session.id, seqs, by=by, why=why)
-        await self._erase_inherited(session, min(seqs), by=by, why=why)
+        await self._erase_inherited(session.id, by=by, why=why)
         return gone
 
     async def _erase(self, id: str, seqs: Sequence[int], *, by: str, why: str) -> tuple[int, ...]:
@@ -426,17 +427,24 @@ class Control:
             self.bells.ring(session.id)
             return plan.seqs
 
-    async def _erase_inherited(self, parent: Session, first: int, *, by: str, why: str) -> None:
-        for branch in await self.store.branches(parent.id):
+    async def _erase_inherited(self, parent: str, *, by: str, why: str) -> None:
+        """Let the branches of `parent` forget what was erased in it. Safe to repeat: what they made after it may stay."""
+        for entry in await self.store.entries(parent, kinds=(Kind.ERASED,)):
+            if isinstance(entry.body, Erased) and entry.body.seqs:
+                await self._clear_branches(parent, min(entry.body.seqs), before=entry.pos, by=by, why=why)
+
+    async def _clear_branches(self, parent: str, first: int, *, before: int, by: str, why: str) -> None:
+        for branch in await self.store.branches(parent):
             if branch.parent_at < first:
                 continue  # it branched off before the first of them was there
             folds = await self.store.entries(branch.id, kinds=(Kind.FOLDED,))
-            summaries = [entry.seq for entry in folds if entry.body is not None]
+            summaries = [entry.seq for entry in folds if entry.body is not None and entry.pos < before]
             running = await self.store.operations(branch.id, states=("running",))
-            if summaries or running:
+            old = [op for op in running if (await self.store.entry(branch.id, op.op)).pos < before]
+            if summaries or old:
                 # what runs there may have read it; a summary, or the branching itself, stands for what it saw
                 await self._erase(branch.id, summaries, by=by, why=why)
-            await self._erase_inherited(branch, 1, by=by, why=why)
+            await self._clear_branches(branch.id, 0, before=before, by=by, why=why)
 
     def _write_down(self, session: str, seqs: tuple[int, ...]) -> None:
         """Note an erasure beside the database, before it is done: a backup put back is made to forget again."""
@@ -469,6 +477,8 @@ class Control:
             left = [seq for seq in held if (await self.store.entry(session, seq)).body is not None]
             if left:
                 again += len(await self.erase(session, left, by="system", why="erased before; the store was restored"))
+            # whoever erased may have fallen before the branches were done
+            await self._erase_inherited(session, by="system", why="erased in the session it branched off")
         return again
 
     async def replay(self, ids: Sequence[int] = ()) -> int:
