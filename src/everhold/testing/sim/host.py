@@ -241,7 +241,10 @@ class Host:
         accept = parts.accept(gates, reception=people.reception, bells=bells)
         self.supervisors[process.name] = supervisor
         process.workers = supervisor.tasks
-        self.controls[process.name] = Control(gates, bells=bells, accept=accept, runtimes=runtimes)
+        erasures = self.world.disk.with_name("erasures.log")
+        control = Control(gates, bells=bells, accept=accept, runtimes=runtimes, erasures=erasures)
+        await control.reapply_erasures()
+        self.controls[process.name] = control
         start = self.world.loop.create_task
         start(supervisor.keep("dispatch", supervisor.dispatch))
         start(supervisor.keep("renew", supervisor.renew))
