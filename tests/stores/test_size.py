@@ -20,9 +20,7 @@ from tests.stores.home import opened, run, staged
 def test_ten_thousand_messages_wait_in_one_session(tmp_path: Path) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db", synchronous="OFF")
-        began = time.perf_counter()
         await asyncio.gather(*[scene.hear(f"m{n}", dedup=f"k{n}") for n in range(10_000)])
-        assert 10_000 / (time.perf_counter() - began) > 2_000
         assert await scene.texts() == [f"m{n}" for n in range(10_000)]
         assert (await store.session("s")).pending == 10_000
         op = await scene.begin(*range(1, 10_001))
@@ -132,9 +130,7 @@ def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> N
 def test_a_long_message_is_kept_whole(tmp_path: Path, text: str) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
-        began = time.perf_counter()
         await scene.hear(text)
-        assert time.perf_counter() - began < 0.5
         assert text_of(await store.entry("s", 1)) == text
         await scene.commit(blobs=(b"\x00\xff" * 10_000_000,))
         assert await store.verify() == []
