@@ -428,7 +428,7 @@ class Control:
             return plan.seqs
 
     async def _erase_inherited(self, parent: str, *, by: str, why: str) -> None:
-        """Let the branches of `parent` forget what was erased in it. Safe to repeat: what they made after it may stay."""
+        """Let the branches of `parent` forget what was erased in it. Safe to repeat: what they made later stays."""
         for entry in await self.store.entries(parent, kinds=(Kind.ERASED,)):
             if isinstance(entry.body, Erased) and entry.body.seqs:
                 await self._clear_branches(parent, min(entry.body.seqs), before=entry.pos, by=by, why=why)
