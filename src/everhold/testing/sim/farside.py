@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from everhold.core import compression, review
 from everhold.core.entries import Call, Noted, Place, Usage
@@ -241,6 +242,18 @@ class SimPlatform(FakePlatform, FarSide):
                 self.acknowledged.add(number)
                 again -= 1
             await asyncio.sleep(world.pick(0.5, 5))
+        if world.chance(0.05):
+            await self._falsify(self.updates[number])
+
+    async def _falsify(self, incoming: Incoming) -> None:
+        """Bring something else under the same name: it must not be taken for the same, nor for something new."""
+        altered = structs.replace(incoming, text=f"{incoming.text} and more")
+        open_ = [(process, accept) for process, accept in self.handlers.values() if process.alive]
+        for process, accept in open_[:1]:
+            await process.breathe()
+            verdict = await accept(altered)
+            if verdict.outcome not in ("differs", "duplicate"):
+                self.witness.problem(f"{altered.text!r} under a known name was {verdict.outcome}")
 
     async def _hook(self, incoming: Incoming) -> bool:
         open_ = [(process, accept) for process, accept in self.handlers.values() if process.alive]
