@@ -18,7 +18,7 @@ SEEDS = Path(__file__).with_name("seeds.txt")
 SCHEDULES = 300
 CHUNKS = 10
 MANY = int(os.environ.get("EVERHOLD_SEEDS", "10000"))
-TRIES = 15
+TRIES = 150
 
 
 def parts(count: int, chunks: int) -> list[range]:
