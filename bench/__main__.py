@@ -17,10 +17,8 @@ import apsw
 from bench.accept import accept_rows
 from bench.due import due_rows
 from bench.fold import fold_rows
-from bench.fold import fold_rows
 from bench.gateway import crowd_rows, gateway_rows, start_rows
 from bench.peers import peer_rows
-from bench.summaries import summary_rows
 from bench.summaries import summary_rows
 from bench.table import Row, render
 from bench.turn import flat_rows, turn_rows
@@ -39,8 +37,6 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "gateway": gateway_rows,
     "start": start_rows,
     "crowd": crowd_rows,
-    "fold": fold_rows,
-    "summaries": summary_rows,
     "fold": fold_rows,
     "summaries": summary_rows,
 }
