@@ -27,6 +27,7 @@ MODEL: Final = 1
 """Raised when the table changes: vectors of another number are made again."""
 UNIT: Final = 127.0
 """What 1.0 is in a stored vector."""
+STEP: Final = 64
 LIKE: Final = 0.2
 """Two words less alike than this have nothing to do with each other."""
 CONTEXT: Final = 0.5
@@ -116,11 +117,21 @@ class Table:
             distinct = there.nonzero()[0]
             place = np.zeros(len(self._rows), np.uint16)
             place[distinct] = np.arange(len(distinct))
-            near = self._units(distinct) @ self._units(np.array(question)).T
+            near = self._products(distinct, self._units(np.array(question)).T)
             near = np.maximum(near - LIKE, 0.0) / (1.0 - LIKE)
             starts = np.concatenate(([0], np.cumsum(counts[full])[:-1]))
             best[:, full] = np.maximum.reduceat(near[place[joined]], starts, axis=0).T
         return best
+
+    def _products(self, rows: npt.NDArray[np.int64], wanted: Floats) -> Floats:
+        """How alike each of these rows is to each wanted one. In small steps: a large product would wake the linear
+        algebra library's threads, which spin for longer than the product lasts.
+        """
+        np = self.np
+        near: Floats = np.empty((len(rows), wanted.shape[1]), np.float32)
+        for low in range(0, len(rows), STEP):
+            np.matmul(self._units(rows[low : low + STEP]), wanted, out=near[low : low + STEP])
+        return near
 
     def _units(self, rows: npt.NDArray[np.int64]) -> Floats:
         found: Floats = self._rows[rows] * self._inverse[rows, None]

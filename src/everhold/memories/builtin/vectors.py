@@ -76,7 +76,7 @@ class Shelf:
         if not used:
             return {}
         if not self._signs:
-            near = self._rows[:used] @ question
+            near = np.einsum("ij,j->i", self._rows[:used], question)  # one thread: see Table._products
             picked = _largest(np, near, count)
             return dict(zip(self._ids[picked].tolist(), near[picked].tolist(), strict=True))
         signs = np.packbits(question > 0).view(np.uint64)
@@ -143,7 +143,7 @@ def compare(db: apsw.Connection, kept: Kept, chunks: Sequence[int], question: Fl
     if not read:
         return {}
     rows = np.frombuffer(b"".join(row[1] for row in read), np.int8).reshape(len(read), -1)
-    near = rows.astype(np.float32) @ question
+    near = np.einsum("ij,j->i", rows.astype(np.float32), question)
     return dict(zip([row[0] for row in read], near.tolist(), strict=True))
 
 
