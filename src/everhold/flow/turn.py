@@ -484,6 +484,8 @@ class TurnWork:
             limit = self.runtime.text_limit(self.origin)
             bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
         bodies.append(task.ended)
+        # what was recalled for an answer that never came is kept nowhere: no erasure would find it
+        blobs = self.blobs if any(isinstance(body, Thought) for body in bodies) else ()
         # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
         # store keeps it due should something arrive before that
         lane = LaneUpdate(attempts=0, error="", idle_at=self.tail, release=self.tail is not None)
@@ -495,9 +497,9 @@ class TurnWork:
             lane=lane,
             wakes=wakes + self._fold_wake(task.reply) + self._review_wake(),
             spends=self._spends(tuple(bodies)),
-            blobs=self.seat.views.unkept(self.blobs),
+            blobs=self.seat.views.unkept(blobs),
         )
-        self.seat.views.kept(self.blobs)
+        self.seat.views.kept(blobs)
         more = self.tail is None
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
