@@ -186,6 +186,8 @@ class TurnWork:
         pins = [e.body.fold for e in self.steps if isinstance(e.body, Began | Took) and e.body.fold is not None]
         await self._see(await view_at(self.store, self.session, at=op, fold=pins[-1] if pins else None))
         self.turn = replay(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
+        if self.turn.over:
+            return True  # somebody else ended it while we looked: look again
         self.log.info("turn.resumed", attempt=attempts, rounds=self.turn.rounds)
         if self.origin is not None and await draft.left_behind(self.store, self.session.id, op, self.origin):
             # whoever showed it may be stalled, not dead: its last edit must not land on the final text
@@ -325,6 +327,8 @@ class TurnWork:
             if isinstance(entry.body, Thought):
                 kept = await self.store.blob(entry.body.recall) if entry.body.recall else None
                 return (kept or b"").decode()
+        if not self.runtime.recalls or self.runtime.recall_seconds <= 0:
+            return ""
         heard = [entry.body.text for entry in self.heard.values() if isinstance(entry.body, Heard)]
         own = [exchange for exchange in self.seen.view.exchanges if exchange.steps[0].session == self.session.id]
         visible = {entry.seq for exchange in own for entry in (*exchange.heard, *exchange.steps)} | set(self.heard)
@@ -499,7 +503,7 @@ class TurnWork:
             spends=self._spends(tuple(bodies)),
             blobs=self.seat.views.unkept(blobs),
         )
-        self.seat.views.kept(blobs)
+        self.seat.views.kept(self.blobs)
         more = self.tail is None
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
