@@ -209,7 +209,9 @@ class Index:
             rows[pos] for pos in order if lookup.live(rows[pos]) and (session is None or rows[pos].session == session)
         ][:limit]
         judged = fuse(arms) if any(row.size > PASSAGE for row in best) else {}
-        return [self._hit(row, ranked[row.pos], judged) for row in best]
+        shown = {row.pos: _passage(row, judged) for row in best}
+        texts = lookup.texts(db, (id for passage in shown.values() for id in passage))
+        return [_hit(row, ranked[row.pos], shown[row.pos], texts) for row in best]
 
     def _surroundings(self, items: set[int]) -> dict[int, Row]:
         """The candidates and the items beside them in their conversations."""
@@ -218,22 +220,6 @@ class Index:
         after = lookup.neighbours(db, items)
         before = lookup.rows(db, {row.before for row in found.values()} - found.keys())
         return found | after | before
-
-    def _hit(self, row: Row, score: float, judged: dict[int, float]) -> Hit:
-        chunks = range(row.first, row.first + row.chunks)
-        if row.size > PASSAGE:
-            best = max(chunks, key=lambda id: (judged.get(id, 0.0), -id))
-            chunks = range(max(row.first, best), min(row.first + row.chunks, best + 2))
-        texts = lookup.texts(self._reader, chunks)
-        text = "".join(texts[id] for id in chunks)
-        if chunks.start > row.first:
-            text = f"… {text}"
-        if chunks.stop < row.first + row.chunks:
-            text = f"{text} …"
-        return Hit(
-            text=text, score=score, session=row.session, seq=row.seq, pos=row.pos, kind=row.kind, author=row.author,
-            person=row.person, name=row.name, address=row.address, at=row.at, size=row.size,
-        )  # fmt: skip
 
     # -- the file
 
@@ -265,6 +251,27 @@ class Index:
         self._writer = schema.for_writing(self.path)
         self._reader = schema.for_reading(self.path)
         self._intake = Intake(self._writer)
+
+
+def _passage(row: Row, judged: dict[int, float]) -> range:
+    """The chunks of an item to show: all of them, or of a long one the best and what follows it."""
+    end = row.first + row.chunks
+    if row.size <= PASSAGE:
+        return range(row.first, end)
+    best = max(range(row.first, end), key=lambda id: (judged.get(id, 0.0), -id))
+    return range(best, min(end, best + 2))
+
+
+def _hit(row: Row, score: float, passage: range, texts: dict[int, str]) -> Hit:
+    text = "".join(texts[id] for id in passage)
+    if passage.start > row.first:
+        text = f"… {text}"
+    if passage.stop < row.first + row.chunks:
+        text = f"{text} …"
+    return Hit(
+        text=text, score=score, session=row.session, seq=row.seq, pos=row.pos, kind=row.kind, author=row.author,
+        person=row.person, name=row.name, address=row.address, at=row.at, size=row.size,
+    )  # fmt: skip
 
 
 def _pool(chunks: dict[int, float], owner: dict[int, int]) -> dict[int, float]:

@@ -17,7 +17,7 @@ from everhold.memories.builtin.words import content, dense, tokens
 
 WEIGHTS: Final = (1.0, 0.5, 0.5, 1.0)
 """What a word counts in a message itself, its author's name, the message before it, and its pairs of characters."""
-POSTINGS: Final = 6_000
+POSTINGS: Final = 4_000
 """Places in the index one search may walk through; the commonest words are left out beyond that."""
 CANDIDATES: Final = 200
 """Chunks each way of looking may propose."""

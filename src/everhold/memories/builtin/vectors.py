@@ -25,7 +25,7 @@ Kept = Literal["vectors", "deep"]
 
 EXACT: Final = 20_000
 """Chunks up to which a scope is compared exactly."""
-SURE: Final = 3
+SURE: Final = 2
 """How many times as many candidates as wanted the signs pick."""
 ROOM_BYTES: Final = 192 * 1024 * 1024
 """What all scopes together may take up; the ones not asked about for longest go first."""
