@@ -104,7 +104,9 @@ def test_many_commands_at_once_without_a_gateway_all_succeed(house: House) -> No
         _, err = process.communicate(timeout=30)
         assert process.returncode == 0, err
     shown = house.ask("sessions", "show", "agent:main:terminal:dm:crowd", "--json").ok().json["entries"]
-    assert sum(entry["kind"] == "said" for entry in shown) == 3
+    # messages that wait together are answered by one turn
+    assert sum(entry["kind"] == "heard" for entry in shown) == 3
+    assert 1 <= sum(entry["kind"] == "said" for entry in shown) <= 3
     house.ask("audit").ok()
 
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -20,6 +20,7 @@ from everhold.remote.client import Calls, Gone, RemoteControl
 if TYPE_CHECKING:
     from everhold.app import App
 
+MOST_LOOKS: Final = 20
 BUSY_SECONDS: Final = 15.0
 """How long a home may be held by somebody who does not answer yet, or only for a moment."""
 DRAIN_SECONDS: Final = 10.0
@@ -57,6 +58,16 @@ async def looking(args: argparse.Namespace, screen: Screen) -> AsyncIterator[Cal
         yield reached.calls
     finally:
         await reached.close()
+
+
+async def patiently(look: Callable[[], Awaitable[int]]) -> int:
+    """Look again if whoever held the home left in the middle: a passing `send` goes when it is done."""
+    for _ in range(MOST_LOOKS):
+        try:
+            return await look()
+        except Gone:
+            await asyncio.sleep(random.uniform(0.02, 0.2))
+    return await look()
 
 
 async def reach(

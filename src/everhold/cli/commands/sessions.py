@@ -10,13 +10,13 @@ from typing import Any
 
 from everhold.cli import entries
 from everhold.cli.progress import waiting
-from everhold.cli.reach import looking
+from everhold.cli.reach import looking, patiently
 from everhold.cli.render import Screen, ago, count, one_line, safe
 from everhold.remote.client import Calls
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
-    return asyncio.run(_run(args, screen))
+    return asyncio.run(patiently(lambda: _run(args, screen)))
 
 
 async def _run(args: argparse.Namespace, screen: Screen) -> int:
