@@ -503,7 +503,7 @@ class TurnWork:
             spends=self._spends(tuple(bodies)),
             blobs=self.seat.views.unkept(blobs),
         )
-        self.seat.views.kept(self.blobs)
+        self.seat.views.kept(blobs)
         more = self.tail is None
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
