@@ -16,6 +16,8 @@ from everhold.testing.sim.mutants import MUTANTS
 from everhold.testing.sim.run import run
 
 CHUNK = 25
+MOST_REMEMBERED = 3
+"""Failing seeds that one run writes down: where many fail, a few tell as much."""
 FAULTS = (
     "crashes", "stalls", "zombies", "take-overs", "lost requests", "lost answers", "slow", "refusals", "jumps",
 )  # fmt: skip
@@ -98,7 +100,7 @@ def remember(path: Path, failures: dict[int, list[str]]) -> None:
         f"{seed} {version} {problems[0]}"
         for seed, problems in sorted(failures.items())
         if (str(seed), version) not in listed
-    ]
+    ][:MOST_REMEMBERED]
     if new:
         path.write_text("\n".join([*known, *new]) + "\n")
 
