@@ -242,6 +242,8 @@ class TestInABrowser:
         model.script(Hang())
         await screen.open(gateway.url)
         await screen.say("think for ever")
+        # a stop before the turn has begun finds nothing to stop
+        await screen.until("document.body.innerText.includes('began')")
         await screen.page.click("text=Stop")
         await screen.until("document.querySelector('.messages').innerText.includes('stopped')")
 
