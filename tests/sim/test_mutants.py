@@ -29,7 +29,7 @@ FOUND: dict[str, tuple[int, ...]] = {
 }
 """The first seeds that found each bug, on Python 3.11. Schedules change with flow: then others find it nearby."""
 
-NEARBY = 400
+NEARBY = 250
 """How far a bug is searched for when its recorded seeds no longer find it."""
 MOST = 5_000
 
