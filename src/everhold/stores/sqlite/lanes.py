@@ -200,7 +200,7 @@ def _find_due(cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str]
             rows(
                 cur,
                 f"select due, session, reader from lanes where reader = :reader and due <= :at and {_FREE} "
-                "order by due limit :limit",
+                "order by due, session limit :limit",
                 {"reader": reader, "at": at, "limit": limit},
             )
         )

@@ -88,6 +88,15 @@ class LanesContract:
         assert await scene.claimed(at=10.0) == ["c"]
 
     @promise
+    async def test_lanes_that_are_due_alike_come_by_session_whoever_held_them(self, scene: Scene) -> None:
+        await scene.open("t")
+        await scene.commit(wakes=(Wake(reader="mind"),), at=2.0)
+        await scene.claim("mind", owner="gone", at=2.0)
+        await scene.store.seize(owner="me", at=2.0)
+        await scene.commit(wakes=(Wake(reader="mind"),), at=2.0, session="t")
+        assert (await scene.claim("mind", owner="me", at=2.0)).session == "s"
+
+    @promise
     async def test_readers_can_be_skipped_or_singled_out(self, scene: Scene) -> None:
         for reader in ("memory:a", "memory:b", "mind", "voice"):
             await scene.wake(reader)

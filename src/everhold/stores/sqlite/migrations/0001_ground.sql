@@ -86,7 +86,7 @@ create table lanes (
 ) without rowid;
 -- by reader first: one reader that is skipped, with a hundred thousand lanes due, costs the others nothing; with the
 -- lease, so that lanes in somebody's hands are passed over without a look at their rows
-create index lanes_due on lanes(reader, due, owner, lease_since, lease_wait) where due is not null;
+create index lanes_due on lanes(reader, due, session, owner, lease_since, lease_wait) where due is not null;
 create index lanes_since on lanes(since) where due is not null;
 create index lanes_owner on lanes(owner) where owner <> '';
 create index lanes_flight on lanes(session) where flight is not null;
