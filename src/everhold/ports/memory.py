@@ -5,13 +5,15 @@ A provider holds no buffer, no cache and no thread that data could die in: the l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
 from everhold.core.entries import Stamp
 from everhold.ports.platform import Delivery
+from everhold.ports.tool import Tool
 
 
 class Utterance(Struct, frozen=True, kw_only=True):
@@ -103,8 +105,61 @@ class Found(Struct, frozen=True, kw_only=True):
     key: str = ""
 
 
+class Scope(Struct, frozen=True, kw_only=True):
+    """For whom, and where, a provider is asked for something that is not a search."""
+
+    agent: str
+    session: str
+    name: str
+    """The memory session's name."""
+    person: str
+    audience: tuple[str, ...] = ()
+
+
+class Switch(Struct, frozen=True, kw_only=True):
+    """A conversation goes on elsewhere, or afresh. Nothing has to be flushed: what was said goes out by itself."""
+
+    how: str
+    """new, resume, branch, or fold."""
+    before: Scope
+    after: Scope
+
+
+class Forgotten(Struct, frozen=True, kw_only=True):
+    """What a provider deleted, and what it could not."""
+
+    deleted: int
+    kept: tuple[str, ...] = ()
+    """What is still there, one line each, with the reason."""
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """How a provider is. `text` is for people."""
+
+    well: bool
+    text: str = ""
+
+
+class Capability(StrEnum):
+    """What a provider may offer besides `store` and `find`. Only what it declares is ever called."""
+
+    PROBE = "probe"
+    """Can be asked what has arrived; `probe` delivery needs it."""
+    RETRACT = "retract"
+    """Batches may hold retractions; without it what was undone stays where it is."""
+    TOOLS = "tools"
+    PROMPT = "prompt"
+    BEFORE_COMPRESS = "before_compress"
+    SESSION_SWITCHED = "session_switched"
+    FORGET = "forget"
+    EXPORT = "export"
+    HEALTH = "health"
+    CLOSE = "close"
+    SIGNATURE = "cache_busting_signature"
+
+
 class MemoryProvider(Protocol):
-    """One instance for one agent."""
+    """One instance for one agent. `store` and `find` are enough to be correct."""
 
     delivery: Delivery
     deadline: float
@@ -119,3 +174,38 @@ class MemoryProvider(Protocol):
 
     async def probe(self, batch: Batch) -> Sequence[str]:
         """For `probe` delivery: those keys of `batch` that have arrived."""
+
+
+class Capable(MemoryProvider, Protocol):
+    """Everything a provider may offer; it implements what its `capabilities` name, and nothing else is asked of it."""
+
+    capabilities: frozenset[Capability]
+
+    def tools(self) -> Sequence[Tool]:
+        """What the agent's model may call. Asked once, when the agent is built."""
+
+    def prompt(self) -> str:
+        """A block for the system prompt; the same until the agent is built anew. No I/O."""
+
+    async def before_compress(self, scope: Scope, view: Sequence[Utterance]) -> str:
+        """What the summary of `view` should not lose, or nothing."""
+
+    async def session_switched(self, switch: Switch) -> None:
+        """News, not a duty: whatever was said before goes out under its own session's name without it."""
+
+    async def forget(self, person: str) -> Forgotten:
+        """Delete what belongs to a person."""
+
+    def export(self, person: str) -> AsyncIterator[Found]:
+        """Everything that belongs to a person."""
+
+    async def health(self) -> Health: ...
+
+    async def close(self) -> None:
+        """Let connections go. Nothing is pending in here that could get lost."""
+
+    def cache_busting_signature(self) -> dict[str, str] | None:
+        """`provider.key -> value` of whatever, when it changes, calls for a new instance before the next message.
+
+        No I/O. If it raises, the old instance stays, loudly.
+        """
