@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from everhold.core.entries import Attachment, Place
 from everhold.ports.store import Position
+
+UNREADABLE: Final = "unreadable"
+"""The event of an update that an adapter cannot take apart. It is kept as it came, nobody answers it, and reading goes
+on behind it."""
 
 
 class Delivery(StrEnum):
@@ -42,8 +46,13 @@ class Incoming(Struct, frozen=True, kw_only=True):
     addressed: bool = True
     """Mentioned, replied to, or alone with the agent."""
     bot: bool = False
+    notice: bool = False
+    """A machine tells something (an error, a confirmation): heard, and never answered."""
     hops: int = 0
+    """How many agents have answered each other before this, if the platform carries it."""
     attachments: tuple[Attachment, ...] = ()
+    files: tuple[bytes, ...] = ()
+    """What is in them, in their order; kept with the message. Nothing for those that are known by their hash alone."""
     agent: str = ""
     """For platforms that let the caller choose."""
     directory: str = ""
@@ -73,6 +82,10 @@ class Outgoing(Struct, frozen=True, kw_only=True):
     edits: str = ""
     """The remote id of a draft that this text replaces."""
     hops: int = 0
+    notice: bool = False
+    """A word of the gateway's own: platforms that can tell notices from messages send it as one."""
+    attachments: tuple[Attachment, ...] = ()
+    """Files to go with it; what is in them is found by `Context.blob`."""
 
 
 class Platform(Protocol):
@@ -96,11 +109,27 @@ class Platform(Protocol):
         """For `probe` delivery: the remote id if `out.key` has arrived, None if it has not."""
 
 
+@runtime_checkable
 class Drafting(Protocol):
-    """What a platform may offer besides: a reply that is seen while it grows. Declared by `drafting`."""
+    """What a platform may offer besides: a reply that is seen while it grows. `Outgoing.edits` then names the draft."""
 
     async def draft(self, out: Outgoing) -> str:
         """Show an unfinished reply; its remote id, for `Outgoing.edits`."""
 
     async def revise(self, remote: str, out: Outgoing) -> None:
         """Show more of it."""
+
+
+@runtime_checkable
+class Typing(Protocol):
+    """What a platform may offer besides: a sign that a reply is being made."""
+
+    async def typing(self, to: Place) -> None:
+        """Show it for a few seconds. Asked for again while the work goes on; losing one harms nobody."""
+
+
+@runtime_checkable
+class Leaving(Protocol):
+    """What a platform may offer besides: letting go of its connections when its account is gone."""
+
+    async def aclose(self) -> None: ...

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import PurePath
+from typing import Protocol
 
 from msgspec import Struct
 
-from everhold.ports.clock import Clock
+from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
+
+
+class Positions(Protocol):
+    """How far an account was read. A position that belongs to a message goes with it, in `Incoming.position`."""
+
+    async def read(self, name: str) -> str | None: ...
+
+    async def move(self, name: str, value: str) -> None:
+        """Go on without a message: everything up to there is kept, or was nothing to keep."""
+
+
+class Fetched(Struct, frozen=True, kw_only=True):
+    """What was found at a URL."""
+
+    data: bytes
+    media: str = ""
+
+
+class Fetch(Protocol):
+    """The one way to a URL that came with a message: no private address, no endless body, no other scheme."""
+
+    async def __call__(self, url: str, *, headers: Mapping[str, str] | None = None) -> Fetched:
+        """Raises Refused for what must not or cannot be fetched, Transient for what may work later."""
+
+
+class Station(Struct, frozen=True, kw_only=True):
+    """What a platform account is given besides: where it stands, and how it tells how it is doing."""
+
+    account: str
+    positions: Positions
+    fetch: Fetch
+    chance: Chance
+    sleep: Callable[[float], Awaitable[None]]
+    """How a listener waits before it tries again."""
+    commands: Mapping[str, str]
+    """The commands to announce where the platform can show them: name -> what it does."""
+    report: Callable[[str], None]
+    """How the connection is, for `status`: empty when it is well, else what is wrong and what helps."""
+    most_bytes: int = 20_000_000
+    """The largest file that is taken in."""
 
 
 class Context(Struct, frozen=True, kw_only=True):
@@ -24,3 +65,5 @@ class Context(Struct, frozen=True, kw_only=True):
     clock: Clock
     blob: Callable[[str], Awaitable[bytes | None]] | None = None
     """What is kept under a digest, such as a picture that somebody sent. For models, which show it."""
+    station: Station | None = None
+    """For platforms."""

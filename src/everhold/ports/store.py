@@ -195,7 +195,10 @@ class Opening(Struct, frozen=True, kw_only=True):
 
 
 class Position(Struct, frozen=True, kw_only=True):
-    """How far a platform account has been read. Committed with, or after, all it covers."""
+    """How far a platform account has been read, or something else it must not forget. An empty value forgets it.
+
+    Committed with, or after, all it covers.
+    """
 
     platform: str
     account: str
@@ -424,6 +427,9 @@ class Store(Protocol):
     async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]: ...
 
     async def position(self, *, platform: str, account: str, name: str) -> str | None: ...
+
+    async def positions(self, *, prefix: str, platform: str = "", account: str | None = None) -> list[Position]:
+        """Every position whose name begins with `prefix`, of one account, one platform, or all, in order."""
 
     async def spent(self, purse: str, day: str) -> Spend: ...
 

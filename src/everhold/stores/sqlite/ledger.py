@@ -11,6 +11,12 @@ from everhold.ports.store import Position, Spend
 
 
 def move(cur: apsw.Cursor, position: Position) -> None:
+    if not position.value:
+        cur.execute(
+            "delete from positions where platform = ? and account = ? and name = ?",
+            (position.platform, position.account, position.name),
+        )
+        return
     cur.execute(
         "insert into positions(platform, account, name, value) values (?, ?, ?, ?) "
         "on conflict(platform, account, name) do update set value = excluded.value",
@@ -23,6 +29,15 @@ def position(cur: apsw.Cursor, *, platform: str, account: str, name: str) -> str
         "select value from positions where platform = ? and account = ? and name = ?", (platform, account, name)
     ).get
     return value
+
+
+def positions(cur: apsw.Cursor, *, prefix: str, platform: str = "", account: str | None = None) -> list[Position]:
+    found = cur.execute(
+        "select platform, account, name, value from positions where substr(name, 1, ?) = ? "
+        "and (? = '' or platform = ?) and (? is null or account = ?) order by platform, account, name",
+        (len(prefix), prefix, platform, platform, account, account),
+    )
+    return [Position(platform=row[0], account=row[1], name=row[2], value=row[3]) for row in found]
 
 
 def spend(cur: apsw.Cursor, spends: Iterable[Spend]) -> None:

@@ -24,6 +24,7 @@ from everhold.ports.store import (
     Now,
     Operation,
     Parked,
+    Position,
     Receipt,
     Session,
     Spend,
@@ -263,6 +264,9 @@ class SqliteStore:
 
     async def position(self, *, platform: str, account: str, name: str) -> str | None:
         return self._try(lambda: ledger.position(self._cursor, platform=platform, account=account, name=name))
+
+    async def positions(self, *, prefix: str, platform: str = "", account: str | None = None) -> list[Position]:
+        return self._try(lambda: ledger.positions(self._cursor, prefix=prefix, platform=platform, account=account))
 
     async def spent(self, purse: str, day: str) -> Spend:
         return self._try(lambda: ledger.spent(self._cursor, purse, day))

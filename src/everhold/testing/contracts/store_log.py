@@ -203,6 +203,27 @@ class LogContract:
         assert await scene.store.position(platform="p", account="a", name="n") == "7"
 
     @promise
+    async def test_positions_are_found_by_the_beginning_of_their_name_and_an_empty_one_is_forgotten(
+        self, scene: Scene
+    ) -> None:
+        for platform, account, name in (
+            ("p", "a", "code/2"),
+            ("p", "a", "code/1"),
+            ("p", "b", "code/3"),
+            ("q", "a", "x"),
+        ):
+            where = Position(platform=platform, account=account, name=name, value="v")
+            await scene.commit(session="", step=Step.POSITION, position=where)
+        here = await scene.store.positions(prefix="code/", platform="p", account="a")
+        assert [it.name for it in here] == ["code/1", "code/2"]
+        assert [it.name for it in await scene.store.positions(prefix="code/")] == ["code/1", "code/2", "code/3"]
+        assert await scene.store.positions(prefix="code%") == []
+        gone = Position(platform="p", account="a", name="code/1", value="")
+        await scene.commit(session="", step=Step.POSITION, position=gone)
+        assert await scene.store.position(platform="p", account="a", name="code/1") is None
+        assert [it.name for it in await scene.store.positions(prefix="code/", account="a")] == ["code/2"]
+
+    @promise
     async def test_a_redelivered_erased_message_is_a_duplicate(self, scene: Scene) -> None:
         await scene.hear("secret", dedup="k")
         await scene.erase(1)

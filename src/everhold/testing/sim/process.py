@@ -23,6 +23,7 @@ from everhold.ports.store import (
     Now,
     Operation,
     Parked,
+    Position,
     Receipt,
     Session,
     Spend,
@@ -318,6 +319,10 @@ class GatedStore:
     async def position(self, *, platform: str, account: str, name: str) -> str | None:
         await self._late()
         return await self.disk.position(platform=platform, account=account, name=name)
+
+    async def positions(self, *, prefix: str, platform: str = "", account: str | None = None) -> list[Position]:
+        await self._late()
+        return await self.disk.positions(prefix=prefix, platform=platform, account=account)
 
     async def spent(self, purse: str, day: str) -> Spend:
         await self._late()
