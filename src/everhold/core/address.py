@@ -8,6 +8,7 @@ group and thread 42 in that group are two conversations.
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal
 from urllib.parse import unquote_to_bytes
 
@@ -16,7 +17,8 @@ from msgspec import Struct
 from everhold.errors import Misuse
 
 KINDS: Final = ("dm", "group", "channel", "thread")
-_PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._@+=-")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._@+=-]*", re.ASCII)
+_SAFE: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._@+=-")
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -96,8 +98,10 @@ def derive(
 
 
 def _escape(part: str) -> str:
+    if _PLAIN.fullmatch(part):
+        return part
     raw = part.encode("utf-8", "surrogatepass")
-    return "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in raw)
+    return "".join(chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in raw)
 
 
 def _unescape(part: str) -> str:

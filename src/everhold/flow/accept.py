@@ -130,7 +130,7 @@ def presentable(incoming: Incoming) -> Incoming:
     """The message with ids that can be stored: what is no character in them is replaced, the same way every time."""
     origin = incoming.origin
     parts = (origin.platform, origin.account, origin.chat, origin.thread, origin.message, incoming.sender)
-    if not any(clean(part)[1] for part in parts):
+    if "".join(parts).isascii() or not any(clean(part)[1] for part in parts):
         return incoming
     place = Place(*(clean(part)[0] for part in parts[:5]))
     return structs.replace(incoming, origin=place, sender=clean(incoming.sender)[0])

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from everhold.core.entries import Returned, Thought, cleansed
 from everhold.core.turn import Answered, Broken, Event, Overlong, Ran, Run, Unreachable
-from everhold.errors import EverholdError, InDoubt, LeaseLost, Overloaded, Refused, TooLong, Transient
+from everhold.errors import EverholdError, InDoubt, LeaseLost, Misuse, Overloaded, Refused, TooLong, Transient
 from everhold.flow.gates import Gates
 from everhold.ports.model import Answer, Model, Request
 from everhold.ports.tool import Effect, Result, Tool, ToolContext
@@ -124,3 +124,13 @@ async def hand_over(what: str, work: Callable[[], Awaitable[T]], gates: Gates, *
         raise
     except Exception as error:  # an adapter that raises something of its own has told us nothing about the far side
         raise InDoubt(f"{what} failed: {type(error).__name__}: {error}") from error
+
+
+def foreign(what: str, work: Callable[[], T]) -> T:
+    """A call into a plug-in that is no await: building it, asking what it offers. Its bug is its own, and has a name."""
+    try:
+        return work()
+    except EverholdError:
+        raise
+    except Exception as error:  # whoever asked goes on without it, and says so
+        raise Misuse(f"{what} failed: {type(error).__name__}: {error}", remedy="`everhold plugin test` may show why") from error

@@ -159,27 +159,28 @@ class Capability(StrEnum):
 
 
 class MemoryProvider(Protocol):
-    """One instance for one agent. `store` and `find` are enough to be correct."""
-
-    delivery: Delivery
-    deadline: float
-    """Seconds a call may take."""
-    visible_after: float
-    """Seconds until what was stored can be found by `probe`."""
+    """One instance for one agent. These two are enough to be correct; what else there is, `Capable` says."""
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
         """Keep every item; the remote id of each key. Raises Transient, Refused, or InDoubt."""
 
     async def find(self, query: Query) -> Sequence[Found]: ...
 
-    async def probe(self, batch: Batch) -> Sequence[str]:
-        """For `probe` delivery: those keys of `batch` that have arrived."""
-
 
 class Capable(MemoryProvider, Protocol):
-    """Everything a provider may offer; it implements what its `capabilities` name, and nothing else is asked of it."""
+    """Everything a provider may have. It implements what its `capabilities` name, and nothing else is asked of it."""
 
     capabilities: frozenset[Capability]
+    """Nothing if left out."""
+    delivery: Delivery
+    """`blind` if left out: nobody can tell what became of a lost answer."""
+    deadline: float
+    """Seconds a call may take; 30 if left out."""
+    visible_after: float
+    """Seconds until what was stored can be found by `probe`; 0 if left out."""
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        """For `probe` delivery: those keys of `batch` that have arrived."""
 
     def tools(self) -> Sequence[Tool]:
         """What the agent's model may call. Asked once, when the agent is built."""

@@ -35,21 +35,28 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
         raise Misuse("only who holds a lane can say what becomes of it")
     if not session:
         return _aside(cur, change)
-    _check(cur, change)
-    for draft in drafts:
-        if draft.dedup is not None and (found := entries.twin(cur, draft)) is not None:
-            return _repeated(cur, change, held, found)
+    head = _check(cur, change)
+    if (change.opens is not None or len(drafts) > 1) and (found := _twin(cur, change)) is not None:
+        return _repeated(cur, change, held, found)
     if change.opens is not None:
         sessions.open_session(cur, session, change.opens, at=change.at)
         if change.opens.bind:
             bindings.bind_first(cur, change.opens.address, session)
-    head = sessions.take(cur, session, len(drafts))
+    if head is None:
+        head = sessions.look(cur, session)
     last = head.first - 1
     generation = head.generation + head.inherited
     pos = 0
     if drafts:
-        ops = entries.append(cur, session, head.first, drafts, at=change.at, chance=chance)
+        try:
+            ops = entries.append(cur, session, head.first, drafts, at=change.at, chance=chance)
+        except entries.Taken:
+            # nothing was done before a change's only entry: it need not look for a twin unless there is one
+            if change.opens is None and len(drafts) == 1 and (found := _twin(cur, change)) is not None:
+                return _repeated(cur, change, held, found)
+            raise
         pos = cur.connection.last_insert_rowid()
+        sessions.advance(cur, session, head.first + len(drafts))
         raised = 0
         seq = head.first
         for draft, op in zip(drafts, ops, strict=True):
@@ -71,22 +78,34 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
     return Committed(session=session, seqs=seqs, pos=pos, generation=generation)
 
 
-def _check(cur: apsw.Cursor, change: Change) -> None:
-    """Refuse a change that was decided on another state than the one there is."""
+def _check(cur: apsw.Cursor, change: Change) -> sessions.Head | None:
+    """Refuse a change that was decided on another state than the one there is. Gives the head if it had to look."""
     session = change.session
+    head = None
+    if change.bound is not None:
+        address, title = change.bound
+        found = sessions.behind(cur, address)
+        if found is None or found[0] != session or found[1] != title:
+            raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
+        head = found[2]
     if change.generation is not None or change.seen is not None:
-        head = sessions.take(cur, session, 0)
+        head = head or sessions.look(cur, session)
         generation = head.generation + head.inherited
         if change.generation is not None and change.generation != generation:
             raise Conflict(f"session {session} is at generation {generation} by now, not {change.generation}")
         if change.seen is not None and head.first - 1 > change.seen:
             raise Conflict(f"session {session} has grown to {head.first - 1}, beyond {change.seen}")
-    if change.bound is not None:
-        address, title = change.bound
-        if cur.execute(sessions.WHERETO, (address,)).fetchone() != (session, title):
-            raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
     if change.op is not None:
         operations.guard(cur, session, change.op, change.claim)
+    return head
+
+
+def _twin(cur: apsw.Cursor, change: Change) -> entries.Twin | None:
+    """The entry that stands already under the key of one of these."""
+    for draft in change.entries:
+        if draft.dedup is not None and (found := entries.twin(cur, draft)) is not None:
+            return found
+    return None
 
 
 def _aside(cur: apsw.Cursor, change: Change) -> Committed:
@@ -103,7 +122,7 @@ def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: 
         ledger.move(cur, change.position)
     if change.lane is not None and change.claim is not None and held is not None:
         lanes.update(cur, change.claim, held, change.lane, at=change.at, grown_to=None)
-    head = sessions.take(cur, found.session, 0)
+    head = sessions.look(cur, found.session)
     return Committed(
         session=found.session,
         seqs=(found.seq,),

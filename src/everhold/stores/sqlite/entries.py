@@ -34,6 +34,10 @@ _NAMES: Final[dict[type, str]] = {body: kind.value for kind, body in BODIES.item
 _KNOWN: Final = ", ".join(f"'{kind.value}'" for kind in Kind)
 
 
+class Taken(Misuse):
+    """Another entry stands under this dedup key, or at this place."""
+
+
 class Twin(NamedTuple):
     """The entry that already stands under a dedup key."""
 
@@ -75,7 +79,7 @@ def append(
             remedy="clean its text before it is committed",
         ) from error
     except apsw.ConstraintError as error:
-        raise Misuse(f"session {session}: two entries of one change have the same dedup key") from error
+        raise Taken(f"session {session}: two entries have the same dedup key, or the same place") from error
     return ops
 
 

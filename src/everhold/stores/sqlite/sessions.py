@@ -13,8 +13,12 @@ from everhold.errors import Conflict, NotFound
 from everhold.ports.store import Opening, Session
 from everhold.stores.sqlite.read import rows
 
-_TAKE: Final = "update sessions set next_seq = ? where id = ?"
 _LOOK: Final = "select next_seq, generation, parent from sessions where id = ?"
+_BEHIND: Final = (
+    "select s.id, s.title, s.next_seq, s.generation, s.parent "
+    "from bindings b join sessions s on s.id = b.session where b.address = ?"
+)
+_ADVANCE: Final = "update sessions set next_seq = ? where id = ?"
 _INHERITED: Final = (
     "with recursive line(id, parent, erasures) as ("
     "select id, parent, erasures from sessions where id = ? "
@@ -46,15 +50,26 @@ def open_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float)
         raise Conflict(f"session {session} exists already") from error
 
 
-def take(cur: apsw.Cursor, session: str, count: int) -> Head:
-    """Reserve the next `count` places in the log."""
+def look(cur: apsw.Cursor, session: str) -> Head:
     row: tuple[int, int, str] | None = cur.execute(_LOOK, (session,)).get
     if row is None:
         raise NotFound(f"there is no session {session!r}")
     first, generation, parent = row
-    if count:
-        cur.execute(_TAKE, (first + count, session))
     return Head(first, generation, inherited(cur, parent) if parent else 0)
+
+
+def behind(cur: apsw.Cursor, address: str) -> tuple[str, str, Head] | None:
+    """The session an address leads to, its title and its head, at one look."""
+    row: tuple[str, str, int, int, str] | None = cur.execute(_BEHIND, (address,)).get
+    if row is None:
+        return None
+    session, title, first, generation, parent = row
+    return session, title, Head(first, generation, inherited(cur, parent) if parent else 0)
+
+
+def advance(cur: apsw.Cursor, session: str, first: int) -> None:
+    """The next entry of the log gets seq `first`."""
+    cur.execute(_ADVANCE, (first, session))
 
 
 def inherited(cur: apsw.Cursor, parent: str) -> int:
