@@ -395,6 +395,9 @@ class Store(Protocol):
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Entries of all sessions in commit order."""
 
+    async def notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+        """Notes and erasures of all sessions in commit order: what curated facts are folded from."""
+
     async def waiting(self) -> int:
         """How many messages of all sessions wait for an answer."""
 

@@ -164,6 +164,11 @@ def query(
 
 ONE: Final = f"select {_COLUMNS} from entries where session = ? and seq = ?"
 FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
+# the index is named: nothing else may ever be walked through for this
+NOTES: Final = (
+    f"select {_COLUMNS} from entries indexed by entries_notes "
+    "where pos > ? and kind in ('noted', 'erased') order by pos limit ?"
+)
 PENDING: Final = (
     f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "
     "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? order by p.seq"

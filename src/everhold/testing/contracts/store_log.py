@@ -59,6 +59,19 @@ class LogContract:
         assert await scene.store.feed(after=feed[0].pos, limit=2) == feed[1:3]
 
     @promise
+    async def test_notes_are_read_without_what_lies_between_them(self, scene: Scene) -> None:
+        await scene.open("t")
+        await scene.hear()
+        await scene.commit(Noted(text="a"))
+        await scene.commit(Noted(text="b"), session="t")
+        await scene.hear()
+        await scene.erase(2)
+        notes = await scene.store.notes()
+        assert [(entry.session, entry.kind) for entry in notes] == [("s", "noted"), ("t", "noted"), ("s", "erased")]
+        assert notes[0].body is None
+        assert await scene.store.notes(after=notes[0].pos, limit=1) == notes[1:2]
+
+    @promise
     async def test_a_change_of_several_entries_is_whole_and_in_order(self, scene: Scene) -> None:
         await scene.hear()
         done = await scene.commit(Noted(text="a"), Noted(text="b"), Noted(text="c"))

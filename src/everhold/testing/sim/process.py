@@ -272,6 +272,10 @@ class GatedStore:
         await self._late()
         return await self.disk.feed(after=after, limit=limit)
 
+    async def notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+        await self._late()
+        return await self.disk.notes(after=after, limit=limit)
+
     async def pending(self, session: str) -> list[Entry]:
         await self._late()
         return await self.disk.pending(session)
