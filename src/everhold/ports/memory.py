@@ -79,6 +79,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     name: str
     """The memory session's name."""
     items: tuple[Memory, ...]
+    replaced: dict[str, str] = {}
+    """What superseded notes said, by their key, as far as it is still known: for services that keep no key of ours."""
 
 
 class Query(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,334 @@
+"""A small HTTP service with a memory and a will of its own: what every fake of a memory service has in common.
+
+Its state outlives whoever calls it. A fault is armed for the next requests that fit, and does one of the things real
+services were seen doing: it is never kinder than the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+How: TypeAlias = Literal[
+    "refuse",  # answers `status`, having done nothing
+    "after",  # does it, then answers `status`
+    "lose",  # does it, then hangs up
+    "drop",  # hangs up, having done nothing
+    "hang",  # does nothing, says nothing
+    "mute",  # does it, says nothing
+    "slow",  # waits `seconds`, does it, answers
+    "late",  # hangs up, and does it `seconds` later all the same
+    "idle",  # does it, answers, then resets the connection while nobody looks
+    "hollow",  # answers as if it had been done, and keeps nothing
+    "garbage",  # does it, and answers what nobody can read
+    "empty",  # does nothing, answers success with nothing in it
+    "twice",  # does it twice
+]
+
+_WORD: Final = re.compile(r"\w+")
+_PHRASES: Final = {
+    200: "OK", 201: "Created", 204: "No Content", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
+    405: "Method Not Allowed", 409: "Conflict", 422: "Unprocessable Entity", 429: "Too Many Requests",
+    500: "Internal Server Error", 503: "Service Unavailable",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request as it came."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    json: Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What is answered."""
+
+    body: Any = None
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refusal(Exception):
+    """How a service says no."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        super().__init__(f"{status}: {body}")
+        self.reply = Reply(body, status)
+
+
+@dataclass
+class Fault:
+    """What happens to the next `times` requests that fit; without a number, to all until it is lifted."""
+
+    how: How
+    method: str = ""
+    path: str = ""
+    """A regular expression that is searched for in the path."""
+    times: int | None = 1
+    skip: int = 0
+    """Requests that fit and are let through first."""
+    status: int = 503
+    retry_after: float | None = None
+    seconds: float = 0.0
+
+    def takes(self, call: Received) -> bool:
+        if (self.method and call.method != self.method) or not re.search(self.path, call.path):
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+class Service:
+    """`async with TheService() as service:`, then point a client at `service.url`."""
+
+    routes: ClassVar[tuple[tuple[str, str, str], ...]]
+    """(method, path with {names}, the method that answers)."""
+    state: Any
+    """What it keeps; may be copied deeply."""
+
+    def __init__(self, *, key: str | None = None) -> None:
+        self.key = key
+        self.requests: list[Received] = []
+        self.connections = 0
+        self.port = 0
+        self._faults: list[Fault] = []
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._table = [
+            (method, re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path) + r"/?"), name)
+            for method, path, name in self.routes
+        ]
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def fault(self, how: How, path: str = "", *, method: str = "", times: int | None = 1, **more: Any) -> Fault:
+        """Arm a fault. The first that fits is used up first."""
+        armed = Fault(how=how, path=path, method=method, times=times, **more)
+        self._faults.append(armed)
+        return armed
+
+    def well(self) -> None:
+        """No faults any more."""
+        self._faults.clear()
+
+    def seen(self, path: str, method: str = "") -> list[Received]:
+        """Requests that reached it, carried out or not."""
+        return [call for call in self.requests if (not method or call.method == method) and re.search(path, call.path)]
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=2**24)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Hang up on everybody; what it keeps, stays. `start` brings it back under the same address."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in list(self._writers):
+            _abort(writer)
+        await self._server.wait_closed()
+        self._server = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    @contextlib.contextmanager
+    def threaded(self) -> Iterator[Self]:
+        """For callers without a loop, or whose loop is virtual: serves from a thread of its own."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name=type(self).__name__, daemon=True)
+        thread.start()
+        self._loop = loop
+        asyncio.run_coroutine_threadsafe(self.start(), loop).result()
+        try:
+            yield self
+        finally:
+            asyncio.run_coroutine_threadsafe(self.stop(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    # -- a connection ------------------------------------------------------------------------------------------------
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.add(writer)
+        self._spawn(self._serve(reader, writer))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (call := await _read(reader)) is not None:
+                self.requests.append(call)
+                if not await self._answer(call, writer):
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the caller left
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, call: Received, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection may be used again."""
+        fault = next((it for it in self._faults if it.takes(call)), None)
+        self._faults = [it for it in self._faults if it.times is None or it.times > 0]
+        if fault is None:
+            await _send(writer, self.execute(call))
+            return True
+        match fault.how:
+            case "refuse":
+                await _send(writer, _failure(fault))
+            case "after":
+                self.execute(call)
+                await _send(writer, _failure(fault))
+            case "slow":
+                await asyncio.sleep(fault.seconds)
+                await _send(writer, self.execute(call))
+            case "hollow":
+                kept = copy.deepcopy(self.state)
+                reply = self.execute(call)
+                self.state = kept
+                await _send(writer, reply)
+            case "garbage":
+                self.execute(call)
+                await _send(writer, Reply(b"<html>upstream said something else</html>", 200))
+            case "empty":
+                await _send(writer, Reply(b"", 200))
+            case "twice":
+                self.execute(call)
+                await _send(writer, self.execute(call))
+            case "idle":
+                await _send(writer, self.execute(call))
+                asyncio.get_running_loop().call_later(0.01, _abort, writer)
+            case "hang":
+                await asyncio.Event().wait()
+            case "mute":
+                self.execute(call)
+                await asyncio.Event().wait()
+            case "lose" | "drop" | "late":
+                if fault.how == "lose":
+                    self.execute(call)
+                elif fault.how == "late":
+                    asyncio.get_running_loop().call_later(fault.seconds, self.execute, call)
+                _abort(writer)
+                return False
+        return True
+
+    def execute(self, call: Received) -> Reply:
+        """Carry a request out."""
+        if not self.authorised(call.headers):
+            return self.unauthorised()
+        known = False
+        for method, pattern, name in self._table:
+            found = pattern.fullmatch(call.path)
+            known = known or found is not None
+            if found is None or method != call.method:
+                continue
+            answer: Callable[..., Any] = getattr(self, name)
+            try:
+                reply = answer(call, **{key: unquote(value) for key, value in found.groupdict().items()})
+            except Refusal as refusal:
+                return refusal.reply
+            return reply if isinstance(reply, Reply) else Reply(reply)
+        status, why = (405, "Method Not Allowed") if known else (404, "Not Found")
+        return Reply({"detail": why}, status)
+
+    def authorised(self, headers: Mapping[str, str]) -> bool:
+        return self.key is None or headers.get("authorization") == f"Bearer {self.key}"
+
+    def unauthorised(self) -> Reply:
+        return Reply({"detail": "Invalid API key"}, 401)
+
+
+def alike(query: str, text: str) -> float:
+    """How much of a question a text has words for; what stands in for meaning here."""
+    asked, there = (set(_WORD.findall(it.casefold())) for it in (query, text))
+    return len(asked & there) / len(asked) if asked else 0.0
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+async def _read(reader: asyncio.StreamReader) -> Received | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    method, target, _ = first.split(" ", 2)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        body = b""
+        while size := int((await reader.readline()).split(b";")[0], 16):
+            body += await reader.readexactly(size)
+            await reader.readline()
+        await reader.readline()
+    else:
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+    parts = urlsplit(target)
+    try:
+        content = json.loads(body) if body else None
+    except ValueError:
+        content = None
+    return Received(method, parts.path, dict(parse_qsl(parts.query)), headers, content)
+
+
+async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    data = (
+        reply.body if isinstance(reply.body, bytes) else b"" if reply.body is None else json.dumps(reply.body).encode()
+    )
+    kind = "text/html" if isinstance(reply.body, bytes) and reply.body else "application/json"
+    headers = {"content-type": kind, **reply.headers, "content-length": str(len(data))}
+    lines = [
+        f"HTTP/1.1 {reply.status} {_PHRASES.get(reply.status, 'Status')}",
+        *(f"{key}: {value}" for key, value in headers.items()),
+    ]
+    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + data)
+    await writer.drain()
+
+
+def _failure(fault: Fault) -> Reply:
+    headers = {"retry-after": f"{fault.retry_after:g}"} if fault.retry_after is not None else {}
+    return Reply({"detail": f"the service said {fault.status}"}, fault.status, headers)
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    handle: socket.socket | None = writer.get_extra_info("socket")
+    if handle is not None and not writer.transport.is_closing():
+        handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
