@@ -16,10 +16,10 @@ from everhold.core.access import Admission
 from everhold.core.entries import Place, Usage
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
+from everhold.flow.memory import Attached
 from everhold.flow.runtime import Runtime
 from everhold.flow.supervise import Supervisor
 from everhold.ports.log import Log
-from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import Answer, Request
 from everhold.ports.platform import Accept as Door, Delivery, Drafting, Incoming, Outgoing, Platform, Verdict
 from everhold.stores.sqlite import SqliteStore
@@ -156,10 +156,10 @@ class House:
     def drafting(self, name: str, account: str) -> Drafting | None:
         return None
 
-    def in_doubt(self, reader: str) -> str:
+    def in_doubt(self, reader: str, agent: str) -> str:
         return "resend"
 
-    def memory(self, instance: str, agent: str) -> MemoryProvider | None:
+    def memory(self, instance: str, agent: str) -> Attached | None:
         return None
 
 

@@ -14,12 +14,13 @@ from everhold.core.access import Admission
 from everhold.core.entries import Place, Stamp
 from everhold.core.naming import Origin, Rule, hermes_name, name
 from everhold.errors import EverholdError, Overloaded
+from everhold.flow.memory import Attached
 from everhold.flow.purse import Limit
 from everhold.flow.runtime import Meter, Runtime, purses_of
+from everhold.instances import Instances
 from everhold.plugins import MODELS
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
-from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import Answer, Closing, Model, Request
 from everhold.ports.platform import Drafting, Incoming, Platform
 from everhold.ports.plugin import Context
@@ -49,7 +50,7 @@ class Agents:
         platforms: Mapping[tuple[str, str], Platform],
         tools: Callable[[AgentSettings], Mapping[str, Tool]] = lambda _: {},
         coming: Callable[[AgentSettings], Callable[[], Awaitable[None]] | None] = lambda _: None,
-        memories: Callable[[str, str], MemoryProvider | None] = lambda _instance, _agent: None,
+        memories: Instances | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -59,7 +60,8 @@ class Agents:
         self.platforms = platforms
         self.tools = tools
         self.coming = coming
-        self.memories = memories
+        self.memories = memories or Instances(settings, log=log, clock=clock, directory=directory / "memories")
+        self.memories.changed = lambda agent: self.renew(lambda it: it.name == agent)
         self._runtimes: dict[tuple[str, str, str], Runtime] = {}
         self._models: dict[str, Held] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -72,6 +74,7 @@ class Agents:
             self._retire(self._models.pop(gone))
         kept = {name for name, sign in settings.signatures.items() if self.settings.signatures.get(name) == sign}
         self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if key[0] in kept}
+        self.memories.adopt(settings)
         self.settings = settings
 
     def renew(self, concerns: Callable[[AgentSettings], bool]) -> None:
@@ -80,11 +83,12 @@ class Agents:
         self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if key[0] not in renewed}
 
     async def close(self) -> None:
-        """Let go of every connection to a model."""
+        """Let go of every connection to a model or a memory."""
         for model in self._models.values():
             self._retire(model)
         self._models.clear()
         self._runtimes.clear()
+        await self.memories.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _retire(self, model: Held) -> None:
@@ -97,6 +101,8 @@ class Agents:
     def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
         settings = self.settings.agent(agent)
         chosen = choices.get("model", "")
+        if self.memories.renewed(agent):
+            self.renew(lambda it: it.name == agent)
         key = (agent, self.settings.signatures.get(agent, ""), chosen)
         if key not in self._runtimes:
             self._runtimes[key] = self._build(settings, chosen)
@@ -108,17 +114,18 @@ class Agents:
     def drafting(self, name: str, account: str) -> Drafting | None:
         return None
 
-    def in_doubt(self, reader: str) -> str:
+    def in_doubt(self, reader: str, agent: str) -> str:
         kind, _, rest = reader.partition(":")
         if kind == "memory":
-            memory = self.settings.memories.get(rest)
+            uses = self.settings.agents[agent].memories if agent in self.settings.agents else ()
+            memory = next((it for it in uses if it.name == rest), self.settings.memories.get(rest))
             return memory.in_doubt if memory else "resend"
         platform, _, account = rest.partition(":")
         settings = self.settings.platforms.get(platform, {}).get(account)
         return settings.in_doubt if settings else "resend"
 
-    def memory(self, instance: str, agent: str) -> MemoryProvider | None:
-        return self.memories(instance, agent)
+    def memory(self, instance: str, agent: str) -> Attached | None:
+        return self.memories.get(instance, agent)
 
     def day(self) -> str:
         """Today, where the budget's day begins."""
@@ -133,10 +140,10 @@ class Agents:
         compression = settings.compression
         return Runtime(
             agent=settings.name,
-            system=f"{settings.persona.strip()}\n\n{MANNERS}".strip(),
+            system="\n\n".join([settings.persona.strip(), MANNERS, *self.memories.prompts(settings.name)]).strip(),
             models=models,
             summariser=self._model(summariser) if summariser else models[0],
-            tools=self.tools(settings),
+            tools={**self.memories.tools(settings.name), **self.tools(settings)},
             coming=self.coming(settings),
             memories=tuple(memory.name for memory in settings.memories if memory.name != "builtin"),
             busy=settings.busy,

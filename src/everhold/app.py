@@ -21,12 +21,12 @@ from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.supervise import Supervisor
 from everhold.home import Home
+from everhold.instances import Instances
 from everhold.logs import Logger
 from everhold.memories.builtin import Builtin, Index, provider as builtin
 from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
-from everhold.ports.memory import MemoryProvider
 from everhold.ports.platform import Incoming, Platform, Verdict
 from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
@@ -123,7 +123,13 @@ class App:
             directory=home.path,
             platforms=self.platforms,
             tools=self._tools,
-            memories=self._memory,
+            memories=Instances(
+                settings,
+                log=log,
+                clock=self.clock,
+                directory=home.path / "memories",
+                own={builtin.NAME: self._builtin},
+            ),
             coming=lambda agent: self.mcp.coming(agent),
         )
         self.door = Accept(self.gates, reception=self.agents.admit, bells=self.bells)
@@ -275,10 +281,13 @@ class App:
             "day": self.agents.day(),
             "default_agent": settings.default_agent,
             "agents": [agent_json(agent, settings) for agent in settings.agents.values()],
-            "problems": [problem_json(problem) for problem in (*settings.problems, *self.mcp.problems())],
+            "problems": [problem_json(problem) for problem in self._problems()],
             "refused": [problem_json(problem) for problem in refused.problems] if refused else [],
             "store": str(self.broken) if self.broken else "the disk is full" if self.full else "",
         }
+
+    def _problems(self) -> tuple[Problem, ...]:
+        return (*self.watcher.settings.problems, *self.mcp.problems(), *self.agents.memories.problems())
 
     def _adopt(self, settings: Settings) -> None:
         self.log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
@@ -311,16 +320,15 @@ class App:
 
         return listen
 
-    def _memory(self, instance: str, agent: str) -> MemoryProvider | None:
-        return Builtin(index=self.index, store=self.store, agent=agent) if instance == builtin.NAME else None
+    def _builtin(self, agent: str) -> Builtin:
+        return Builtin(index=self.index, store=self.store, agent=agent)
 
     def _tools(self, settings: AgentSettings) -> dict[str, Tool]:
         tools: dict[str, Tool] = {}
         if settings.send_to:
             tools["send"] = Send(settings.name, settings.send_to)
         if "session_search" in settings.tools:
-            memory = Builtin(index=self.index, store=self.store, agent=settings.name)
-            tools["session_search"] = Search(memory, self.store)
+            tools["session_search"] = Search(self._builtin(settings.name), self.store)
         return tools | self.mcp.tools(settings)
 
     def _committed(self, change: Change) -> None:

@@ -64,12 +64,18 @@ class Leg(Struct, frozen=True, kw_only=True):
 class Courier(Protocol):
     """Knows one kind of load and one far side."""
 
-    delivery: Delivery
-    deadline: float
-    visible_after: float
     policy: str
     event: str
     """What a delivered load is called in the log."""
+
+    @property
+    def delivery(self) -> Delivery: ...
+
+    @property
+    def deadline(self) -> float: ...
+
+    @property
+    def visible_after(self) -> float: ...
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         """What is to be handed over after a position, `done` just being finished."""

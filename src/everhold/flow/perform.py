@@ -5,6 +5,7 @@ Models and tools are other people's code: whatever they raise becomes an event a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
@@ -127,10 +128,24 @@ async def hand_over(what: str, work: Callable[[], Awaitable[T]], gates: Gates, *
 
 
 def foreign(what: str, work: Callable[[], T]) -> T:
-    """A call into a plug-in that is no await: building it, asking what it offers. Its bug is its own, and has a name."""
+    """A call into a plug-in that is not awaited: to build it, to ask what it offers. Its bug gets a name."""
     try:
         return work()
     except EverholdError:
         raise
     except Exception as error:  # whoever asked goes on without it, and says so
-        raise Misuse(f"{what} failed: {type(error).__name__}: {error}", remedy="`everhold plugin test` may show why") from error
+        raise Misuse(
+            f"{what} failed: {type(error).__name__}: {error}", remedy="`everhold plugin test` may show why"
+        ) from error
+
+
+async def let_go(work: Awaitable[object], *, seconds: float) -> str:
+    """Something foreign that is to end within `seconds`; what went wrong with it, or nothing."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        return f"it did not end within {seconds:g} s"
+    except Exception as error:  # it is being got rid of: that it fails at this is worth a line, and no more
+        return f"{type(error).__name__}: {error}"
+    return ""

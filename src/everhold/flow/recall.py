@@ -17,7 +17,7 @@ from everhold.errors import EverholdError
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.flow.runtime import Runtime, Runtimes
-from everhold.ports.memory import Found, MemoryProvider, Query
+from everhold.ports.memory import Found, Query
 from everhold.ports.store import Session
 
 MOST_FOUND: Final = 40
@@ -47,12 +47,10 @@ async def recall(
     """Ask every memory of the agent at once. `visible` are this session's entries that the model sees anyway."""
     if runtime.recall_seconds <= 0 or not stamp.audience or not text.strip():
         return Recalled()
-    providers = {
-        name: provider for name in runtime.recalls if (provider := runtimes.memory(name, session.agent)) is not None
-    }
-    asked = [_ask(gates, runtime, name, it, _query(session, name, text, stamp)) for name, it in providers.items()]
+    names = [name for name in runtime.recalls if runtimes.memory(name, session.agent) is not None]
+    asked = [_ask(gates, runtimes, runtime, name, _query(session, name, text, stamp)) for name in names]
     answers = await asyncio.gather(*asked)
-    found = dict(zip(providers, answers, strict=True))
+    found = dict(zip(names, answers, strict=True))
     silent = tuple(name for name, answer in found.items() if answer is None)
     unseen = {
         name: [item for item in answer if not (item.session == session.id and item.seq in visible)]
@@ -79,10 +77,11 @@ def _query(session: Session, memory: str, text: str, stamp: Stamp) -> Query:
     )
 
 
-async def _ask(
-    gates: Gates, runtime: Runtime, name: str, provider: MemoryProvider, query: Query
-) -> Sequence[Found] | None:
+async def _ask(gates: Gates, runtimes: Runtimes, runtime: Runtime, name: str, query: Query) -> Sequence[Found] | None:
     """What one memory finds, or None if it does not say in time. Reading again does no harm: doubt is no matter."""
+    provider = runtimes.memory(name, query.agent)
+    if provider is None:
+        return None
     try:
         return await hand_over(
             f"recall from {name}", lambda: provider.find(query), gates, deadline=runtime.recall_seconds

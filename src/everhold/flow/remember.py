@@ -10,8 +10,11 @@ from everhold.core.context import assemble, choose
 from everhold.core.entries import Changed, Draft, Ended, Entry, Kind, Named, Noted, Stamp, Undone
 from everhold.core.exchange import PLACES, exchange, fingerprint, matters, note, retraction
 from everhold.core.naming import Origin
+from everhold.errors import Transient
 from everhold.flow.lane import Load, Look
-from everhold.ports.memory import Batch, Memory, MemoryProvider, Retraction
+from everhold.flow.memory import Attached
+from everhold.ports.memory import Batch, Memory, Retraction
+from everhold.ports.platform import Delivery
 from everhold.ports.store import Claim, Flight, Item, Session, Store
 
 MOST_ITEMS: Final = 20
@@ -31,24 +34,38 @@ class Remember:
     def __init__(
         self,
         store: Store,
-        provider: MemoryProvider,
+        provider: Attached,
         *,
+        now: Callable[[], Attached | None],
         policy: str,
         instance: str = "",
         naming: Callable[[Origin], str] = lambda origin: origin.session,
     ) -> None:
+        """`now` is asked for the provider before every call: the one there was may have been replaced."""
         self.store = store
         self.provider = provider
+        self.now = now
         self.instance = instance
         self.naming = naming
-        self.delivery = provider.delivery
-        self.deadline = provider.deadline
-        self.visible_after = provider.visible_after
         self.policy = policy
+
+    @property
+    def delivery(self) -> Delivery:
+        return self.provider.delivery
+
+    @property
+    def deadline(self) -> float:
+        return self.provider.deadline
+
+    @property
+    def visible_after(self) -> float:
+        return self.provider.visible_after
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         session = await self.store.session(claim.session)
         upto = session.last_seq
+        if not self._here():
+            return Look(load=None, upto=after)  # what is left stays due, and waits for a provider
         while True:
             page = await self.store.entries(claim.session, after=after, upto=upto, kinds=PLACES, limit=PAGE)
             places = [entry for entry in page if matters(entry)]
@@ -77,11 +94,21 @@ class Remember:
 
     async def deliver(self, load: Load) -> Mapping[str, str]:
         assert isinstance(load.payload, Batch)
+        if not self._here():
+            raise Transient(f"memory {self.instance} is not attached")
         return await self.provider.store(load.payload)
 
     async def arrived(self, load: Load) -> Sequence[str]:
         assert isinstance(load.payload, Batch)
+        if not self._here():
+            raise Transient(f"memory {self.instance} is not attached")
         return await self.provider.probe(load.payload)
+
+    def _here(self) -> bool:
+        """Whether there is a provider; from here on it is the one in use now."""
+        provider = self.now()
+        self.provider = provider or self.provider
+        return provider is not None
 
     async def _named(self, session: Session, items: list[tuple[Entry, Memory]]) -> tuple[Load, bool]:
         """The first of `items` that go under one name, and whether others are left.

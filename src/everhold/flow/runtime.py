@@ -12,8 +12,8 @@ from everhold.core.mailbox import Busy
 from everhold.core.naming import Origin
 from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_request, weigh_tools
 from everhold.flow import remember, voice
+from everhold.flow.memory import Attached
 from everhold.flow.purse import Limit
-from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import Model, Request
 from everhold.ports.platform import Drafting, Platform
 from everhold.ports.store import Wake
@@ -119,7 +119,8 @@ class Runtimes(Protocol):
     def drafting(self, name: str, account: str) -> Drafting | None:
         """The platform as one that can show growing replies, if it can."""
 
-    def in_doubt(self, reader: str) -> str:
-        """`resend` or `hold`: what to do about something unkeyed whose answer was lost."""
+    def in_doubt(self, reader: str, agent: str) -> str:
+        """`resend` or `hold`: what to do about something unkeyed of an agent whose answer was lost."""
 
-    def memory(self, instance: str, agent: str) -> MemoryProvider | None: ...
+    def memory(self, instance: str, agent: str) -> Attached | None:
+        """The memory in use now: the next call may have to go to another one, so nobody keeps it."""

@@ -193,7 +193,7 @@ class Supervisor:
                     await self._put_back(claim, f"{rest} is not connected", seconds=UNAVAILABLE_SECONDS)
                     return
                 drafts = runtimes.drafting(name, account) is not None
-                policy = runtimes.in_doubt(claim.reader)
+                policy = runtimes.in_doubt(claim.reader, claim.agent)
                 voice = Voice(gates.store, platform, policy=policy, deadline=self.send_deadline, drafts=drafts)
                 await self.lane(claim, voice).run()
             case "memory":
@@ -205,7 +205,8 @@ class Supervisor:
                 memory = Remember(
                     gates.store,
                     provider,
-                    policy=runtimes.in_doubt(claim.reader),
+                    now=functools.partial(runtimes.memory, rest, claim.agent),
+                    policy=runtimes.in_doubt(claim.reader, claim.agent),
                     instance=rest,
                     naming=functools.partial(naming, rest),
                 )

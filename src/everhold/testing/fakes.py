@@ -14,7 +14,7 @@ from typing import Any
 
 from everhold.core.entries import Usage
 from everhold.errors import InDoubt
-from everhold.ports.memory import Batch, Exchange, Found, Memory, Note, Query
+from everhold.ports.memory import Batch, Capability, Exchange, Found, Memory, Note, Query
 from everhold.ports.model import Answer, Message, Request, ToolSpec
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing, Verdict
 from everhold.ports.tool import Effect, Result, ToolContext
@@ -157,6 +157,8 @@ class FakePlatform:
 
 class FakeProvider:
     """Keeps memories per session name, in the order they came."""
+
+    capabilities = frozenset({Capability.PROBE, Capability.RETRACT})
 
     def __init__(
         self, delivery: Delivery = Delivery.KEYED, *, deadline: float = 30.0, visible_after: float = 0.0

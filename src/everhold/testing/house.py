@@ -21,6 +21,7 @@ from everhold.core.access import Admission
 from everhold.core.entries import Body, Entry, Place
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
+from everhold.flow.memory import Attached
 from everhold.flow.runtime import Runtime
 from everhold.flow.supervise import Supervisor
 from everhold.ports.clock import Chance
@@ -81,6 +82,7 @@ class Furniture:
         self.platforms: dict[tuple[str, str], Platform] = {}
         self.drafts: dict[tuple[str, str], Drafting] = {}
         self.memories: dict[str, MemoryProvider] = {}
+        self._known: dict[tuple[str, str], tuple[MemoryProvider, Attached]] = {}
         self.policy = "resend"
         self.settings: dict[str, Any] = {}
         """Anything else of a Runtime: busy, soft, hard, keep, ahead…"""
@@ -107,11 +109,18 @@ class Furniture:
     def drafting(self, name: str, account: str) -> Drafting | None:
         return self.drafts.get((name, account))
 
-    def in_doubt(self, reader: str) -> str:
+    def in_doubt(self, reader: str, agent: str) -> str:
         return self.policy
 
-    def memory(self, instance: str, agent: str) -> MemoryProvider | None:
-        return self.memories.get(instance)
+    def memory(self, instance: str, agent: str) -> Attached | None:
+        provider = self.memories.get(instance)
+        return None if provider is None else self._attached(instance, agent, provider)
+
+    def _attached(self, instance: str, agent: str, provider: MemoryProvider) -> Attached:
+        known = self._known.get((instance, agent))
+        if known is None or known[0] is not provider:
+            known = self._known[instance, agent] = provider, Attached(provider, instance=instance, agent=agent)
+        return known[1]
 
 
 class MortalStore:

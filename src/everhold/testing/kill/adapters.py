@@ -9,7 +9,7 @@ import msgspec
 
 from everhold.core.entries import Noted, Place
 from everhold.errors import Refused
-from everhold.ports.memory import Batch, Found, Query
+from everhold.ports.memory import Batch, Capability, Found, Query
 from everhold.ports.model import Answer, Request, ToolSpec
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
 from everhold.ports.store import Position
@@ -63,6 +63,7 @@ class WirePlatform:
 
 
 class WireMemory:
+    capabilities = frozenset({Capability.PROBE, Capability.RETRACT})
     deadline = town.DEADLINE
 
     def __init__(self, far: Far, name: str, delivery: Delivery) -> None:

@@ -23,10 +23,10 @@ from everhold.core.entries import Entry, Kind, Place
 from everhold.errors import HomeBusy, Refused
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
+from everhold.flow.memory import Attached
 from everhold.flow.runtime import Runtime
 from everhold.flow.supervise import LEASE_SECONDS, Supervisor
 from everhold.logs import open_log
-from everhold.ports.memory import MemoryProvider
 from everhold.ports.platform import Drafting, Incoming, Platform
 from everhold.ports.store import Lane, Store
 from everhold.stores.sqlite import HomeLock
@@ -80,7 +80,9 @@ class Hands:
     def __init__(self, far: Far, parts: Parts) -> None:
         self.parts = parts
         self.platforms = {name: parts.platform(far, name, delivery) for name, (delivery, _) in town.PLATFORMS.items()}
-        self.memories = {name: WireMemory(far, name, delivery) for name, delivery in town.MEMORIES.items()}
+        self.memories = {
+            name: Attached(WireMemory(far, name, delivery), instance=name) for name, delivery in town.MEMORIES.items()
+        }
         model = WireModel(far)
         self._runtime = parts.runtime(
             agent="main",
@@ -107,11 +109,11 @@ class Hands:
     def drafting(self, name: str, account: str) -> Drafting | None:
         return self.platforms[name] if name == "keyed" else None
 
-    def in_doubt(self, reader: str) -> str:
+    def in_doubt(self, reader: str, agent: str) -> str:
         kind, _, rest = reader.partition(":")
         return self.parts.policy(rest.partition(":")[0]) if kind == "voice" else "resend"
 
-    def memory(self, instance: str, agent: str) -> MemoryProvider | None:
+    def memory(self, instance: str, agent: str) -> Attached | None:
         return self.memories.get(instance)
 
 

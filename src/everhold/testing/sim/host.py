@@ -12,9 +12,9 @@ from everhold.control import Control
 from everhold.core.entries import Place
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells
+from everhold.flow.memory import Attached
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.supervise import Supervisor
-from everhold.ports.memory import MemoryProvider
 from everhold.ports.platform import Delivery, Drafting, Platform
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
@@ -89,6 +89,7 @@ class Inside:
     def __init__(self, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
         self._runtime = surroundings.configure()
+        self._memories = {name: Attached(it, instance=name) for name, it in surroundings.providers.items()}
 
     def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
         return self._runtime
@@ -102,11 +103,11 @@ class Inside:
             return None
         return platform
 
-    def in_doubt(self, reader: str) -> str:
+    def in_doubt(self, reader: str, agent: str) -> str:
         return self.surroundings.profile.policy
 
-    def memory(self, instance: str, agent: str) -> MemoryProvider | None:
-        return self.surroundings.providers.get(instance)
+    def memory(self, instance: str, agent: str) -> Attached | None:
+        return self._memories.get(instance)
 
 
 class Host:

@@ -28,10 +28,10 @@ from everhold.core.entries import (
 from everhold.errors import LeaseLost
 from everhold.flow.gates import Gates
 from everhold.flow.lane import Courier, Lane, Leg, Load
+from everhold.flow.memory import Attached
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.supervise import Supervisor
 from everhold.flow.view import Seen, Views
-from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import ToolSpec
 from everhold.ports.platform import Accept, Drafting, Incoming, Platform
 from everhold.ports.store import Change, Claim, Committed, Flight, Glance, Now, Step, Store, Wait
@@ -169,10 +169,10 @@ class OtherRuntimes:
     def drafting(self, name: str, account: str) -> Drafting | None:
         return self.inner.drafting(name, account)
 
-    def in_doubt(self, reader: str) -> str:
-        return self.inner.in_doubt(reader)
+    def in_doubt(self, reader: str, agent: str) -> str:
+        return self.inner.in_doubt(reader, agent)
 
-    def memory(self, instance: str, agent: str) -> MemoryProvider | None:
+    def memory(self, instance: str, agent: str) -> Attached | None:
         return self.inner.memory(instance, agent)
 
 
@@ -237,7 +237,7 @@ class HoldsNothing(Supervisor):
 
 
 class ResendsUnderHold(OtherRuntimes):
-    def in_doubt(self, reader: str) -> str:
+    def in_doubt(self, reader: str, agent: str) -> str:
         return "resend"
 
 
