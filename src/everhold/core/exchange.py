@@ -57,12 +57,12 @@ def exchange(
 ) -> Exchange | None:
     """The exchange that an ended turn stands for; None if nothing was said by anybody, or all of it was erased."""
     utterances = tuple(
-        Utterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp)
+        Utterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
         for entry in heard
         if isinstance(entry.body, Heard)
     )
     said = tuple(
-        Utterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp)
+        Utterance(author=entry.author, text=entry.body.text, at=entry.at, stamp=entry.body.stamp, seq=entry.seq)
         for entry in steps
         if isinstance(entry.body, Said)
     )

@@ -23,6 +23,8 @@ class Utterance(Struct, frozen=True, kw_only=True):
     text: str
     at: float
     stamp: Stamp
+    seq: int = 0
+    """The entry it stands in: where something that is found again came from."""
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
