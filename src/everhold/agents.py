@@ -112,7 +112,8 @@ class Agents:
         return self.platforms.get((name, account))
 
     def drafting(self, name: str, account: str) -> Drafting | None:
-        return None
+        platform: object = self.platform(name, account)
+        return platform if isinstance(platform, Drafting) else None
 
     def in_doubt(self, reader: str, agent: str) -> str:
         kind, _, rest = reader.partition(":")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold import __version__
+from everhold.accounts import Accounts, locks_directory
 from everhold.agents import Agents
 from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
 from everhold.config.settings import ValidatePlugin
@@ -142,6 +143,17 @@ class App:
             day=self.agents.day,
             on_text=self._on_text,
         )
+        self.accounts = Accounts(
+            platforms=self.platforms,
+            accept=self.accept,
+            store=self.store,
+            log=log,
+            clock=self.clock,
+            chance=chance,
+            directory=home.path,
+            keep=self.supervisor.keep,
+            locks=lambda: locks_directory(environ),
+        )
         self.mcp = Servers(
             environ=environ,
             directory=home.path,
@@ -216,9 +228,9 @@ class App:
             ("index", self._keep_index),
         ):
             self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
-        for (name, account), platform in self.platforms.items() if listen else ():
-            task = self.supervisor.keep(f"{name}/{account}", self._listener(platform))
-            self.tasks.append(asyncio.create_task(task, name=f"listen {name}/{account}"))
+        self.accounts.adopt(self.agents.settings)
+        if listen:
+            self.accounts.listen()
         await self.remote.open()
         return waiting
 
@@ -247,6 +259,7 @@ class App:
 
     async def stop(self, *, seconds: float = DRAIN_SECONDS) -> None:
         """Give what runs some time, then let go. Everything that is not finished resumes at the next start."""
+        await self.accounts.hush()
         await self.supervisor.drain(seconds)
         if self.web is not None:
             await self.web.stop()
@@ -255,6 +268,7 @@ class App:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
+        await self.accounts.close()
         await self.mcp.close()
         await self.agents.close()
         await self.index.close()
@@ -282,12 +296,18 @@ class App:
             "default_agent": settings.default_agent,
             "agents": [agent_json(agent, settings) for agent in settings.agents.values()],
             "problems": [problem_json(problem) for problem in self._problems()],
+            "accounts": self.accounts.about(),
             "refused": [problem_json(problem) for problem in refused.problems] if refused else [],
             "store": str(self.broken) if self.broken else "the disk is full" if self.full else "",
         }
 
     def _problems(self) -> tuple[Problem, ...]:
-        return (*self.watcher.settings.problems, *self.mcp.problems(), *self.agents.memories.problems())
+        return (
+            *self.watcher.settings.problems,
+            *self.mcp.problems(),
+            *self.agents.memories.problems(),
+            *self.accounts.problems(),
+        )
 
     def _adopt(self, settings: Settings) -> None:
         self.log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
@@ -295,6 +315,7 @@ class App:
         self._connect_agents()
         if self.tasks:
             self.mcp.adopt(settings.mcp, settings.agents.values())
+            self.accounts.adopt(settings)
             self.tasks.append(asyncio.create_task(self._hasten(), name="hasten"))
 
     async def _hasten(self) -> None:
@@ -313,12 +334,6 @@ class App:
             while await self.index.catch_up(self.store):
                 pass
             await asyncio.sleep(INDEX_SECONDS)
-
-    def _listener(self, platform: Platform) -> Any:
-        async def listen() -> None:
-            await platform.listen(self.accept)
-
-        return listen
 
     def _builtin(self, agent: str) -> Builtin:
         return Builtin(index=self.index, store=self.store, agent=agent)

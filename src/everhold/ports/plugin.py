@@ -35,6 +35,12 @@ class Fetch(Protocol):
         """Raises Refused for what must not or cannot be fetched, Transient for what may work later."""
 
 
+class Report(Protocol):
+    """How a connection is, for `status`: nothing when it is well, else what is wrong and what helps."""
+
+    def __call__(self, trouble: str = "", remedy: str = "") -> None: ...
+
+
 class Station(Struct, frozen=True, kw_only=True):
     """What a platform account is given besides: where it stands, and how it tells how it is doing."""
 
@@ -46,8 +52,8 @@ class Station(Struct, frozen=True, kw_only=True):
     """How a listener waits before it tries again."""
     commands: Mapping[str, str]
     """The commands to announce where the platform can show them: name -> what it does."""
-    report: Callable[[str], None]
-    """How the connection is, for `status`: empty when it is well, else what is wrong and what helps."""
+    report: Report
+    """To be told when the connection is made, and whenever it is lost."""
     most_bytes: int = 20_000_000
     """The largest file that is taken in."""
 

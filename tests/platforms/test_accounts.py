@@ -1,0 +1,238 @@
+"""Accounts come, go and change one by one: what happens to one is felt by no other, and a token has one listener."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from everhold.accounts import Accounts, locks_directory
+from everhold.config import Settings, parse
+from everhold.config.secrets import Environment
+from everhold.errors import Misuse, Refused
+from everhold.plugins import Catalogue, Factory
+from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing, Platform, Verdict
+from everhold.ports.plugin import Context
+from everhold.secret import Secret
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.contracts.store import Dice
+from everhold.testing.house import Diary
+
+
+class Clock:
+    def now(self) -> float:
+        return 1_700_000_000.0
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Toy:
+    """An adapter that remembers what was done with it."""
+
+    class Settings(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        token: Secret
+        colour: str = "red"
+
+    name = "toy"
+    delivery = Delivery.KEYED
+    text_limit = 100
+    visible_after = 0.0
+
+    def __init__(self, settings: Any, context: Context) -> None:
+        if settings.colour == "broken":
+            raise Misuse("there is no such colour", remedy="take red")
+        self.settings, self.context = settings, context
+        self.account = context.instance
+        self.listening = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.falls = 0
+
+    async def listen(self, accept: Accept) -> None:
+        assert self.context.station is not None
+        if self.settings.colour == "falling" and self.falls < 2:
+            self.falls += 1
+            raise Refused("the far side hung up", remedy="wait")
+        self.accept = accept
+        self.context.station.report()
+        self.listening.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.listening.clear()
+
+    async def send(self, out: Outgoing) -> str:
+        return out.key
+
+    async def probe(self, out: Outgoing) -> str | None:
+        return None
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+class Shelf(Catalogue[Platform]):
+    def load(self, name: str) -> Factory[Platform]:
+        if name != "toy":
+            raise Misuse(f"there is no {name}", remedy=f"pip install 'everhold[{name}]'")
+        return cast(Factory[Platform], Toy)
+
+
+def settings(text: str, **environ: str) -> Settings:
+    return parse(text, environment=Environment(environ))
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Callable[..., Accounts]]:
+    store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
+    built: list[Accounts] = []
+
+    async def keep(what: str, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            with contextlib.suppress(Refused):
+                await work()
+                return
+            await asyncio.sleep(0)
+
+    async def accept(incoming: Incoming) -> Verdict:
+        return Verdict(outcome="accepted")
+
+    def build() -> Accounts:
+        accounts = Accounts(
+            platforms={}, accept=accept, store=store, log=Diary(), clock=Clock(), chance=Dice(),
+            directory=tmp_path, keep=keep, catalogue=Shelf("platforms"), locks=lambda: tmp_path, look_again=0.001,
+        )  # fmt: skip
+        built.append(accounts)
+        return accounts
+
+    yield build
+    for accounts in built:
+        await accounts.hush()
+        await accounts.close()
+    await store.close()
+
+
+TWO = "platforms: {toy: {a: {token_env: A}, b: {token_env: B}}}"
+
+
+def toys(accounts: Accounts) -> dict[str, Toy]:
+    return {name: account.platform for (_, name), account in accounts.accounts.items()}  # type: ignore[misc]
+
+
+async def test_what_changes_one_account_does_not_disturb_the_other(place: Any) -> None:
+    accounts = place()
+    accounts.adopt(settings(TWO, A="1", B="2"))
+    accounts.listen()
+    a, b = toys(accounts)["a"], toys(accounts)["b"]
+    await a.listening.wait()
+    await b.listening.wait()
+    accounts.adopt(settings(TWO, A="1", B="other"))
+    assert toys(accounts)["a"] is a
+    new = toys(accounts)["b"]
+    assert new is not b
+    await new.listening.wait()
+    assert not b.listening.is_set(), "the former listener is gone before the new one begins"
+    assert a.listening.is_set()
+    accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
+    assert list(toys(accounts)) == ["a"]
+    assert toys(accounts)["a"] is a
+
+
+async def test_who_may_speak_is_nothing_an_adapter_is_built_anew_for(place: Any) -> None:
+    accounts = place()
+    accounts.adopt(settings(TWO, A="1", B="2"))
+    before = toys(accounts)
+    text = "platforms: {toy: {a: {token_env: A, access: {direct: ['toy:7']}}, b: {token_env: B, agent: main}}}"
+    accounts.adopt(settings(text, A="1", B="2"))
+    assert toys(accounts) == before
+
+
+async def test_a_missing_token_or_package_disables_one_account(place: Any) -> None:
+    accounts = place()
+    found = settings(TWO, A="1")
+    accounts.adopt(found)
+    assert list(toys(accounts)) == ["a"]
+    assert [problem.disables for problem in found.problems] == ["platforms.toy.b"]
+    accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}, missing: {x: {token_env: A}}}", A="1"))
+    (problem,) = accounts.problems()
+    assert (problem.disables, problem.remedy) == ("platforms.missing.x", "pip install 'everhold[missing]'")
+    assert list(toys(accounts)) == ["a"]
+
+
+async def test_an_account_that_cannot_be_built_anew_goes_on_as_it_was(place: Any) -> None:
+    accounts = place()
+    accounts.adopt(settings(TWO, A="1", B="2"))
+    before = toys(accounts)
+    text = "platforms: {toy: {a: {token_env: A, colour: broken}, b: {token_env: B}}}"
+    accounts.adopt(settings(text, A="1", B="2"))
+    assert toys(accounts) == before
+    assert [problem.message for problem in accounts.problems()] == ["there is no such colour"]
+    accounts.adopt(settings(TWO, A="1", B="2"))
+    assert not list(accounts.problems())
+
+
+async def test_a_listener_that_falls_is_started_again_and_says_what_was_wrong(place: Any) -> None:
+    accounts = place()
+    accounts.adopt(settings("platforms: {toy: {a: {token_env: A, colour: falling}}}", A="1"))
+    toy = toys(accounts)["a"]
+    accounts.listen()
+    while not toy.falls:  # noqa: ASYNC110  # it falls before anything of it could be waited for
+        await asyncio.sleep(0)
+    assert [(it.message, it.remedy) for it in accounts.problems()] == [("the far side hung up", "wait")]
+    await toy.listening.wait()
+    assert toy.falls == 2
+    assert not list(accounts.problems())
+
+
+async def test_one_token_has_one_listener_whatever_home_it_works_for(place: Any) -> None:
+    first, second = place(), place()
+    for accounts in (first, second):
+        accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}}", A="same"))
+    first.listen()
+    await toys(first)["a"].listening.wait()
+    second.listen()
+    while not list(second.problems()):  # noqa: ASYNC110  # as above: a problem is looked up, never announced
+        await asyncio.sleep(0.001)
+    (problem,) = second.problems()
+    assert "listened to already" in problem.message
+    assert "same" not in problem.message
+    assert not toys(second)["a"].listening.is_set()
+    await first.hush()
+    await toys(second)["a"].listening.wait()
+    assert not list(second.problems())
+
+
+async def test_positions_are_an_account_s_own(place: Any) -> None:
+    accounts = place()
+    accounts.adopt(settings(TWO, A="1", B="2"))
+    a, b = (toys(accounts)[name].context.station for name in ("a", "b"))
+    assert a is not None
+    assert b is not None
+    await a.positions.move("offset", "7")
+    assert (await a.positions.read("offset"), await b.positions.read("offset")) == ("7", None)
+
+
+async def test_what_was_left_is_closed(place: Any) -> None:
+    accounts = place()
+    accounts.adopt(settings(TWO, A="1", B="2"))
+    before = toys(accounts)
+    await accounts.close()
+    assert all(toy.closed.is_set() for toy in before.values())
+
+
+def test_the_locks_are_in_a_directory_nobody_else_can_write_to(tmp_path: Path) -> None:
+    path = locks_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert path.parent == tmp_path
+    path.chmod(0o777)
+    with pytest.raises(Refused, match="this user's alone"):
+        locks_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+    path.rmdir()
+    path.symlink_to(tmp_path)
+    with pytest.raises(Refused):
+        locks_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
