@@ -42,8 +42,8 @@ class Slot:
     reason: str = ""
     """Why there is none."""
     remedy: str = ""
-    complaint: str = ""
-    """What is wrong with one that works all the same."""
+    complaints: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What is wrong with one that works all the same, by what it is about."""
     tried: float = float("-inf")
 
 
@@ -102,11 +102,11 @@ class Instances:
             try:
                 offers = attached.tools
             except EverholdError as error:
-                self._complain(attached.instance, agent, str(error))
+                self._complain(attached, "tools", str(error))
                 continue
             for name, offered in offers.items():
                 if name in found:
-                    self._complain(attached.instance, agent, f"its tool {name} is not used: another memory has one")
+                    self._complain(attached, "tools", f"its tool {name} is not used: another memory has one")
                 else:
                     found[name] = MemoryTool(self, attached.instance, offered, agent=agent)
         return found
@@ -118,7 +118,7 @@ class Instances:
             try:
                 blocks.append(attached.prompt().strip())
             except EverholdError as error:
-                self._complain(attached.instance, agent, str(error))
+                self._complain(attached, "prompt", str(error))
         return [block for block in blocks if block]
 
     def renewed(self, agent: str) -> bool:
@@ -132,17 +132,14 @@ class Instances:
 
     def problems(self) -> list[Problem]:
         """What does not work now, and why. A missing variable or package is the configuration's to tell."""
-        return [
-            Problem(
-                f"is not working for {slot.agent}: {slot.reason}" if slot.reason else slot.complaint,
-                slot.remedy or "`everhold logs` shows more",
-                path=("memories", slot.instance),
-                fatal=False,
-                disables=f"memories.{slot.instance}" if slot.reason else "",
-            )
-            for slot in self._slots.values()
-            if (slot.reason and slot.settings.ready) or slot.complaint
-        ]
+        found = []
+        for slot in self._slots.values():
+            path, remedy = ("memories", slot.instance), slot.remedy or "`everhold logs` shows more"
+            if slot.reason and slot.settings.ready:
+                message = f"is not working for {slot.agent}: {slot.reason}"
+                found.append(Problem(message, remedy, path=path, fatal=False, disables=f"memories.{slot.instance}"))
+            found += [Problem(what, remedy, path=path, fatal=False) for what in slot.complaints.values()]
+        return found
 
     # -- changing ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +179,8 @@ class Instances:
             if slot.reason != before:
                 self._say(slot, "memory.unavailable", error=slot.reason, remedy=slot.remedy)
             return False
-        slot.reason = slot.remedy = slot.complaint = ""
+        slot.reason = slot.remedy = ""
+        slot.complaints.clear()
         slot.signature = self._signature(slot)
         return True
 
@@ -193,9 +191,9 @@ class Instances:
         try:
             slot.attached = self._make(slot)
         except EverholdError as error:
-            self._complain(slot.instance, slot.agent, f"it asked to be built anew, and cannot be: {error}")
+            self._complain(old, "building", f"it asked to be built anew, and cannot be: {error}")
             return False
-        slot.complaint = ""
+        slot.complaints.clear()
         slot.signature = self._signature(slot)
         self._let_go(old)
         self.log.info("memory.replaced", memory=slot.instance, agent=slot.agent)
@@ -227,10 +225,12 @@ class Instances:
         """What the slot's provider says; what it said before if it does not say it properly."""
         assert slot.attached is not None
         try:
-            return slot.attached.signature()
+            signature = slot.attached.signature()
         except EverholdError as error:
-            self._complain(slot.instance, slot.agent, f"{error.message}; what there is stays in use")
+            self._complain(slot.attached, "signature", f"{error.message}; what there is stays in use")
             return slot.signature
+        slot.complaints.pop("signature", None)
+        return signature
 
     def _let_go(self, attached: Attached) -> None:
         task = asyncio.get_running_loop().create_task(self._close(attached))
@@ -242,11 +242,11 @@ class Instances:
         if problem:
             self.log.warning("memory.not_closed", memory=attached.instance, agent=attached.agent, error=problem)
 
-    def _complain(self, instance: str, agent: str, what: str) -> None:
+    def _complain(self, attached: Attached, about: str, what: str) -> None:
         """Say something once, and show it for as long as it is so."""
-        slot = self._slots[instance, agent]
-        if slot.complaint != what:
-            slot.complaint = what
+        slot = self._slots[attached.instance, attached.agent]
+        if slot.complaints.get(about) != what:
+            slot.complaints[about] = what
             self._say(slot, "memory.complaint", error=what)
 
     def _say(self, slot: Slot, event: str, **fields: object) -> None:

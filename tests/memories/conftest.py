@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.memories import ledger
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.Far:
+    """A package with the provider `ledger` is installed, and one that must not be imported; nothing happened yet."""
+    info = tmp_path / "site" / "everhold_ledger-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: everhold-ledger\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(
+        "[everhold.memories]\nledger = tests.memories.ledger:factory\nsilent = must_not_be_imported:factory\n"
+    )
+    (tmp_path / "site" / "must_not_be_imported.py").write_text("raise SystemExit('imported all the same')\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    ledger.far.__init__()  # type: ignore[misc]  # the module's own one is what the provider knows
+    return ledger.far

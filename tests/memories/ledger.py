@@ -1,0 +1,97 @@
+"""A provider as a stranger's package would bring it: its far side outlives it, and does what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from everhold.errors import Transient
+from everhold.ports.memory import Batch, Capability, Found, Query
+from everhold.ports.platform import Delivery
+from everhold.ports.plugin import Context
+from everhold.secret import Secret
+from everhold.testing.fakes import wording
+
+
+class Far:
+    """The service behind all ledgers of a test."""
+
+    def __init__(self) -> None:
+        self.built: list[Ledger] = []
+        self.kept: list[tuple[str, str]] = []
+        """(account, wording) of all there is."""
+        self.names: list[str] = []
+        self.key = ""
+        """The key it takes; empty: any."""
+        self.signature: Callable[[], Any] = lambda: None
+        self.fails: Callable[[], None] = lambda: None
+        """Called when one is built."""
+        self.during: Callable[[Ledger, Batch], Awaitable[None]] | None = None
+        """Called in the middle of storing."""
+
+
+far = Far()
+
+
+class LedgerSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    account: str = "shared"
+    api_key: Secret | None = None
+    keyed: bool = True
+
+
+class Ledger:
+    capabilities = frozenset({Capability.SIGNATURE, Capability.CLOSE})
+
+    def __init__(self, settings: LedgerSettings, context: Context) -> None:
+        far.fails()
+        self.settings = settings
+        self.context = context
+        self.delivery = Delivery.KEYED if settings.keyed else Delivery.BLIND
+        self.stored = 0
+        self.asking = 0
+        self.closed = asyncio.Event()
+        far.built.append(self)
+
+    @property
+    def key(self) -> str:
+        return self.settings.api_key.reveal() if self.settings.api_key else ""
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        assert not self.closed.is_set()
+        self.asking += 1
+        try:
+            if far.key and self.key != far.key:
+                raise Transient("the key is wrong")
+            if far.during is not None:
+                await far.during(self, batch)
+            far.names.append(batch.name)
+            far.kept += [(self.settings.account, wording(item)) for item in batch.items]
+            self.stored += 1
+            return {item.key: item.key for item in batch.items}
+        finally:
+            self.asking -= 1
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        return []
+
+    async def close(self) -> None:
+        assert not self.asking
+        self.closed.set()
+
+    def cache_busting_signature(self) -> dict[str, str] | None:
+        signature: dict[str, str] | None = far.signature()
+        return signature
+
+
+class Factory:
+    Settings = LedgerSettings
+
+    def __call__(self, settings: LedgerSettings, context: Context) -> Ledger:
+        return Ledger(settings, context)
+
+
+factory = Factory()
