@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
@@ -16,7 +17,7 @@ from everhold.core.ids import session_id
 from everhold.errors import Conflict
 from everhold.flow.gates import Bells, Gates
 from everhold.ports.platform import Incoming, Verdict
-from everhold.ports.store import Change, Opening, Step, Wake
+from everhold.ports.store import Change, Committed, Opening, Step, Wake
 
 Reception: TypeAlias = Callable[[Incoming], Awaitable[Admission]]
 """Who is this, and may they speak? Configuration and people are behind it."""
@@ -76,7 +77,7 @@ class Accept:
         )
         body = heard(incoming, stamp, asks=admission.asks)
         wake = DESK if body.command else MIND
-        done = await gates.store.commit(
+        done = await self._keep(
             Change(
                 step=Step.ACCEPT,
                 session=session,
@@ -84,7 +85,7 @@ class Accept:
                 opens=opens,
                 bound=(address, title) if found else None,
                 entries=(Draft(body=body, author=f"person:{admission.person}", dedup=dedup_key(incoming)),),
-                wakes=(Wake(reader=wake),) if body.asks else (),
+                wakes=self.bells.offer((Wake(reader=wake),)) if body.asks else (),
                 position=incoming.position,
             )
         )
@@ -98,8 +99,20 @@ class Accept:
         if opens is not None:
             gates.log.info("session.bound", session=session, address=address)
         gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
-        self.bells.ring(session)
+        self.bells.ring(session, work=body.asks and not done.claims)
         return Verdict(outcome="accepted", session=session, seq=done.seqs[0])
+
+    async def _keep(self, change: Change) -> Committed:
+        """Commit, and have lanes worked on that were taken with it, even if whoever brought the message is gone."""
+        if not any(wake.owner for wake in change.wakes):
+            return await self.gates.store.commit(change)
+        task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
+        task.add_done_callback(self._taken)
+        return await asyncio.shield(task)
+
+    def _taken(self, task: asyncio.Task[Committed]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self.bells.hand_over(task.result().claims)
 
 
 def heard(incoming: Incoming, stamp: Stamp, *, asks: bool) -> Heard:

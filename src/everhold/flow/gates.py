@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from everhold.errors import InDoubt
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
-from everhold.ports.store import Store
+from everhold.ports.store import Claim, Store, Wake
 
 T = TypeVar("T")
 
@@ -46,15 +46,37 @@ class Gates:
                 await bell.wait()
 
 
+class Hands(Protocol):
+    """Whoever works on lanes in this process."""
+
+    def offer(self, wake: Wake) -> Wake:
+        """The same, to be taken at once if there is a hand free for it."""
+
+    def take(self, claim: Claim) -> None:
+        """Begin to work on a lane that was claimed."""
+
+
 class Bells:
     """Hints within one process that something was committed. Losing one costs time, never work: lanes are polled."""
 
     def __init__(self) -> None:
         self.work = asyncio.Event()
+        self.hands: Hands | None = None
+        """Saves those who wake a lane the way round through the store."""
         self._sessions: dict[str, list[asyncio.Event]] = {}
 
-    def ring(self, session: str) -> None:
-        self.work.set()
+    def offer(self, wakes: tuple[Wake, ...]) -> tuple[Wake, ...]:
+        return wakes if self.hands is None else tuple(map(self.hands.offer, wakes))
+
+    def hand_over(self, claims: tuple[Claim, ...]) -> None:
+        for claim in claims:
+            assert self.hands is not None, "only hands that were offered have claims"
+            self.hands.take(claim)
+
+    def ring(self, session: str, *, work: bool = True) -> None:
+        """`work`: and there may be a lane for somebody to take."""
+        if work:
+            self.work.set()
         for bell in self._sessions.get(session, ()):
             bell.set()
 

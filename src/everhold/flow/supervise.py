@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from msgspec import structs
+
 from everhold.core.context import View
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
@@ -20,7 +22,7 @@ from everhold.flow.runtime import Runtimes
 from everhold.flow.turn import Seat
 from everhold.flow.view import Views
 from everhold.flow.voice import DEADLINE_SECONDS, Voice
-from everhold.ports.store import Change, Claim, LaneUpdate, Session, Step, Wait
+from everhold.ports.store import Change, Claim, LaneUpdate, Session, Step, Wait, Wake
 
 LEASE_SECONDS: Final = 120.0
 """Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
@@ -70,6 +72,7 @@ class Supervisor:
         """Claim due lanes and start a worker for each, until told to stop."""
         gates = self.gates
         ahead = float("-inf")
+        self.bells.hands = self
         while not self.stopping:
             self.bells.work.clear()
             # a clock that went back, perhaps while nobody ran: waits that began in the future have to begin anew
@@ -89,6 +92,14 @@ class Supervisor:
             # a lane that is due but could not be claimed is somebody else's: look again soon, not at once
             wait = self.poll if due is None or room <= 0 else min(self.poll, max(due, 0.05))
             await gates.sleep(wait, bell=self.bells.work)
+
+    def offer(self, wake: Wake) -> Wake:
+        if self.stopping or len(self.tasks) >= self.most or self.busy[wake.reader] >= self.most_per_reader:
+            return wake
+        return structs.replace(wake, owner=self.gates.owner, lease=self.lease)
+
+    def take(self, claim: Claim) -> None:
+        self._start(claim)
 
     async def renew(self) -> None:
         """Keep the leases of everybody at work."""

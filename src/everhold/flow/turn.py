@@ -128,14 +128,15 @@ class Seat:
                 op=op,
                 generation=generation,
                 lane=lane,
-                wakes=wakes,
+                wakes=self.bells.offer(wakes),
                 spends=spends,
                 blobs=blobs,
                 pause=pause,
             )
         )
         if wakes:
-            self.bells.ring(self.claim.session)
+            self.bells.hand_over(done.claims)
+            self.bells.ring(self.claim.session, work=len(done.claims) < len(wakes))
         return done
 
 

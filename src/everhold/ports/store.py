@@ -93,6 +93,10 @@ class Wake(Struct, frozen=True, kw_only=True):
     wait: Wait = Wait()
     start: int | None = None
     """Where a lane that is new begins to read; None: with what this change appends."""
+    owner: str = ""
+    """Who takes the lane at once, in the same commit, if it is due and nobody's."""
+    lease: float = 0.0
+    """For how many seconds."""
 
 
 class Lane(Struct, frozen=True, kw_only=True):
@@ -260,6 +264,8 @@ class Committed(Struct, frozen=True, kw_only=True):
     generation: int = 0
     duplicate: bool = False
     differs: bool = False
+    claims: tuple[Claim, ...] = ()
+    """The lanes that were taken with their waking. Somebody has to work on them now."""
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------

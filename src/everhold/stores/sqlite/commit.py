@@ -68,14 +68,13 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
             generation += raised
     if change.erase and not any(type(draft.body) is Erased for draft in drafts):
         raise Misuse("nothing is erased without an entry that says so")
-    if change.wakes:
-        lanes.wake(cur, session, change.wakes, before=last, at=change.at)
+    claims = lanes.wake(cur, session, change.wakes, before=last, at=change.at) if change.wakes else ()
     _rest(cur, change)
     if change.lane is not None and claim is not None and held is not None:
         grown_to = last if claim.session == session else None
         lanes.update(cur, claim, held, change.lane, at=change.at, grown_to=grown_to)
     seqs = (head.first,) if len(drafts) == 1 else tuple(range(head.first, head.first + len(drafts)))
-    return Committed(session=session, seqs=seqs, pos=pos, generation=generation)
+    return Committed(session=session, seqs=seqs, pos=pos, generation=generation, claims=claims)
 
 
 def _check(cur: apsw.Cursor, change: Change) -> sessions.Head | None:

@@ -28,6 +28,7 @@ _READERS: Final = (
     "from readers where readers.name is not null) "
     "select name from readers where name is not null"
 )
+_TAKEABLE: Final = "select 1 from lanes where session = ? and reader = ? and owner = '' and due <= ?"
 _FREE: Final = "(owner = '' or :at >= lease_since + lease_wait or :at < lease_since)"
 _COLUMNS: Final = "reader, session, position, flight, attempts, since, wait, firm, owner, fence, error"
 _flights: Final = msgspec.json.Decoder(Flight)
@@ -67,13 +68,17 @@ def guard(cur: apsw.Cursor, claim: Claim) -> Held:
 # -- what a change does ------------------------------------------------------------------------------------------------
 
 
-def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, at: float) -> None:
-    """Make lanes due; a new one starts reading behind `before` unless it says where."""
+def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, at: float) -> tuple[Claim, ...]:
+    """Make lanes due; a new one starts reading behind `before` unless it says where. Those that were taken at once."""
+    claims: tuple[Claim, ...] = ()
     for one in wakes:
         wait = one.wait
         seconds = wait.seconds
         start = before if one.start is None else one.start
         cur.execute(_WAKE, (session, one.reader, start, at, seconds, at + seconds, wait.firm))
+        if one.owner and cur.execute(_TAKEABLE, (session, one.reader, at)).get:
+            claims += (_take(cur, session, one.reader, owner=one.owner, at=at, lease=one.lease),)
+    return claims
 
 
 def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at: float, grown_to: int | None) -> None:
@@ -150,33 +155,33 @@ def claim(
     cur: apsw.Cursor, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str], only: Sequence[str]
 ) -> list[Claim]:
     _restamp(cur, at)
-    claims = []
-    for _, session, reader in _find_due(cur, at=at, limit=limit, readers=_readers(cur, skip=skip, only=only)):
-        row = cur.execute(
-            f"select {_COLUMNS}, (select agent from sessions where id = lanes.session) from lanes "
-            "where session = ? and reader = ?",
-            (session, reader),
-        ).get
-        before = of(row[:-1])
-        fence = before.fence + 1
-        cur.execute(
-            "update lanes set owner = ?, lease_since = ?, lease_wait = ?, fence = ? where session = ? and reader = ?",
-            (owner, at, lease, fence, session, reader),
-        )
-        cur.execute(
-            "update operations indexed by operations_running "
-            "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
-            "where session = ? and reader = ? and state = 'running'",
-            (fence, session, reader),
-        )
-        claims.append(
-            Claim(
-                lane=msgspec.structs.replace(before, owner=owner, fence=fence),
-                agent=row[-1] or "",
-                taken_over=before.owner != "",
-            )
-        )
-    return claims
+    due = _find_due(cur, at=at, limit=limit, readers=_readers(cur, skip=skip, only=only))
+    return [_take(cur, session, reader, owner=owner, at=at, lease=lease) for _, session, reader in due]
+
+
+def _take(cur: apsw.Cursor, session: str, reader: str, *, owner: str, at: float, lease: float) -> Claim:
+    row = cur.execute(
+        f"select {_COLUMNS}, (select agent from sessions where id = lanes.session) from lanes "
+        "where session = ? and reader = ?",
+        (session, reader),
+    ).get
+    before = of(row[:-1])
+    fence = before.fence + 1
+    cur.execute(
+        "update lanes set owner = ?, lease_since = ?, lease_wait = ?, fence = ? where session = ? and reader = ?",
+        (owner, at, lease, fence, session, reader),
+    )
+    cur.execute(
+        "update operations indexed by operations_running "
+        "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
+        "where session = ? and reader = ? and state = 'running'",
+        (fence, session, reader),
+    )
+    return Claim(
+        lane=msgspec.structs.replace(before, owner=owner, fence=fence),
+        agent=row[-1] or "",
+        taken_over=before.owner != "",
+    )
 
 
 def _readers(cur: apsw.Cursor, *, skip: Sequence[str], only: Sequence[str]) -> list[str]:

@@ -116,6 +116,43 @@ class LanesContract:
         assert await scene.lane() == claim.lane
 
     @promise
+    async def test_a_lane_can_be_taken_with_its_waking(self, scene: Scene) -> None:
+        taking = Wake(reader="mind", owner="me", lease=60.0)
+        (claim,) = (await scene.commit(at=5.0, wakes=(taking,))).claims
+        assert (claim.session, claim.reader, claim.agent, claim.taken_over) == ("s", "mind", "main", False)
+        assert (claim.lane.owner, claim.fence) == ("me", 1)
+        assert await scene.lane() == claim.lane
+        assert await scene.claimed(at=64.0, owner="you") == []
+        assert await scene.claimed(at=65.0, owner="you") == ["mind"]
+
+    @promise
+    async def test_a_waking_takes_no_lane_that_is_held_or_not_yet_due(self, scene: Scene) -> None:
+        await scene.wake("voice", 30.0, at=1.0, firm=True)
+        await scene.wake("mind", at=1.0)
+        held = await scene.claim("mind", at=1.0, owner="you")
+        done = await scene.commit(
+            at=2.0,
+            wakes=tuple(Wake(reader=reader, owner="me", lease=60.0) for reader in ("mind", "voice"))
+            + (Wake(reader="fold", wait=Wait(seconds=9.0), owner="me", lease=60.0),),
+        )
+        assert done.claims == ()
+        assert (await scene.lane("mind")).owner == "you"
+        await scene.update(held, at=3.0, release=True, idle_at=99)
+        assert await scene.claimed(at=2.0, owner="me") == []
+
+    @promise
+    async def test_taking_a_lane_with_its_waking_moves_the_fence_of_what_runs_there(self, scene: Scene) -> None:
+        seq = await scene.hear()
+        claim = await scene.claim()
+        op = await scene.begin(seq, claim=claim)
+        await scene.update(claim, release=True, idle_at=99)
+        (again,) = (await scene.commit(wakes=(Wake(reader="mind", owner="me", lease=60.0),))).claims
+        assert again.fence == 2
+        with pytest.raises(LeaseLost):
+            await scene.end(op, claim=claim)
+        await scene.end(op, claim=again)
+
+    @promise
     async def test_a_held_lane_is_nobody_elses(self, scene: Scene) -> None:
         await scene.hear()
         await scene.claim(at=1.0, owner="me", lease=60.0)

@@ -169,6 +169,7 @@ class GatedStore:
         await self._before(change.step)
         done = await self.disk.commit(change)
         self.witness.committed(self.process, change, done)
+        self.witness.claimed(self.process, list(done.claims))
         await self._after(change.step)
         return done
 
