@@ -1,0 +1,53 @@
+"""Persons, agents and rooms -> Honcho's peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from everhold.core.entries import Stamp
+from everhold.memories.scope import alone, handle
+from everhold.memories.settings import filled
+
+if TYPE_CHECKING:
+    from everhold.memories.honcho.settings import HonchoSettings
+
+
+class Peers:
+    """Who is who: pinned, aliased, prefixed, or as they are called. An id never means two of them."""
+
+    def __init__(self, settings: HonchoSettings, agent: str) -> None:
+        self._settings = settings
+        self.ai = handle(filled(settings.ai_peer, agent))
+
+    def person(self, name: str) -> str:
+        """A person's peer."""
+        settings = self._settings
+        if settings.pin_peer_name and settings.peer_name:
+            return handle(settings.peer_name)
+        if alias := settings.user_peer_aliases.get(name):
+            return handle(alias)
+        if not name:
+            return handle(settings.peer_name or "user")
+        peer = handle(f"{settings.runtime_peer_prefix}{name}")
+        # somebody who merely happens to be called like the agent, or like somebody's alias, is neither
+        taken = {self.ai, *(handle(it) for it in settings.user_peer_aliases.values())}
+        return handle(f"{peer}\0person") if peer in taken else peer
+
+    def speaker(self, author: str, stamp: Stamp) -> str:
+        """Whose words an utterance is."""
+        kind, _, name = author.partition(":")
+        return self.ai if kind == "agent" else self.person(stamp.person or name)
+
+    def about(self, audience: Sequence[str]) -> str:
+        """Whom a conclusion is about: the person it was drawn with alone, or the room.
+
+        Conclusions carry no audience. So what is concluded in company is the room's, and never becomes part of what
+        is known of a person in private, or the other way round.
+        """
+        person = alone(audience)
+        return self.person(person) if person else handle("room|" + "|".join(sorted(audience)))
+
+    def token(self, audience: Sequence[str]) -> str:
+        """An audience as it is stamped on messages: two names of one peer are the same person."""
+        return self.about(audience) if audience else ""

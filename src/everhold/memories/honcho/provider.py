@@ -1,0 +1,449 @@
+"""A Honcho workspace as a memory provider.
+
+Exchanges become messages of their speakers' peers; notes become conclusions. Honcho recognises no repeat, so every
+message carries its key in its metadata, and conclusions are looked for by their words: whoever doubts asks first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from everhold.core.split import split
+from everhold.errors import EverholdError, InDoubt, Transient
+from everhold.memories.faults import partly
+from everhold.memories.honcho.client import PAGE, Client
+from everhold.memories.honcho.peers import Peers
+from everhold.memories.honcho.tools import tools_of
+from everhold.memories.scope import alone
+from everhold.memories.signature import signature
+from everhold.ports.log import Log
+from everhold.ports.memory import (
+    Batch,
+    Capability,
+    Exchange,
+    Forgotten,
+    Found,
+    Health,
+    Memory,
+    Note,
+    Query,
+    Retraction,
+    Utterance,
+)
+from everhold.ports.platform import Delivery
+from everhold.ports.tool import Tool
+
+if TYPE_CHECKING:
+    from everhold.memories.honcho.settings import HonchoSettings
+
+LONGEST_MESSAGE: Final = 24_000
+LONGEST_CONCLUSION: Final = 8_000
+"""Characters; the service allows more, its embeddings do not."""
+MOST_NAMES: Final = 1_000
+
+
+class HonchoMemory:
+    """One instance for one agent."""
+
+    delivery = Delivery.PROBE
+    capabilities: ClassVar = frozenset(
+        {
+            Capability.PROBE,
+            Capability.RETRACT,
+            Capability.TOOLS,
+            Capability.FORGET,
+            Capability.EXPORT,
+            Capability.HEALTH,
+            Capability.CLOSE,
+            Capability.SIGNATURE,
+        }
+    )
+
+    def __init__(self, settings: HonchoSettings, *, agent: str, log: Log) -> None:
+        self.settings = settings
+        self.agent = agent
+        self.log = log
+        self.deadline = settings.deadline_seconds
+        self.visible_after = settings.visible_seconds
+        self.client = Client(settings)
+        self.peers = Peers(settings, agent)
+        self.names: dict[str, str] = {}
+        """session -> the name it goes by over there, as far as it has come up: for tools, which are not told."""
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        """Every item in its order: neighbours of one kind go in one request."""
+        remotes: dict[str, str] = {}
+        self._learn(batch)
+        for kind, group in itertools.groupby(batch.items, _kind):
+            items = list(group)
+            try:
+                match kind:
+                    case "exchange":
+                        await self._say(batch.name, [it for it in items if isinstance(it, Exchange)], remotes)
+                    case "note":
+                        await self._conclude(batch.name, [it for it in items if isinstance(it, Note)], remotes)
+                    case _:
+                        for item in items:
+                            await self._settle(batch, item, remotes)
+            except EverholdError as error:
+                raise partly(bool(remotes), error) from error
+        return remotes
+
+    async def _say(self, name: str, exchanges: Sequence[Exchange], remotes: dict[str, str]) -> None:
+        for chunk in _chunks([(it.key, self._messages(it)) for it in exchanges]):
+            messages = [message for _, parts in chunk for message in parts]
+            if len(messages) > PAGE:
+                await self._say_long(name, messages)
+            elif messages:
+                await self.client.open(name, [self.peers.ai, *(message["peer_id"] for message in messages)])
+                kept = await self.client.say(name, messages)
+                await self._confirm(name, messages)
+                first = {message.metadata["everhold"]: message.id for message in reversed(kept)}
+                remotes |= first
+            remotes |= {key: remotes.get(key, "") for key, _ in chunk}
+
+    async def _say_long(self, name: str, messages: Sequence[dict[str, Any]]) -> None:
+        """An exchange that takes several requests: what an earlier try left there is not said again."""
+        await self.client.open(name, [self.peers.ai, *(message["peer_id"] for message in messages)])
+        there = {
+            _part(message.metadata) for message in await self._stamped(name, [messages[0]["metadata"]["everhold"]])
+        }
+        missing = [message for message in messages if _part(message["metadata"]) not in there]
+        said = len(missing) < len(messages)
+        for start in range(0, len(missing), PAGE):
+            try:
+                await self.client.say(name, missing[start : start + PAGE])
+            except EverholdError as error:
+                raise partly(said, error) from error
+            said = True
+
+    async def _confirm(self, name: str, messages: Sequence[dict[str, Any]]) -> None:
+        """Read back what was said to have been kept."""
+        if not self.settings.confirm:
+            return
+        wanted = {_part(message["metadata"]) for message in messages}
+        try:
+            there = await self._stamped(name, sorted({key for key, _ in wanted}))
+        except EverholdError as error:
+            raise InDoubt(f"what was added to {name} could not be read back: {error.message}") from error
+        if not wanted <= {_part(message.metadata) for message in there}:
+            raise InDoubt(f"Honcho said that messages were added to {name}, and they are not there")
+
+    async def _conclude(self, name: str, notes: Sequence[Note], remotes: dict[str, str]) -> None:
+        for about, group in itertools.groupby(notes, lambda note: self.peers.about(note.stamp.audience)):
+            taken = list(group)
+            parts = [(note, _pieces(note.text)) for note in taken]
+            contents = [piece for _, pieces in parts for piece in pieces]
+            if contents:
+                await self.client.open(name, [self.peers.ai, about])
+            ids: dict[str, str] = {}
+            for start in range(0, len(contents), PAGE):
+                some = contents[start : start + PAGE]
+                kept = await self.client.conclude(some, observer=self.peers.ai, about=about, name=name)
+                ids |= {one.content: one.id for one in kept}
+                if self.settings.confirm and not set(some) <= await self._known(some, about):
+                    raise InDoubt(f"Honcho said that conclusions about {about} were added, and they are not there")
+            remotes |= {note.key: ids.get(pieces[0], "") if pieces else "" for note, pieces in parts}
+
+    async def _settle(self, batch: Batch, item: Memory, remotes: dict[str, str]) -> None:
+        """What changes something that is there already: looks, then does what is missing. Safe to repeat."""
+        if isinstance(item, Retraction):
+            for message in await self._stamped(batch.name, item.keys):
+                if not message.metadata.get("everhold_retracted"):
+                    await self.client.mark(batch.name, message.id, {**message.metadata, "everhold_retracted": True})
+            remotes[item.key] = ""
+            return
+        assert isinstance(item, Note)
+        remote = ""
+        if item.action != "remove":
+            about = self.peers.about(item.stamp.audience)
+            known = await self._known(_pieces(item.text), about)
+            missing = [piece for piece in _pieces(item.text) if piece not in known]
+            if missing:
+                await self.client.open(batch.name, [self.peers.ai, about])
+                kept = await self.client.conclude(missing, observer=self.peers.ai, about=about, name=batch.name)
+                remote = kept[0].id
+        for old in await self._outdated(batch, item):
+            await self.client.unconclude(old.id, observer=old.observer_id, about=old.observed_id)
+        remotes[item.key] = remote
+
+    # -- asking what is there ----------------------------------------------------------------------------------------
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        arrived: list[str] = []
+        exchanges = [item for item in batch.items if isinstance(item, Exchange)]
+        there = {_part(it.metadata) for it in await self._stamped(batch.name, [it.key for it in exchanges])}
+        for item in batch.items:
+            if isinstance(item, Exchange):
+                here = all(_part(message["metadata"]) in there for message in self._messages(item))
+            elif isinstance(item, Note):
+                here = await self._noted(batch, item)
+            else:
+                marked = await self._stamped(batch.name, item.keys)
+                here = all(message.metadata.get("everhold_retracted") for message in marked)
+            if here:
+                arrived.append(item.key)
+        return arrived
+
+    async def _noted(self, batch: Batch, note: Note) -> bool:
+        pieces = [] if note.action == "remove" else _pieces(note.text)
+        if not set(pieces) <= await self._known(pieces, self.peers.about(note.stamp.audience)):
+            return False
+        return not await self._outdated(batch, note)
+
+    async def _stamped(self, name: str, keys: Sequence[str]) -> list[Any]:
+        """Messages that carry one of our keys."""
+        if not keys:
+            return []
+        found = await self.client.messages(name, {"metadata": {"everhold": {"in": list(keys)}}})
+        return [message for message in found if message.metadata.get("everhold") in keys]
+
+    async def _known(self, contents: Sequence[str], about: str) -> set[str]:
+        if not contents:
+            return set()
+        filters = {"observer_id": self.peers.ai, "observed_id": about, "content": {"in": list(contents)}}
+        return {one.content for one in await self.client.conclusions(filters)}
+
+    async def _outdated(self, batch: Batch, note: Note) -> list[Any]:
+        """Conclusions that a note replaces or removes and that are still there."""
+        old = batch.replaced.get(note.supersedes, "") if note.action != "add" else ""
+        pieces = [piece for piece in _pieces(old) if note.action == "remove" or piece not in _pieces(note.text)]
+        if not pieces:
+            return []
+        found = await self.client.conclusions({"observer_id": self.peers.ai, "content": {"in": pieces}})
+        return [one for one in found if one.content in pieces]
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        """What was concluded about whoever is present, then what was said. Creates nothing over there."""
+        if query.agent != self.agent or not query.audience or not query.text.strip():
+            return ()
+        self._remember(query.session, query.name)
+        questions = [self._find_concluded(query)]
+        if self.settings.workspace_words:
+            questions += [self._find_said(query), self._find_here(query)]
+        answers = await asyncio.gather(*questions, return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        for error in errors:
+            if not isinstance(error, EverholdError) or len(errors) == len(answers):
+                raise error
+            self.log.warning("recall.partial", error=str(error))
+        found = [item for answer in answers if not isinstance(answer, BaseException) for item in answer]
+        return found[: query.limit]
+
+    async def _find_concluded(self, query: Query) -> list[Found]:
+        about = self.peers.about(query.audience)
+        found = await self.client.read(
+            "searching conclusions",
+            lambda sdk: (
+                self.client.peer(sdk, self.peers.ai).conclusions_of(about).aio.query(_asked(query), _limit(query.limit))
+            ),
+            missing=[],
+        )
+        return [Found(text=one.content, person=alone(query.audience), at=_at(one.created_at)) for one in found]
+
+    async def _find_said(self, query: Query) -> list[Found]:
+        """Anywhere in the workspace, in the same company."""
+        filters: dict[str, object] = {"metadata": {"everhold_audience": self.peers.token(query.audience)}}
+        found = await self.client.read(
+            "searching messages",
+            lambda sdk: sdk.aio.search(_asked(query), filters=filters, limit=_limit(query.limit)),
+            missing=[],
+        )
+        return [self._found(message) for message in found if self._may_hear(message, query)]
+
+    async def _find_here(self, query: Query) -> list[Found]:
+        """In this very session, what somebody else wrote there: earlier systems put no audience on it."""
+        found = await self.client.read(
+            "searching the session",
+            lambda sdk: self.client.session(sdk, query.name).aio.search(_asked(query), None, _limit(query.limit)),
+            missing=[],
+        )
+        return [self._found(message) for message in found if not message.metadata.get("everhold")]
+
+    def _may_hear(self, message: Any, query: Query) -> bool:
+        about = message.metadata
+        return (
+            about.get("everhold_audience") == self.peers.token(query.audience)
+            and (self.settings.share_agents or about.get("everhold_agent") == self.agent)
+            and not about.get("everhold_retracted")
+        )
+
+    def _found(self, message: Any) -> Found:
+        about = message.metadata
+        return Found(
+            text=message.content,
+            session=str(about.get("everhold_session", "")),
+            seq=int(about.get("everhold_seq") or 0),
+            person=str(about.get("everhold_person", "")) or message.peer_id,
+            at=_at(message.created_at),
+            key=str(about.get("everhold", "")),
+        )
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def tools(self) -> Sequence[Tool]:
+        return tools_of(self)
+
+    async def forget(self, person: str) -> Forgotten:
+        """Conclusions and the card can be deleted. Messages cannot, short of the sessions they are in."""
+        about = self.peers.person(person)
+        drawn = await self.client.conclusions({"observed_id": about})
+        for one in drawn:
+            await self.client.unconclude(one.id, observer=one.observer_id, about=about)
+        await self.client.read(
+            "clearing the card", lambda sdk: self.client.peer(sdk, self.peers.ai).aio.set_card([], target=about)
+        )
+        deleted, kept = len(drawn), []
+        for name, own, others in await self._sessions_of(about):
+            if others:
+                kept.append(
+                    f"{own} messages in session {name}: others speak there, and Honcho deletes no single message"
+                )
+            else:
+                await self.client.delete(name)
+                deleted += own
+        return Forgotten(deleted=deleted, kept=tuple(kept))
+
+    async def _sessions_of(self, peer: str) -> list[tuple[str, int, int]]:
+        """(session, messages by the peer, messages by other people)."""
+        names = await self.client.read("listing sessions", _session_names, missing=[])
+        found = []
+        for name in names:
+            said = await self.client.messages(name)
+            own = sum(message.peer_id == peer for message in said)
+            others = sum(message.peer_id not in (peer, self.peers.ai) for message in said)
+            if own:
+                found.append((name, own, others))
+        return found
+
+    async def export(self, person: str) -> AsyncIterator[Found]:
+        about = self.peers.person(person)
+        for one in await self.client.conclusions({"observed_id": about}):
+            yield Found(text=one.content, person=person, at=_at(one.created_at))
+        for name, _, _ in await self._sessions_of(about):
+            for message in await self.client.messages(name, {"peer_id": about}):
+                yield self._found(message)
+
+    async def health(self) -> Health:
+        """Whether it answers, and whether it works off what it was given: it was seen accepting, and doing nothing."""
+        try:
+            status = await self.client.read("asking how it is", lambda sdk: sdk.aio.queue_status())
+        except Transient as error:
+            return Health(well=False, text=error.message)
+        waiting = status.pending_work_units if status else 0
+        return Health(well=True, text=f"{waiting} messages wait to be reasoned about" if waiting else "")
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    def cache_busting_signature(self) -> dict[str, str] | None:
+        """Everything it was built from; the key only as what tells two apart."""
+        return signature("honcho", self.settings)
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _messages(self, exchange: Exchange) -> list[dict[str, Any]]:
+        """An exchange as Honcho's messages, each with its key and its place among them."""
+        said: list[tuple[Utterance, str]] = [
+            (utterance, piece)
+            for utterance in (*exchange.heard, *exchange.said)
+            for piece in split(utterance.text.replace("\x00", ""), LONGEST_MESSAGE)
+            if piece.strip()
+        ]
+        token = self.peers.token(exchange.stamp.audience)
+        return [
+            {
+                "content": piece,
+                "peer_id": self.peers.speaker(utterance.author, utterance.stamp),
+                "created_at": datetime.fromtimestamp(utterance.at, UTC) if utterance.at else None,
+                "metadata": {
+                    "everhold": exchange.key,
+                    "everhold_part": number,
+                    "everhold_parts": len(said),
+                    "everhold_agent": exchange.agent,
+                    "everhold_audience": token,
+                    "everhold_session": exchange.session,
+                    "everhold_seq": utterance.seq,
+                    "everhold_person": utterance.stamp.person,
+                    **({"everhold_parent": exchange.parent} if exchange.parent else {}),
+                    **({"everhold_tags": list(exchange.tags)} if exchange.tags else {}),
+                },
+            }
+            for number, (utterance, piece) in enumerate(said)
+        ]
+
+    def _learn(self, batch: Batch) -> None:
+        for item in batch.items:
+            self._remember(item.session, batch.name)
+
+    def _remember(self, session: str, name: str) -> None:
+        self.names.pop(session, None)
+        self.names[session] = name
+        if len(self.names) > MOST_NAMES:
+            del self.names[next(iter(self.names))]
+
+
+def _kind(item: Memory) -> str:
+    match item:
+        case Exchange():
+            return "exchange"
+        case Note(action="add"):
+            return "note"
+        case _:
+            return "change"
+
+
+def _chunks(
+    parts: Iterable[tuple[str, list[dict[str, Any]]]],
+) -> Iterable[list[tuple[str, list[dict[str, Any]]]]]:
+    """Exchanges that fit into one request together; one that fits into none goes alone."""
+    chunk: list[tuple[str, list[dict[str, Any]]]] = []
+    size = 0
+    for key, messages in parts:
+        if chunk and size + len(messages) > PAGE:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append((key, messages))
+        size += len(messages)
+    if chunk:
+        yield chunk
+
+
+def _part(metadata: Mapping[str, Any]) -> tuple[str, int]:
+    return str(metadata.get("everhold", "")), int(metadata.get("everhold_part") or 0)
+
+
+def _pieces(text: str) -> list[str]:
+    pieces = split(text.replace("\x00", ""), LONGEST_CONCLUSION)
+    return list(dict.fromkeys(piece for piece in pieces if piece.strip()))
+
+
+def _asked(query: Query) -> str:
+    return query.text.strip()
+
+
+def _limit(limit: int) -> int:
+    return max(1, min(PAGE, limit))
+
+
+def _at(when: datetime | None) -> float:
+    return when.timestamp() if when is not None else 0.0
+
+
+async def _session_names(sdk: Any) -> list[str]:
+    names: list[str] = []
+    number = 1
+    while True:
+        page = await sdk.aio.sessions(page=number, size=PAGE)
+        names += [session.id for session in page.items]
+        if len(page.items) < PAGE:
+            return names
+        number += 1

@@ -1,0 +1,28 @@
+"""What every remote memory's section in config.yaml may say."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from everhold.secret import Secret
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Remote(Section):
+    """A service behind an address."""
+
+    api_key: Secret | None = Field(default=None, description="write `api_key_env`: the variable that holds it")
+    deadline_seconds: float = Field(default=30.0, gt=0, le=600, description="after which a write is given up")
+    visible_seconds: float = Field(
+        default=5.0, ge=0, le=600, description="how long after its deadline a write may still be carried out there"
+    )
+    confirm: bool = Field(default=True, description="read back what was stored: some services only say that it was")
+    share_agents: bool = Field(default=False, description="let this agent recall what others kept in the same place")
+
+
+def filled(template: str, agent: str) -> str:
+    """`{agent}` in a name."""
+    return template.replace("{agent}", agent)

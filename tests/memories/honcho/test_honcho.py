@@ -1,0 +1,368 @@
+"""Honcho's adapter over the unmodified SDK: stored once, under the right peers, whatever the service does about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.memories.honcho.provider import LONGEST_MESSAGE, HonchoMemory
+from everhold.ports.memory import Batch
+from everhold.testing.services.honcho import HonchoService
+from tests.memories.honcho.conftest import Make
+from tests.memories.material import batch, exchange, note, query, retraction, tool_context
+
+HERE = "agent-main-fake-dm-1"
+
+
+async def deliver(memory: HonchoMemory, what: Batch, *, tries: int = 6) -> int:
+    """As a lane would: what is in doubt is asked about, and only what is missing goes again. How often it was sent."""
+    for sent in range(1, tries + 1):
+        try:
+            await memory.store(what)
+        except Transient:
+            continue
+        except InDoubt:
+            there = set(await memory.probe(what))
+            rest = tuple(item for item in what.items if item.key not in there)
+            if not rest:
+                return sent
+            what = batch(*rest, name=what.name, replaced=what.replaced)
+            continue
+        return sent
+    raise AssertionError("never delivered")
+
+
+# -- what is stored, and as whom ---------------------------------------------------------------------------------------
+
+
+async def test_an_exchange_becomes_its_speakers_messages(memory: HonchoMemory, service: HonchoService) -> None:
+    remotes = await memory.store(batch(exchange(4, "I grow tea", "Which kind?")))
+    theirs, ours = service.state.messages
+    assert (theirs["peer_id"], theirs["content"]) == ("ada", "I grow tea")
+    assert (ours["peer_id"], ours["content"]) == ("main", "Which kind?")
+    assert remotes == {"s1:4": theirs["id"]}
+    assert theirs["metadata"]["everhold"] == ours["metadata"]["everhold"] == "s1:4"
+    assert service.state.created == [HERE]
+
+
+async def test_a_batch_is_one_request_and_keeps_its_order(memory: HonchoMemory, service: HonchoService) -> None:
+    await memory.store(batch(*(exchange(op, f"say {op}", f"hear {op}") for op in range(1, 21))))
+    assert service.texts(HERE) == [f"{verb} {op}" for op in range(1, 21) for verb in ("say", "hear")]
+    assert len(service.seen("/messages$", "POST")) == 1
+
+
+async def test_a_text_too_long_for_one_message_arrives_whole(memory: HonchoMemory, service: HonchoService) -> None:
+    text = "word " * 30_000
+    await memory.store(batch(exchange(1, text, "long")))
+    assert max(len(part) for part in service.texts(HERE)) <= LONGEST_MESSAGE
+    assert "".join(service.texts(HERE)[:-1]) == text
+    assert set(await memory.probe(batch(exchange(1, text, "long")))) == {"s1:1"}
+
+
+async def test_an_exchange_of_more_messages_than_a_request_takes_is_completed_not_repeated(
+    memory: HonchoMemory, service: HonchoService
+) -> None:
+    whole = batch(exchange(1, "word " * 600_000, "done"))
+    service.fault("refuse", "/messages$", skip=1, status=429)
+    assert await deliver(memory, whole) == 2
+    assert "".join(service.texts(HERE)[:-1]) == "word " * 600_000
+
+
+async def test_nothing_said_sends_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+    silent = batch(exchange(1, " ", ""))
+    assert await memory.store(silent) == {"s1:1": ""}
+    assert await memory.probe(silent) == ["s1:1"]
+    assert service.state.created == []
+
+
+async def test_two_people_in_one_thread_are_two_peers(memory: HonchoMemory, service: HonchoService) -> None:
+    turns = [exchange(op, f"turn {op}", "yes", who=("ada", "bob")[op % 2], room="club") for op in range(1, 7)]
+    await memory.store(batch(*turns[:3]))
+    await memory.close()
+    await memory.store(batch(*turns[3:]))
+    spoken = [(row["peer_id"], row["content"]) for row in service.state.messages if row["peer_id"] != "main"]
+    assert spoken == [(("ada", "bob")[op % 2], f"turn {op}") for op in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    "settings, peer",
+    [
+        ({}, "ada"),
+        ({"user_peer_aliases": {"ada": "countess"}}, "countess"),
+        ({"runtime_peer_prefix": "tg_"}, "tg_ada"),
+        ({"peer_name": "me", "pin_peer_name": True}, "me"),
+        ({"peer_name": "me"}, "ada"),
+        ({"peer_name": "me", "pin_peer_name": True, "user_peer_aliases": {"ada": "countess"}}, "me"),
+    ],
+)
+async def test_people_are_the_peers_the_settings_make_them(
+    make: Make, service: HonchoService, settings: dict[str, object], peer: str
+) -> None:
+    await make(**settings).store(batch(exchange(1, "hello")))
+    assert service.state.messages[0]["peer_id"] == peer
+
+
+async def test_nobody_is_taken_for_the_agent_or_for_somebody_s_alias(make: Make, service: HonchoService) -> None:
+    memory = make(user_peer_aliases={"1001": "ada"})
+    await memory.store(batch(exchange(1, "I am called main", who="main"), exchange(2, "and I ada", who="ada")))
+    peers = [row["peer_id"] for row in service.state.messages]
+    assert len(set(peers)) == 2
+    assert not {"main", "ada"} & set(peers)
+
+
+# -- conclusions -------------------------------------------------------------------------------------------------------
+
+
+async def test_notes_become_conclusions_about_whoever_was_there(memory: HonchoMemory, service: HonchoService) -> None:
+    remotes = await memory.store(batch(note(3, "likes oolong"), note(5, "is shy")))
+    rows = service.state.conclusions
+    assert [(row["observer_id"], row["observed_id"], row["session_id"]) for row in rows] == [("main", "ada", HERE)] * 2
+    assert remotes == {"s1:3:note": rows[0]["id"], "s1:5:note": rows[1]["id"]}
+
+
+async def test_replacing_and_removing_follow_the_note(memory: HonchoMemory, service: HonchoService) -> None:
+    await memory.store(batch(note(1, "lives in Rome"), note(2, "has a cat")))
+    moved = batch(
+        note(3, "lives in Oslo", action="replace", supersedes="s1:1:note"), replaced={"s1:1:note": "lives in Rome"}
+    )
+    assert await memory.probe(moved) == []
+    await memory.store(moved)
+    await memory.store(moved)
+    assert sorted(service.concluded()) == ["has a cat", "lives in Oslo"]
+    gone = batch(note(4, "", action="remove", supersedes="s1:2:note"), replaced={"s1:2:note": "has a cat"})
+    await memory.store(gone)
+    assert service.concluded() == ["lives in Oslo"]
+    assert await memory.probe(gone) == ["s1:4:note"]
+
+
+async def test_a_replacement_cut_in_half_is_completed(memory: HonchoMemory, service: HonchoService) -> None:
+    await memory.store(batch(note(1, "lives in Rome")))
+    moved = batch(
+        note(3, "lives in Oslo", action="replace", supersedes="s1:1:note"), replaced={"s1:1:note": "lives in Rome"}
+    )
+    service.fault("refuse", "/conclusions/", method="DELETE")
+    await deliver(memory, moved)
+    assert service.concluded() == ["lives in Oslo"]
+
+
+async def test_what_was_undone_is_not_found_any_more(memory: HonchoMemory, service: HonchoService) -> None:
+    await memory.store(batch(exchange(1, "the code is 1234", "ok"), exchange(4, "the code is secret", "ok")))
+    undone = batch(retraction(9, 1))
+    assert await memory.probe(undone) == []
+    await memory.store(undone)
+    assert await memory.probe(undone) == ["s1:9:retract"]
+    assert [found.text for found in await memory.find(query("the code"))] == ["the code is secret"]
+
+
+# -- everything that goes wrong ----------------------------------------------------------------------------------------
+
+FAULTS = ["after", "lose", "drop", "refuse", "hollow", "garbage", "empty"]
+
+
+@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize("path", ["/messages$", "/conclusions$"])
+async def test_whatever_becomes_of_the_answer_it_is_stored_once(
+    memory: HonchoMemory, service: HonchoService, how: str, path: str
+) -> None:
+    service.fault(how, path, method="POST", times=2)  # type: ignore[arg-type]
+    await deliver(memory, batch(exchange(1, "one", "two"), note(2, "three"), exchange(4, "four")))
+    assert service.texts(HERE) == ["one", "two", "four"]
+    assert service.concluded() == ["three"]
+
+
+@pytest.mark.parametrize("how", FAULTS)
+async def test_a_session_is_opened_once_whatever_becomes_of_the_answer(
+    memory: HonchoMemory, service: HonchoService, how: str
+) -> None:
+    service.fault(how, "/sessions$", times=2)  # type: ignore[arg-type]
+    service.fault(how, "/workspaces$", times=1)  # type: ignore[arg-type]
+    await deliver(memory, batch(note(1, "kept"), exchange(2, "said")))
+    assert service.state.created == [HERE]
+    assert (service.texts(HERE), service.concluded()) == (["said"], ["kept"])
+
+
+async def test_the_sdk_itself_repeats_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+    service.fault("after", "/messages$", times=None)
+    with pytest.raises(InDoubt):
+        await memory.store(batch(exchange(1, "once")))
+    assert service.texts(HERE) == ["once"]
+
+
+@pytest.mark.parametrize(
+    "status, expected",
+    [(401, Transient), (403, Transient), (402, Transient), (429, Transient), (422, Refused), (500, InDoubt)],
+)
+async def test_what_the_service_says_tells_what_to_do(
+    memory: HonchoMemory, service: HonchoService, status: int, expected: type[EverholdError]
+) -> None:
+    service.fault("refuse", "/messages$", status=status, retry_after=7.0 if status == 429 else None)
+    with pytest.raises(expected) as caught:
+        await memory.store(batch(exchange(1, "hello")))
+    if isinstance(caught.value, Transient) and status == 429:
+        assert caught.value.retry_after == 7.0
+
+
+async def test_a_service_that_is_not_there_was_told_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+    await service.stop()
+    with pytest.raises(Transient):
+        await memory.store(batch(exchange(1, "hello")))
+    with pytest.raises(Transient):
+        await memory.find(query("hello"))
+    assert not (await memory.health()).well
+    await service.start()
+    await deliver(memory, batch(exchange(1, "hello")))
+    assert service.texts(HERE) == ["hello"]
+    assert (await memory.health()).well
+
+
+async def test_a_refusal_after_part_was_stored_is_doubt(memory: HonchoMemory, service: HonchoService) -> None:
+    service.fault("refuse", "/conclusions$", status=422)
+    with pytest.raises(InDoubt):
+        await memory.store(batch(exchange(1, "stored"), note(2, "not wanted")))
+    assert await memory.probe(batch(exchange(1, "stored"), note(2, "not wanted"))) == ["s1:1"]
+
+
+async def test_a_connection_reset_while_idle_costs_no_message(memory: HonchoMemory, service: HonchoService) -> None:
+    for op in range(1, 8):
+        service.fault("idle", times=1)
+        await deliver(memory, batch(exchange(op, f"turn {op}")))
+    assert service.texts(HERE) == [f"turn {op}" for op in range(1, 8)]
+
+
+async def test_a_session_somebody_deleted_is_opened_again(memory: HonchoMemory, service: HonchoService) -> None:
+    await memory.store(batch(note(1, "before")))
+    service.state.sessions.clear()
+    service.state.peers.clear()
+    await deliver(memory, batch(note(2, "after")))
+    assert service.concluded() == ["before", "after"]
+
+
+async def test_a_key_in_an_error_is_not_repeated(make: Make, service: HonchoService) -> None:
+    memory = make(api_key="sk-very-secret")
+    service.key = "another"
+    with pytest.raises(Transient) as caught:
+        await memory.store(batch(exchange(1, "hello")))
+    assert "sk-very-secret" not in str(caught.value)
+    assert caught.value.remedy
+
+
+# -- finding -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_said_and_concluded_is_found_with_its_origin(memory: HonchoMemory) -> None:
+    await memory.store(batch(exchange(4, "my tea garden is in Assam"), note(6, "has a tea garden")))
+    concluded, said = await memory.find(query("where is the tea garden"))
+    assert concluded.text == "has a tea garden"
+    assert (said.text, said.session, said.seq, said.person, said.key) == (
+        "my tea garden is in Assam", "s1", 3, "ada", "s1:4",
+    )  # fmt: skip
+
+
+async def test_recall_stays_within_its_company(memory: HonchoMemory) -> None:
+    await memory.store(batch(exchange(1, "my secret garden"), note(2, "a secret garden"), name="dm-ada"))
+    await memory.store(
+        batch(
+            exchange(1, "our secret garden", room="club", session="s2"),
+            note(2, "the club's secret", room="club", session="s2"),
+            name="club",
+        )
+    )
+    assert {it.text for it in await memory.find(query("secret garden", name="dm-ada"))} == {
+        "my secret garden", "a secret garden",
+    }  # fmt: skip
+    assert {it.text for it in await memory.find(query("secret garden", room="club", name="club"))} == {
+        "our secret garden", "the club's secret",
+    }  # fmt: skip
+    assert await memory.find(query("secret garden", who="bob", name="dm-bob")) == []
+    assert await memory.find(query("secret garden", room="elsewhere", name="elsewhere")) == []
+
+
+async def test_another_agent_recalls_nothing_unless_it_may(make: Make) -> None:
+    await make().store(batch(exchange(1, "for your ears")))
+    other, sharing = make(agent="coder"), make(agent="coder", share_agents=True)
+    assert await other.find(query("ears", agent="coder", name="x")) == []
+    assert len(await sharing.find(query("ears", agent="coder", name="x"))) == 1
+    assert await sharing.find(query("ears", agent="main", name="x")) == ()
+
+
+async def test_looking_creates_nothing(memory: HonchoMemory, service: HonchoService) -> None:
+    await memory.find(query("anything"))
+    await memory.probe(batch(exchange(1, "x"), note(2, "y")))
+    await memory.health()
+    for tool in memory.tools():
+        if tool.spec.name != "honcho_conclude":
+            await tool.run({"query": "x"}, tool_context())
+    assert service.state.created == []
+
+
+# -- tools, forgetting, change -----------------------------------------------------------------------------------------
+
+
+async def test_the_tools_carry_the_names_people_know(memory: HonchoMemory) -> None:
+    assert [tool.spec.name for tool in memory.tools()] == [
+        "honcho_profile", "honcho_search", "honcho_reasoning", "honcho_context", "honcho_conclude",
+    ]  # fmt: skip
+
+
+async def test_concluding_is_a_note_whatever_state_the_service_is_in(
+    memory: HonchoMemory, service: HonchoService
+) -> None:
+    await service.stop()
+    conclude = {tool.spec.name: tool for tool in memory.tools()}["honcho_conclude"]
+    result = await conclude.run({"conclusion": "likes tea"}, tool_context())
+    assert not result.error
+    assert [it.text for it in result.notes] == ["likes tea"]
+    assert (await conclude.run({}, tool_context())).error
+    assert (await conclude.run({"conclusion": "a", "list": True}, tool_context())).error
+
+
+async def test_the_tools_answer(memory: HonchoMemory, service: HonchoService) -> None:
+    await memory.store(batch(exchange(1, "I grow tea", "nice"), note(2, "grows tea")))
+    run = {tool.spec.name: tool.run for tool in memory.tools()}
+    assert "grows tea" in (await run["honcho_search"]({"query": "tea"}, tool_context())).text
+    assert "grows tea" in (await run["honcho_reasoning"]({"query": "who?"}, tool_context())).text
+    assert "I grow tea" in (await run["honcho_context"]({}, tool_context())).text
+    await run["honcho_profile"]({"card": ["tea"]}, tool_context())
+    assert (await run["honcho_profile"]({}, tool_context())).text == "tea"
+    listed = (await run["honcho_conclude"]({"list": True}, tool_context())).text
+    id_ = listed.partition(":")[0]
+    assert (await run["honcho_conclude"]({"delete_id": id_}, tool_context(who="bob"))).error
+    assert not (await run["honcho_conclude"]({"delete_id": id_}, tool_context())).error
+    assert service.concluded() == []
+
+
+async def test_the_tools_show_nobody_what_was_said_in_other_company(memory: HonchoMemory) -> None:
+    await memory.store(batch(exchange(1, "my tea secret"), note(2, "a tea secret"), name="dm"))
+    for who, room in (("ada", "club"), ("bob", "")):
+        for tool in memory.tools():
+            if tool.spec.name != "honcho_conclude":
+                assert "secret" not in (await tool.run({"query": "tea"}, tool_context(who, room, session="s9"))).text
+
+
+async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
+    memory: HonchoMemory, service: HonchoService
+) -> None:
+    await memory.store(batch(exchange(1, "mine"), note(2, "a fact"), name="dm"))
+    await memory.store(batch(exchange(1, "ours", room="club", session="s2"), name="club"))
+    await memory.store(batch(exchange(3, "bob's", who="bob", room="club", session="s2"), name="club"))
+    exported = [found.text async for found in memory.export("ada")]
+    assert exported == ["a fact", "mine", "ours"]
+    forgotten = await memory.forget("ada")
+    assert forgotten.deleted == 2
+    assert len(forgotten.kept) == 1
+    assert "club" in forgotten.kept[0]
+    assert service.concluded() == []
+    assert (service.texts("dm"), service.texts("club")) == ([], ["ours", "bob's"])
+
+
+async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: Make) -> None:
+    first = make(api_key="sk-one").cache_busting_signature()
+    assert first == make(api_key="sk-one").cache_busting_signature()
+    for change in (
+        {"api_key": "sk-two"},
+        {"workspace": "other"},
+        {"user_peer_aliases": {"a": "b"}},
+        {"peer_name": "x"},
+    ):
+        assert make(**{"api_key": "sk-one", **change}).cache_busting_signature() != first
+    assert "sk-one" not in str(first)

@@ -1,0 +1,90 @@
+"""What lanes hand to memories, as tests make it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from everhold.core.entries import Place, Stamp
+from everhold.ports.memory import Batch, Exchange, Memory, Note, Query, Retraction, Utterance
+from everhold.ports.plugin import Context
+from everhold.ports.tool import ToolContext
+from everhold.testing.house import Diary
+
+AT = 1_760_000_000.0
+
+
+class Now:
+    def now(self) -> float:
+        return AT
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+def context(directory: Any, *, agent: str = "main", instance: str = "memory") -> Context:
+    return Context(agent=agent, instance=instance, directory=directory, log=Diary(), clock=Now())
+
+
+def stamp(who: str = "ada", room: str = "") -> Stamp:
+    return Stamp(person=who, audience=(f"chat:{room}",) if room else (f"person:{who}",))
+
+
+def exchange(
+    op: int, heard: str = "", said: str = "", *, who: str = "ada", room: str = "", session: str = "s1", **more: Any
+) -> Exchange:
+    """A turn: somebody said something, the agent answered."""
+    theirs = stamp(who, room)
+    return Exchange(
+        key=f"{session}:{op}",
+        session=session,
+        agent=more.pop("agent", "main"),
+        op=op,
+        heard=(Utterance(author=f"person:{who}", text=heard, at=AT + op, stamp=theirs, seq=op - 1),) if heard else (),
+        said=(Utterance(author="agent:main", text=said, at=AT + op + 0.5, stamp=theirs, seq=op + 2),) if said else (),
+        at=AT + op + 0.5,
+        stamp=theirs,
+        **more,
+    )
+
+
+def note(seq: int, text: str, *, who: str = "ada", room: str = "", session: str = "s1", **more: Any) -> Note:
+    return Note(
+        key=f"{session}:{seq}:note",
+        session=session,
+        agent=more.pop("agent", "main"),
+        seq=seq,
+        text=text,
+        author="agent:main",
+        at=AT + seq,
+        stamp=stamp(who, room),
+        **more,
+    )
+
+
+def retraction(seq: int, *ops: int, session: str = "s1") -> Retraction:
+    return Retraction(
+        key=f"{session}:{seq}:retract", session=session, agent="main", keys=tuple(f"{session}:{op}" for op in ops)
+    )
+
+
+def batch(*items: Memory, name: str = "agent-main-fake-dm-1", replaced: dict[str, str] | None = None) -> Batch:
+    return Batch(name=name, items=items, replaced=replaced or {})
+
+
+def query(text: str, *, who: str = "ada", room: str = "", name: str = "agent-main-fake-dm-1", **more: Any) -> Query:
+    theirs = stamp(who, room)
+    return Query(
+        text=text,
+        agent=more.pop("agent", "main"),
+        session=more.pop("session", "s1"),
+        name=name,
+        audience=theirs.audience,
+        person=who,
+        **more,
+    )
+
+
+def tool_context(who: str = "ada", room: str = "", *, session: str = "s1", agent: str = "main") -> ToolContext:
+    return ToolContext(
+        session=session, agent=agent, op=1, key="k", stamp=stamp(who, room), origin=Place(platform="fake", chat="1")
+    )
