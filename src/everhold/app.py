@@ -8,11 +8,13 @@ import os
 import random
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold import __version__
 from everhold.accounts import Accounts, locks_directory
 from everhold.agents import Agents
+from everhold.backups import Backups, copy_json
 from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
 from everhold.config.settings import ValidatePlugin
 from everhold.control import Control
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from everhold.web.server import Server as Web
 
 DRAIN_SECONDS: Final = 30.0
+BACKUP_LOOK_SECONDS: Final = 60.0
+"""How often it is looked whether a copy of the store is due."""
 INDEX_SECONDS: Final = 2.0
 """How often the search index catches up by itself. A search never waits for it: it catches up first."""
 _CATALOGUES: Final[dict[str, Any]] = {
@@ -107,6 +111,8 @@ class App:
         except BaseException:
             self.lock.release()
             raise
+        if self.store.saved is not None:
+            log.info("store.upgraded", backup=str(self.store.saved))
         self.ballast = Ballast(home.ballast)
         self.bells = Bells()
         owner = f"{os.getpid()}-{chance.bytes(6).hex()}"
@@ -187,7 +193,8 @@ class App:
         self.url = ""
         """Where people find the page, empty while there is none."""
         self.web: Web | None = None
-        self.methods = Methods(self.control, about=self.about, followers=self.followers)
+        self.backups = Backups(home.backups, copy=self.store.copy, now=self.clock.now)
+        self.methods = Methods(self.control, about=self.about, followers=self.followers, backup=self._back_up)
         self.remote = Server(home.control, self.methods, log=log)
         self.full = False
         """The disk has no room: nothing is accepted until it has."""
@@ -226,6 +233,7 @@ class App:
             ("renew", self.supervisor.renew),
             ("config", self.watcher.run),
             ("index", self._keep_index),
+            ("backup", self._keep_backups),
         ):
             self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
         self.accounts.adopt(self.agents.settings)
@@ -337,6 +345,25 @@ class App:
 
     def _builtin(self, agent: str) -> Builtin:
         return Builtin(index=self.index, store=self.store, agent=agent)
+
+    async def _keep_backups(self) -> None:
+        """A copy every so often, unless nothing was said since the last one."""
+        while True:
+            wanted = self.watcher.settings.backup
+            due = wanted.every_hours > 0 and self.backups.wait(wanted.every_hours) <= 0
+            if due and self.role == "gateway" and self.backups.newest_pos() != await self.store.last_pos():
+                try:
+                    await self._back_up("")
+                except (StoreError, OSError) as error:
+                    self.log.error("backup.failed", error=error)
+            await asyncio.sleep(BACKUP_LOOK_SECONDS)
+
+    async def _back_up(self, to: str) -> dict[str, Any]:
+        made = await self.backups.take(to=Path(to) if to else None)
+        gone = self.backups.prune(self.watcher.settings.backup.keep) if made.sound and not to else []
+        how = self.log.info if made.sound else self.log.error
+        how("backup.done", path=str(made.path), bytes=made.bytes, entries=made.entries, sound=made.sound)
+        return copy_json(made, gone)
 
     def _tools(self, settings: AgentSettings) -> dict[str, Tool]:
         tools: dict[str, Tool] = {}

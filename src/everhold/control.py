@@ -403,7 +403,7 @@ class Control:
         while True:
             session = await self.store.session(id)
             plan = await amend.erasure(self.store, session, seqs, by=by, why=why)
-            self._write_down(session.id, plan.seqs)
+            await self._write_down(session.id, plan.seqs)
             ended = Ended(outcome="erased", reason="something it had read was erased")
             try:
                 await self.store.commit(
@@ -446,11 +446,16 @@ class Control:
                 await self._erase(branch.id, summaries, by=by, why=why)
             await self._clear_branches(branch.id, 0, before=before, by=by, why=why)
 
-    def _write_down(self, session: str, seqs: tuple[int, ...]) -> None:
-        """Note an erasure beside the database, before it is done: a backup put back is made to forget again."""
+    async def _write_down(self, session: str, seqs: tuple[int, ...]) -> None:
+        """Note an erasure beside the database, before it is done: a backup put back is made to forget again.
+
+        Each entry with its seal, which tells nothing about it: behind an older copy the same number may be another's.
+        """
         if self.erasures is None:
             return
-        line = msgspec.json.encode({"session": session, "seqs": seqs, "at": self.gates.clock.now()}) + b"\n"
+        seals = [_seal(await self.store.entry(session, seq)) for seq in seqs]
+        record = {"session": session, "seqs": seqs, "seals": seals, "at": self.gates.clock.now()}
+        line = msgspec.json.encode(record) + b"\n"
         handle = os.open(self.erasures, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(handle, line)
@@ -462,19 +467,20 @@ class Control:
         """Forget again what the erasures' file lists and the store still holds; how many entries."""
         if self.erasures is None or not self.erasures.exists():
             return 0
-        wanted: dict[str, set[int]] = {}
+        wanted: dict[str, dict[int, set[str]]] = {}
         for line in self.erasures.read_bytes().splitlines():
             if line.strip():
                 record = msgspec.json.decode(line)
-                wanted.setdefault(record["session"], set()).update(record["seqs"])
+                for seq, seal in zip(record["seqs"], record.get("seals") or [""] * len(record["seqs"]), strict=True):
+                    wanted.setdefault(record["session"], {}).setdefault(seq, set()).add(seal)
         again = 0
         for session, seqs in wanted.items():
             try:
                 known = await self.store.session(session)
             except NotFound:
                 continue
-            held = [seq for seq in sorted(seqs) if seq <= known.last_seq]
-            left = [seq for seq in held if (await self.store.entry(session, seq)).body is not None]
+            held = [await self.store.entry(session, seq) for seq in sorted(seqs) if seq <= known.last_seq]
+            left = [e.seq for e in held if e.body is not None and seqs[e.seq] & {"", _seal(e)}]
             if left:
                 again += len(await self.erase(session, left, by="system", why="erased before; the store was restored"))
             # whoever erased may have fallen before the branches were done
@@ -511,6 +517,11 @@ class Control:
             return False
         self.bells.ring(session.id)
         return True
+
+
+def _seal(entry: Entry) -> str:
+    """What an entry is recognised by, whether it was erased or not."""
+    return entry.digest.hex()[:32]
 
 
 def _of(number: int, noun: str) -> str:

@@ -307,6 +307,7 @@ def _keeping(commands: _Group) -> None:
     )
     change.add_argument("key", metavar="KEY", help="for example defaults.model")
     change.add_argument("value", metavar="VALUE", help="text, a number, true, or YAML; null unsets")
+    _copying(commands)
     completion = commands.add(
         "completion",
         "completions for your shell",
@@ -315,6 +316,42 @@ def _keeping(commands: _Group) -> None:
         module="completion",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def _copying(commands: _Group) -> None:
+    backup = commands.add(
+        "backup",
+        "copy the store while it is in use, and check the copy; exit 1 if it is not sound",
+        ("everhold backup", "to backups/ in the home; as many are kept as configured"),
+        ("everhold backup --to usb/everhold.db", "somewhere else"),
+        ("everhold backup --list", "the copies there are"),
+        module="backup",
+        about="Copies the store while it is in use, opens the copy and audits it. Configuration and secrets are not\n"
+        "in it: keep config.yaml and .env yourself. A running gateway makes copies by itself (`backup:` there).",
+    )
+    backup.add_argument("--to", default="", metavar="FILE", help="where to put it (default: backups/ in the home)")
+    backup.add_argument("--list", action="store_true", help="show the copies there are")
+    restore = commands.add(
+        "restore",
+        "put a copy of the store back, or go back to an earlier moment",
+        ("everhold restore", "what putting back the newest copy would do"),
+        ("everhold restore --yes", "do it"),
+        ("everhold restore --at 2026-08-01T10:15 --yes", "as it was at that time"),
+        ("everhold restore --at 1234 --yes", "as it was at that position of the log"),
+        module="restore",
+        about="Puts a copy of the store in its place. What is there now is set aside and checked first, the copy is\n"
+        "checked before and after, and whatever was erased since is erased again. The gateway must not run. Without\n"
+        "--yes nothing is changed.",
+    )
+    restore.add_argument(
+        "source",
+        nargs="?",
+        default="",
+        metavar="FILE",
+        help="a file, one of backups/, or `last` (default: what --at needs)",
+    )
+    restore.add_argument("--at", default="", metavar="TIME|POS", help="go back to a time or a position of the log")
+    restore.add_argument("--yes", action="store_true", help="do it")
 
 
 def _setting_up(setup: _Group) -> None:

@@ -96,6 +96,9 @@ class Calls(ABC):
     async def send(self, incoming: dict[str, Any]) -> dict[str, Any]:
         return await self._object("send", incoming=incoming)
 
+    async def backup(self, *, to: str = "") -> dict[str, Any]:
+        return await self._object("backup", to=to)
+
     async def _object(self, method: str, /, **params: Any) -> dict[str, Any]:
         answer = await self.call(method, **params)
         if not isinstance(answer, dict):

@@ -97,7 +97,13 @@ class From(Struct, forbid_unknown_fields=True):
     after: int = 0
 
 
+class To(Struct, forbid_unknown_fields=True):
+    to: str = ""
+
+
 Answer: TypeAlias = Callable[[Any], Awaitable[Any]]
+Backup: TypeAlias = Callable[[str], Awaitable[dict[str, Any]]]
+"""Makes a copy of the store, at a path if one is given; what it holds."""
 About: TypeAlias = Callable[[], dict[str, Any]]
 """What this process says about itself: version, agents, problems."""
 
@@ -114,11 +120,12 @@ class Method:
 class Methods:
     """Control, asked by name."""
 
-    def __init__(self, control: Control, *, about: About, followers: Followers) -> None:
+    def __init__(self, control: Control, *, about: About, followers: Followers, backup: Backup | None = None) -> None:
         self.control = control
         self.store = control.store
         self.about = about
         self.followers = followers
+        self.backup = backup
         self.table: Final[dict[str, Method]] = {
             "ping": Method(Nothing, self._ping),
             "find": Method(Name, self._find),
@@ -139,6 +146,7 @@ class Methods:
             "parked": Method(Nothing, self._parked),
             "replay": Method(Ids, self._replay),
             "send": Method(Message, self._send),
+            "backup": Method(To, self._backup),
             "follow": Method(From, follows=True),
         }
 
@@ -288,6 +296,11 @@ class Methods:
         verdict = await self.control.send(given.incoming)
         plain: dict[str, Any] = msgspec.to_builtins(verdict)
         return plain
+
+    async def _backup(self, given: To) -> dict[str, Any]:
+        if self.backup is None:
+            raise Misuse("this process keeps no copies", remedy="everhold up")
+        return await self.backup(given.to)
 
     # -- where a terminal speaks -------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ def translate(error: apsw.Error, path: Path) -> StoreError:
 def damaged(path: Path, what: str) -> StoreDamaged:
     return StoreDamaged(
         f"{path} is damaged: {what}",
-        remedy="nothing was changed; copy the files away, then restore the last backup with `everhold doctor`",
+        remedy="nothing was changed; `everhold restore` puts the last backup in its place and keeps these files, "
+        "`everhold doctor` says what else is known",
     )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import apsw
 
-from everhold.errors import StoreDamaged, StoreError, StoreNewer
-from everhold.stores.sqlite import connect
+from everhold.errors import StoreDamaged, StoreError, StoreFull, StoreNewer
+from everhold.stores.sqlite import connect, harm
 from everhold.stores.sqlite.faults import damaged, translate
 
 APPLICATION: Final = 0x45564844  # "EVHD"
@@ -46,11 +46,13 @@ def prepare(
     synchronous: str,
     patience: float = connect.PATIENCE_SECONDS,
     vfs: str | None = None,
+    on_backup: Callable[[Path], None] | None = None,
 ) -> apsw.Connection:
-    """A writing connection to a sound database at `path` with the newest schema."""
+    """A writing connection to a sound database at `path` with the newest schema. `on_backup` is told of an upgrade's
+    copy of what was there."""
     if not path.exists():
         _create(path, migrations=migrations)
-    _inspect(path, newest=migrations[-1].number)
+    inspect(path, newest=migrations[-1].number)
     for beside in (path, _beside(path, "-wal"), _beside(path, "-shm")):
         if beside.exists():
             beside.chmod(0o600)
@@ -62,7 +64,9 @@ def prepare(
         _check(db, path)
         version = db.pragma("user_version")
         if version < migrations[-1].number:
-            back_up(db, backups / f"{path.stem}-before-{migrations[-1].number:04d}.db")
+            saved = back_up(db, backups / f"{path.stem}-before-{migrations[-1].number:04d}.db")
+            if on_backup is not None:
+                on_backup(saved)
             _upgrade(db, [migration for migration in migrations if migration.number > version])
         connect.settle(db)
         if version < migrations[-1].number:
@@ -79,6 +83,7 @@ def prepare(
 def back_up(db: apsw.Connection, target: Path) -> Path:
     """A copy of `db` at `target` (or beside it, if that name is taken) that was opened and checked."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    room_for(target.parent, db.pragma("page_count") * db.pragma("page_size"))
     count = 1
     chosen = target
     while chosen.exists():
@@ -96,10 +101,24 @@ def back_up(db: apsw.Connection, target: Path) -> Path:
         _check(copy, partial)
     finally:
         copy.close()
-    _sync(partial)
+    sync(partial)
     os.replace(partial, chosen)
-    _sync(chosen.parent)
+    sync(chosen.parent)
     return chosen
+
+
+def room_for(directory: Path, size: int) -> None:
+    """Refuse to begin what the disk has no room for."""
+    if os.name == "nt":
+        return
+    disk = os.statvfs(directory)
+    free = disk.f_bavail * disk.f_frsize
+    needed = int(size * 1.05) + (1 << 20)
+    if free < needed:
+        raise StoreFull(
+            f"{directory} has room for {free >> 20} MB, and {needed >> 20} MB are needed",
+            remedy="free some space there",
+        )
 
 
 def _create(path: Path, *, migrations: Sequence[Migration]) -> None:
@@ -123,9 +142,9 @@ def _create(path: Path, *, migrations: Sequence[Migration]) -> None:
             db.close()
     except apsw.Error as error:
         raise translate(error, path) from error
-    _sync(fresh)
+    sync(fresh)
     os.replace(fresh, path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _upgrade(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
@@ -141,8 +160,9 @@ def _upgrade(db: apsw.Connection, migrations: Sequence[Migration]) -> None:
         raise
 
 
-def _inspect(path: Path, *, newest: int) -> None:
+def inspect(path: Path, *, newest: int | None = None) -> None:
     """Refuse what is not ours or too new, from plain bytes: SQLite itself is not let near the file yet."""
+    newest = known()[-1].number if newest is None else newest
     with path.open("rb") as file:
         header = file.read(100)
     wal = _beside(path, "-wal")
@@ -192,7 +212,8 @@ def _check(db: apsw.Connection, path: Path) -> None:
         return
     found = [str(row[0]) for row in db.execute("pragma quick_check(5)")]
     if found != ["ok"]:
-        raise damaged(path, " / ".join(" ".join(line.split()) for line in found))
+        lines = [" ".join(line.split()) for line in found]
+        raise damaged(path, " / ".join(part for part in (*lines, harm.named(db)) if part))
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -203,7 +224,7 @@ def _has_contents(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make `path` itself survive a power cut; a directory cannot be synced everywhere."""
     if os.name == "nt":
         return

@@ -30,6 +30,7 @@ from everhold.ports.store import (
     Spend,
 )
 from everhold.stores.sqlite import (
+    backup as copies,
     bindings,
     commit,
     connect,
@@ -71,6 +72,8 @@ class SqliteStore:
         self._vfs = vfs
         self.on_commit: Callable[[Change], None] = _nobody
         """Told of every change once it is durable: a hint for whoever shows the log as it grows."""
+        self.saved: Path | None = None
+        """Where an upgrade left a copy of what was there."""
 
     @classmethod
     def open(
@@ -96,6 +99,7 @@ class SqliteStore:
         witness = marks.beside(path) if not inline and synchronous.upper() in ("FULL", "EXTRA") else None
         if witness is not None and not path.exists():
             marks.check(witness, 0)
+        saved: list[Path] = []
         db = migrate.prepare(
             path,
             migrations=migrations or migrate.known(),
@@ -103,6 +107,7 @@ class SqliteStore:
             synchronous=synchronous,
             patience=patience,
             vfs=vfs,
+            on_backup=saved.append,
         )
         try:
             if witness is not None:
@@ -114,10 +119,11 @@ class SqliteStore:
             if isinstance(error, apsw.Error):
                 raise translate(error, path) from error
             raise
-        if inline:
-            return cls(path, writer=InlineWriter(db, path), reader=reader, chance=chance, vfs=vfs)
-        mark = None if witness is None else marks.Mark(witness)
-        return cls(path, writer=ThreadWriter(db, path, mark), reader=reader, chance=chance, vfs=vfs)
+        mark = None if inline or witness is None else marks.Mark(witness)
+        writer = InlineWriter(db, path) if inline else ThreadWriter(db, path, mark)
+        store = cls(path, writer=writer, reader=reader, chance=chance, vfs=vfs)
+        store.saved = saved[0] if saved else None
+        return store
 
     @property
     def broken(self) -> StoreError | None:
@@ -289,7 +295,15 @@ class SqliteStore:
 
     async def backup(self, target: Path) -> Path:
         """A checked copy of everything committed, as one file at `target` or beside it."""
-        return await self._at_length(lambda db: migrate.back_up(db, target))
+        return (await self.copy(target)).path
+
+    async def copy(self, target: Path) -> copies.Copy:
+        """The same, with what the copy holds; it was opened and audited."""
+        return await self._at_length(lambda db: copies.make(db, target))
+
+    async def last_pos(self) -> int:
+        """The position of the newest entry."""
+        return int(self._rows("select max(pos) from entries", ())[0][0] or 0)
 
     async def close(self) -> None:
         self._reader.close()

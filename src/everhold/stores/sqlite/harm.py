@@ -1,0 +1,94 @@
+"""What a damaged database file still gives: which sessions read whole, and which do not. It only looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import apsw
+
+from everhold.stores.sqlite import connect
+
+MOST_NAMED: Final = 5
+
+
+class Harm(NamedTuple):
+    """`lines` are SQLite's own words; `sessions` do not read whole, `sound` do; `lasts` is how far each had come."""
+
+    lines: list[str]
+    sessions: list[str]
+    sound: list[str]
+    lasts: dict[str, int]
+
+
+def look(path: Path, *, vfs: str | None = None) -> Harm:
+    """Everything that can be said about the file at `path` without trusting it."""
+    try:
+        db = connect.for_reading(path, vfs=vfs)
+    except apsw.Error as error:
+        return Harm([str(error)], [], [], {})
+    try:
+        lines = complaints(db)
+        harmed, sound, lasts = _sessions(db)
+    finally:
+        db.close()
+    return Harm(lines, harmed, sound, lasts)
+
+
+def complaints(db: apsw.Connection, *, most: int = 20) -> list[str]:
+    """What SQLite finds wrong with the file, page by page."""
+    for check in ("quick_check", "integrity_check"):
+        found: list[str] = []
+        try:
+            for (line,) in db.execute(f"pragma {check}({most:d})"):
+                found.append(" ".join(str(line).split()))
+        except apsw.Error as error:
+            return [*found, str(error)]
+        if found != ["ok"]:
+            return found
+    return []
+
+
+def named(db: apsw.Connection) -> str:
+    """The sessions that a damage reaches, for a sentence; empty when nobody can tell."""
+    harmed, sound, _ = _sessions(db)
+    if not harmed:
+        return ""
+    more = f" and {len(harmed) - MOST_NAMED} more" if len(harmed) > MOST_NAMED else ""
+    whole = f"; {len(sound)} others read whole" if sound else ""
+    return f"cannot be read whole: session {', '.join(harmed[:MOST_NAMED])}{more}{whole}"
+
+
+def _sessions(db: apsw.Connection) -> tuple[list[str], list[str], dict[str, int]]:
+    lasts = heads(db)
+    harmed: list[str] = []
+    sound: list[str] = []
+    for session in sorted(lasts):
+        (sound if _reads(db, session, lasts[session]) else harmed).append(session)
+    return harmed, sound, lasts
+
+
+def heads(db: apsw.Connection) -> dict[str, int]:
+    """Every session that can still be found, from its own row or from its entries, with its last number."""
+    found: dict[str, int] = {}
+    for sql in (
+        "select id, next_seq - 1 from sessions",
+        "select session, max(seq) from entries indexed by entries_place group by session",
+    ):
+        try:
+            for session, last in db.execute(sql):
+                if isinstance(session, str) and isinstance(last, int):
+                    found[session] = max(found.get(session, 0), last)
+        except apsw.Error:
+            continue  # what came before the damaged page stands
+    return found
+
+
+def _reads(db: apsw.Connection, session: str, last: int) -> bool:
+    try:
+        count, _ = db.execute(
+            "select count(*), sum(length(body) + length(digest)) from entries where session = ?", (session,)
+        ).get
+    except apsw.Error:
+        return False
+    return bool(count == last)

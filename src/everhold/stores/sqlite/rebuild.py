@@ -1,0 +1,191 @@
+"""Takes a copy of the store back to an earlier place of its log. Works on copies only; the live file is never cut.
+
+Whatever follows from the entries is written anew by the code that wrote it the first time. Two things do not follow
+from them: how far lanes had come, which is kept as far as the log still reaches, and which numbers were used up by
+what is gone. Those numbers are never given out again: the far side knows items by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import apsw
+import msgspec
+
+from everhold.core.entries import Body, Draft, Ended, Erased, Kind, Told, decode
+from everhold.errors import Conflict, LeaseLost, NotFound
+from everhold.ports.clock import Chance
+from everhold.ports.store import Change, Flight, Step, Wake
+from everhold.stores.sqlite import bindings, commit, lanes, operations, sessions
+from everhold.stores.sqlite.read import rows
+
+_DERIVED: Final = ("pending", "operations", "bindings")
+_flights: Final = msgspec.json.Decoder(Flight)
+
+
+class Cut(NamedTuple):
+    """What going back took away."""
+
+    pos: int
+    entries: int
+    sessions: int
+    stopped: int
+    """Turns that were running at that moment; they are ended, since nobody knows what else they did."""
+
+
+def position_at(db: apsw.Connection, moment: float) -> int:
+    """The last position that was written by `moment`: the one before the first entry that is later."""
+    after = db.execute("select min(pos) from entries where at > ?", (moment,)).get
+    if after is None:
+        return int(db.execute("select max(pos) from entries").get or 0)
+    return int(after) - 1
+
+
+def cut(db: apsw.Connection, pos: int, *, at: float, chance: Chance) -> Cut:
+    """Remove what was committed behind `pos`, in one transaction. A commit that `pos` lies in stays whole."""
+    cur = db.cursor()
+    db.execute("begin immediate")
+    try:
+        done = _cut(cur, _whole(cur, pos), at=at, chance=chance)
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
+    return done
+
+
+def use_up(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, chance: Chance, why: str) -> int:
+    """Let sessions go on behind the numbers they had reached elsewhere; how many numbers are left empty.
+
+    The places stand as erased entries with one that says why: no gap, nothing to deliver, and no key comes twice.
+    """
+    cur = db.cursor()
+    count = 0
+    db.execute("begin immediate")
+    try:
+        for session, last in sorted(lasts.items()):
+            row = cur.execute("select next_seq from sessions where id = ?", (session,)).get
+            if row is None or row > last:
+                continue
+            seqs = tuple(range(row, last + 1))
+            blank = Draft(body=Told(text="", about="restored"), author="system")
+            filling = Change(step=Step.NOTICE, session=session, at=at, entries=(blank,) * len(seqs))
+            commit.perform(cur, filling, chance)
+            gone = Draft(body=Erased(seqs=seqs, by="system", why=why), author="system")
+            commit.perform(cur, Change(step=Step.ERASE, session=session, at=at, entries=(gone,), erase=seqs), chance)
+            count += len(seqs)
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
+    return count
+
+
+def _whole(cur: apsw.Cursor, pos: int) -> int:
+    """The end of the commit that `pos` lies in: entries of one session, one behind the other, at one moment."""
+    here = cur.execute("select session, at from entries where pos = ?", (pos,)).get
+    while here is not None and cur.execute("select session, at from entries where pos = ?", (pos + 1,)).get == here:
+        pos += 1
+    return pos
+
+
+def _cut(cur: apsw.Cursor, pos: int, *, at: float, chance: Chance) -> Cut:
+    gone = cur.execute("select count(*) from entries where pos > ?", (pos,)).get
+    if not gone:
+        return Cut(pos=pos, entries=0, sessions=0, stopped=0)
+    before = cur.execute("select count(*) from sessions").get
+    cur.execute("delete from sessions where (select min(pos) from entries where session = sessions.id) > ?", (pos,))
+    cur.execute("delete from entries where pos > ?", (pos,))
+    cur.execute(
+        "update sessions set next_seq = 1 + coalesce((select max(seq) from entries where session = sessions.id), 0)"
+    )
+    for table in ("lanes", "parked", "receipts"):
+        cur.execute(f"delete from {table} where session not in (select id from sessions)")
+    for table in ("parked", "receipts"):
+        cur.execute(f"delete from {table} where seq >= (select next_seq from sessions where id = session)")
+    follow(cur)
+    _lanes(cur, at=at)
+    stopped = _stop(cur, at=at, chance=chance)
+    left = cur.execute("select count(*) from sessions").get
+    return Cut(pos=pos, entries=gone, sessions=before - left, stopped=stopped)
+
+
+def follow(cur: apsw.Cursor) -> None:
+    """Write anew all that follows from the entries."""
+    kept = {
+        (session, op): (fence, attempts, paused)
+        for session, op, fence, attempts, paused in rows(
+            cur, "select session, op, fence, attempts, paused from operations"
+        )
+    }
+    for table in _DERIVED:
+        cur.execute(f"delete from {table}")
+    cur.execute("update sessions set generation = 0, erasures = 0, title = '', choices = '{}', names = '{}'")
+    for session, address in rows(cur, "select id, address from sessions where parent = '' order by created, id"):
+        if bindings.resolve(cur, address) is None:
+            bindings.bind_first(cur, address, session)
+    blurred = {
+        session
+        for (session,) in rows(
+            cur,
+            "select distinct session from entries where body is null "
+            "and kind in ('began', 'took', 'ended', 'folded', 'changed')",
+        )
+    }
+    reading = cur.connection.cursor()
+    for session, seq, kind, op, text in reading.execute(
+        "select session, seq, kind, op, body from entries where body is not null order by pos"
+    ):
+        try:
+            _one(cur, session, seq, op, decode(Kind(kind), text))
+        except (Conflict, LeaseLost, NotFound):
+            if session not in blurred:
+                raise  # where something it rests on was erased, nobody can tell any more how it was
+    for (session, op), state in kept.items():
+        cur.execute(
+            "update operations set fence = ?, attempts = ?, paused = ? where session = ? and op = ?",
+            (*state, session, op),
+        )
+
+
+def _one(cur: apsw.Cursor, session: str, seq: int, op: int | None, body: Body) -> None:
+    if isinstance(body, Erased):
+        operations.forget_pending(cur, session, body.seqs)
+        operations.hide(cur, session, seq, body.folds)
+        sessions.raise_generation(cur, session, by=1, erasures=1)
+        return
+    raised = commit._follow(cur, Change(step=Step.NOTE, session=session, at=0.0), seq, op, body)
+    if raised:
+        sessions.raise_generation(cur, session, by=raised, erasures=0)
+
+
+def _lanes(cur: apsw.Cursor, *, at: float) -> None:
+    """Lanes stand where they stood, at most at the log's end; what they had in the air beyond it is not theirs."""
+    cur.execute(
+        "update lanes set owner = '', position = "
+        "min(position, (select next_seq - 1 from sessions where id = lanes.session))"
+    )
+    flying = "select l.session, l.reader, l.flight, s.next_seq from lanes l join sessions s on s.id = l.session"
+    for session, reader, text, next_seq in rows(cur, f"{flying} where l.flight is not null"):
+        flight = _flights.decode(text)
+        if flight.upto >= next_seq or any(item.seq >= next_seq for item in flight.items):
+            cur.execute(
+                "update lanes set flight = null, attempts = 0, error = '' where session = ? and reader = ?",
+                (session, reader),
+            )
+    for (session,) in rows(cur, "select distinct session from pending where asks"):
+        last = cur.execute("select next_seq - 1 from sessions where id = ?", (session,)).get
+        lanes.wake(cur, session, (Wake(reader="mind"),), before=last, at=at)
+
+
+def _stop(cur: apsw.Cursor, *, at: float, chance: Chance) -> int:
+    running = rows(cur, "select session, op from operations where state = 'running' order by session, op")
+    for session, op in running:
+        ended = Draft(
+            body=Ended(outcome="interrupted", reason="the store was taken back to here"), author="system", op=op
+        )
+        commit.perform(cur, Change(step=Step.END, session=session, at=at, entries=(ended,)), chance)
+    return len(running)

@@ -1,0 +1,276 @@
+"""Copies of the store: made in use, checked, put back, cut at any moment. Each check is shown the damage it is for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import apsw
+import pytest
+
+from everhold.core.entries import Erased, Kind, Titled
+from everhold.errors import StoreDamaged, StoreFull, StoreNewer
+from everhold.ports.store import Flight, Item
+from everhold.stores.sqlite import SqliteStore, backup, connect, migrate, rebuild
+from everhold.testing.contracts.scene import Dice, Scene
+from tests.stores.home import opened, run, staged
+
+
+async def talked(path: Path, *, turns: int = 5) -> tuple[SqliteStore, Scene, list[int]]:
+    """A store with some turns in it; the position behind each turn."""
+    store, scene = await staged(path)
+    marks = []
+    for n in range(turns):
+        op = await scene.begin(await scene.hear(f"message {n}", wake="", at=n * 10.0), at=n * 10.0 + 1)
+        await scene.end(op, at=n * 10.0 + 2)
+        marks.append(await store.last_pos())
+    return store, scene, marks
+
+
+def cut(source: Path, pos: int, *, at: float = 1e6) -> rebuild.Cut:
+    db = connect.for_writing(source, synchronous="FULL")
+    done = rebuild.cut(db, pos, at=at, chance=Dice(9))
+    db.close()
+    return done
+
+
+def test_a_copy_is_made_while_others_write_and_holds_one_moment(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene, _ = await talked(tmp_path / "log.db")
+        made = await store.copy(tmp_path / "copy.db")
+        await scene.hear("later")
+        assert made.sound
+        assert (made.sessions, made.entries, made.pos) == (1, 15, 15)
+        assert backup.inspect(made.path) == made
+        assert made.path.stat().st_mode & 0o777 == 0o600
+        assert not [name for name in os.listdir(tmp_path) if name.startswith("copy.db-")]
+        await store.close()
+
+    run(play())
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        ("update entries set body = replace(body, 'message 2', 'message X') where seq = 7", "digest does not match"),
+        ("delete from entries where seq = 8", "missing"),
+        ("update operations set state = 'done', last = 99 where op = 2", "operation 2"),
+        ("update sessions set title = 'mine'", "title"),
+    ],
+)
+def test_a_copy_of_what_contradicts_itself_says_so(tmp_path: Path, damage: str, said: str) -> None:
+    async def play() -> None:
+        store, _, _ = await talked(tmp_path / "log.db")
+        await store.close()
+        db = apsw.Connection(str(tmp_path / "log.db"))
+        db.execute(damage)
+        db.close()
+        store = opened(tmp_path / "log.db")
+        made = await store.copy(tmp_path / "copy.db")
+        assert not made.sound
+        assert any(said in line for line in made.wrong), made.wrong
+        await store.close()
+
+    run(play())
+
+
+def test_a_copy_with_noise_in_it_is_refused_with_page_and_session(tmp_path: Path) -> None:
+    async def play() -> Path:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.open("t")
+        for n in range(40):
+            await scene.hear(f"m {n} " + "x" * 900, session="t" if n % 2 else "s")
+        made = await store.copy(tmp_path / "copy.db")
+        await store.close()
+        return made.path
+
+    path = run(play())
+    data = bytearray(path.read_bytes())
+    at = data.index(b"m 20 ") // 4096 * 4096
+    data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
+    path.write_bytes(data)
+    with pytest.raises(StoreDamaged, match=r"(?i)page") as damage:
+        backup.inspect(path)
+    assert "session s" in str(damage.value)
+    assert "everhold restore" in damage.value.remedy
+
+
+def test_a_copy_of_a_newer_build_is_refused(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, _, _ = await talked(tmp_path / "log.db")
+        await store.close()
+
+    run(play())
+    db = apsw.Connection(str(tmp_path / "log.db"))
+    db.pragma("user_version", 99)
+    db.close()
+    with pytest.raises(StoreNewer):
+        backup.inspect(tmp_path / "log.db")
+
+
+def test_no_copy_is_begun_where_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = os.statvfs_result((4096, 4096, 100, 10, 10, 10, 10, 10, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    with pytest.raises(StoreFull, match="room for 0 MB"):
+        migrate.room_for(tmp_path, 5 << 20)
+
+
+# -- going back --------------------------------------------------------------------------------------------------------
+
+
+def test_going_back_leaves_a_log_that_is_whole_at_every_position(tmp_path: Path) -> None:
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        store, scene = await staged(path)
+        first = await scene.turn("one")
+        await scene.alter(Titled(title="early"))
+        second = await scene.turn("two")
+        await scene.fold(first)
+        await scene.alter(Titled(title="late"))
+        await scene.open("t", address="there")
+        await scene.turn("three", session="t")
+        running = await scene.begin(await scene.hear("four"))
+        await scene.take(running, await scene.hear("five"))
+        assert second
+        copy = await store.copy(tmp_path / "copy.db")
+        await store.close()
+        for pos in range(1, copy.pos + 1):
+            target = tmp_path / f"at-{pos}.db"
+            target.write_bytes(copy.path.read_bytes())
+            done = cut(target, pos)
+            found = backup.inspect(target)
+            assert found.wrong == [], f"at {pos}"
+            assert found.pos >= min(done.pos, copy.pos)
+            store = opened(target)
+            assert [e.pos for e in await store.feed()] == list(range(1, found.pos + 1))
+            await store.close()
+
+    run(play())
+
+
+def test_going_back_takes_titles_folds_and_sessions_back(tmp_path: Path) -> None:
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        store, scene = await staged(path)
+        op = await scene.turn("one")
+        await scene.alter(Titled(title="early"), at=2.0)
+        pos = await store.last_pos()
+        await scene.fold(op)
+        await scene.alter(Titled(title="late"))
+        await scene.open("t", address="there")
+        await scene.hear("three", session="t")
+        copy = await store.copy(tmp_path / "copy.db")
+        await store.close()
+        done = cut(copy.path, pos)
+        assert (done.entries, done.sessions, done.stopped) == (copy.pos - pos, 1, 0)
+        store = opened(copy.path)
+        (session,) = await store.sessions()
+        assert (session.id, session.title, session.folded_upto) == ("s", "early", 0)
+        assert await store.resolve("there") is None
+        await store.close()
+
+    run(play())
+
+
+def test_a_turn_that_ran_at_that_moment_ends_there_and_what_waits_is_due(tmp_path: Path) -> None:
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        store, scene = await staged(path)
+        op = await scene.begin(await scene.hear("one"), at=5.0)
+        waits = await scene.hear("two", at=6.0)
+        pos = await store.last_pos()
+        await scene.end(op, at=7.0)
+        later = await scene.begin(waits, at=8.0)
+        await scene.end(later, at=9.0)
+        copy = await store.copy(tmp_path / "copy.db")
+        await store.close()
+        assert cut(copy.path, pos).stopped == 1
+        store, scene = await staged(copy.path)
+        (ended,) = await store.operations("s")
+        assert (ended.op, ended.state) == (op, "interrupted")
+        assert await scene.pending() == [waits]
+        assert await scene.claimed(at=1e7) == ["mind"]
+        await store.close()
+
+    run(play())
+
+
+def test_what_a_lane_had_in_the_air_behind_that_moment_is_not_sent_again(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.hear("one", wake="voice", at=1.0)
+        pos = await store.last_pos()
+        last = await scene.hear("two", wake="voice", at=2.0)
+        claim = await scene.claim("voice", at=3.0)
+        flight = Flight(items=(Item(seq=last, key="k"),), upto=last, digest="d")
+        await scene.update(claim, position=last, flight=flight)
+        copy = await store.copy(tmp_path / "copy.db")
+        await store.close()
+        cut(copy.path, pos)
+        store, scene = await staged(copy.path)
+        lane = await scene.lane("voice")
+        assert (lane.flight, lane.position, lane.owner) == (None, 1, "")
+        await store.close()
+
+    run(play())
+
+
+def test_a_time_means_the_last_position_written_by_then(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, _, marks = await talked(tmp_path / "log.db")
+        await store.close()
+        db = connect.for_reading(tmp_path / "log.db")
+        assert rebuild.position_at(db, 12.0) == marks[1]
+        assert rebuild.position_at(db, 12.5) == marks[1]
+        assert rebuild.position_at(db, -1.0) == 0
+        assert rebuild.position_at(db, 1e9) == marks[-1]
+        db.close()
+
+    run(play())
+
+
+def test_numbers_that_were_used_are_not_given_out_again(tmp_path: Path) -> None:
+    """A platform or a memory service knows items by session and number: the next one must be another."""
+
+    async def play() -> None:
+        store, scene, marks = await talked(tmp_path / "log.db")
+        copy = await store.copy(tmp_path / "copy.db")
+        last = (await store.session("s")).last_seq
+        await store.close()
+        cut(copy.path, marks[1])
+        db = connect.for_writing(copy.path, synchronous="FULL")
+        assert rebuild.use_up(db, backup.lasts(tmp_path / "log.db"), at=1e6, chance=Dice(3), why="because") == 9
+        assert rebuild.use_up(db, backup.lasts(tmp_path / "log.db"), at=1e6, chance=Dice(3), why="because") == 0
+        db.close()
+        assert backup.inspect(copy.path).wrong == []
+        store, scene = await staged(copy.path)
+        assert await scene.hear("next") == last + 2
+        (gone,) = [e.body for e in await store.entries("s", kinds=(Kind.ERASED,))]
+        assert isinstance(gone, Erased)
+        assert gone.seqs == tuple(range(7, last + 1))
+        assert await store.verify() == []
+        await store.close()
+
+    run(play())
+
+
+def test_an_erased_structure_does_not_keep_anybody_from_going_back(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        op = await scene.turn("one")
+        await scene.alter(Titled(title="secret"))
+        fold = await scene.fold(op)
+        folded = next(e.seq for e in await store.entries("s", kinds=(Kind.FOLDED,)))
+        titled = next(e.seq for e in await store.entries("s", kinds=(Kind.CHANGED,)))
+        await scene.erase(folded, titled, folds=(fold,))
+        pos = await store.last_pos()
+        await scene.turn("two")
+        copy = await store.copy(tmp_path / "copy.db")
+        await store.close()
+        cut(copy.path, pos)
+        assert backup.inspect(copy.path).wrong == []
+        db = apsw.Connection(str(copy.path))
+        assert db.execute("select title from sessions").get == ""
+        db.close()
+
+    run(play())
