@@ -15,6 +15,7 @@ from everhold.core.entries import Place, Stamp
 from everhold.core.naming import Origin, Rule, hermes_name, name
 from everhold.errors import EverholdError, Overloaded
 from everhold.flow.memory import Attached
+from everhold.flow.facts import Facts
 from everhold.flow.purse import Limit
 from everhold.flow.runtime import Meter, Runtime, purses_of
 from everhold.instances import Instances
@@ -54,6 +55,7 @@ class Agents:
     ) -> None:
         self.settings = settings
         self.store = store
+        self.facts = Facts(store)
         self.log = log
         self.clock = clock
         self.directory = directory
@@ -156,6 +158,8 @@ class Agents:
             limits=lambda stamp: limits_of(settings, stamp),
             job_limits=lambda: job_limits_of(settings),
             review_every=settings.review_every,
+            facts=self.facts if "memory" in settings.tools else None,
+            memory_notices=settings.memory_notices,
             recalls=tuple(memory.name for memory in settings.memories),
             recall_seconds=settings.recall.deadline_ms / 1000,
             recall_tokens=settings.recall.tokens,

@@ -40,6 +40,7 @@ from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
 from everhold.tools.mcp import Servers, servers_of
+from everhold.tools.memory import memory_tools
 from everhold.tools.search import Search
 from everhold.tools.send import Send
 from everhold.web.tail import Tail
@@ -369,6 +370,8 @@ class App:
         tools: dict[str, Tool] = {}
         if settings.send_to:
             tools["send"] = Send(settings.name, settings.send_to)
+        if "memory" in settings.tools:
+            tools |= memory_tools(self.agents.facts, limits=settings.facts.limits)
         if "session_search" in settings.tools:
             tools["session_search"] = Search(self._builtin(settings.name), self.store)
         return tools | self.mcp.tools(settings)

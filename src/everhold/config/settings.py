@@ -166,6 +166,17 @@ class RecallSettings(Part):
     """How much of the context recalled memories may take."""
 
 
+class FactSettings(Part):
+    user: int = Field(default=2_000, ge=0)
+    """Characters that facts about the person may take."""
+    memory: int = Field(default=3_000, ge=0)
+    """Characters that whatever else the agent keeps in mind may take."""
+
+    @property
+    def limits(self) -> dict[str, int]:
+        return {"user": self.user, "memory": self.memory}
+
+
 class CompressionSettings(Part):
     soft: Share = 0.6
     """From this share of the model's context on, a summary is made ahead of need."""
@@ -242,6 +253,8 @@ class AgentSettings(Part):
     """Names from `memories`, or mappings `{name: …}` whose other keys override what stands there."""
     recall: RecallSettings = RecallSettings()
     """How much is remembered in each turn."""
+    facts: FactSettings = FactSettings()
+    """How much an agent with the `memory` tool keeps in mind in every turn, for each person or group."""
     busy: Literal["queue", "steer", "interrupt"] = "queue"
     """What a message does that arrives during a turn: wait for the next, join at the next tool, or end it."""
     compression: CompressionSettings = CompressionSettings()

@@ -150,7 +150,8 @@ class Thought(Record, frozen=True):
     prompt: str = ""
     tools: str = ""
     recall: str = ""
-    """Content-addressed blobs."""
+    why: str = ""
+    """Content-addressed blobs; `why` says where what was recalled came from, and what was left out."""
     stubs: tuple[int, ...] = ()
     """Entries whose long results stood in the request as stubs."""
     usage: Usage = Usage()
@@ -183,6 +184,8 @@ class Noted(Record, frozen=True):
     cites: tuple[int, ...] = ()
     supersedes: int = 0
     tags: tuple[str, ...] = ()
+    origin: str = ""
+    """Whose words these are if not those of somebody here: `tool:<name>`, `bot:<name>`, `file:<name>`. Never a fact."""
     stamp: Stamp = Stamp()
 
 

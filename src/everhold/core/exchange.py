@@ -111,6 +111,7 @@ def note(entry: Entry, *, agent: str) -> Note | None:
         supersedes=note_key(entry.session, body.supersedes) if body.supersedes else "",
         cites=body.cites,
         tags=body.tags,
+        origin=body.origin,
     )
 
 

@@ -23,6 +23,9 @@ FRAME: Final = 12
 SHORTEST: Final = 40
 """Tokens of an item below which showing only its beginning is not worth it."""
 
+EXCERPT: Final = 200
+"""Characters by which something without a place in the log is recognised later."""
+
 _WORD: Final = re.compile(r"\w+")
 _BREAK: Final = re.compile(r"\r\n|[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
@@ -32,6 +35,8 @@ class Recalled(Struct, frozen=True, kw_only=True):
 
     provider: str
     found: Found
+    origin: str = ""
+    """Whose words they are if not those of somebody here: a tool's, another machine's."""
 
 
 class Recall(Struct, frozen=True, kw_only=True):
@@ -40,6 +45,60 @@ class Recall(Struct, frozen=True, kw_only=True):
     shown: tuple[Recalled, ...]
     left_out: tuple[tuple[Recalled, str], ...] = ()
     tokens: int = 0
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What an answer of a memory belongs to. It is shown there, or nowhere."""
+
+    session: str
+    generation: int
+    takes: tuple[int, ...]
+    """The messages it was asked about."""
+
+
+class Trace(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where something came from that was recalled, or was left out. Its words stand in the log, if it has a place."""
+
+    provider: str
+    session: str = ""
+    seq: int = 0
+    person: str = ""
+    at: float = 0.0
+    origin: str = ""
+    text: str = ""
+    """How it begins; only where there is no place in the log to read it."""
+    why_not: str = ""
+    """Why it was left out; empty if it was shown."""
+
+
+class Why(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a turn was shown from memory, and what it was not."""
+
+    asked: Asked
+    audience: tuple[str, ...]
+    facts: tuple[Trace, ...] = ()
+    shown: tuple[Trace, ...] = ()
+    left_out: tuple[Trace, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Memories that gave no answer in time."""
+    budget: int = 0
+    tokens: int = 0
+    deadline: float = 0.0
+
+
+def trace(item: Recalled, why_not: str = "") -> Trace:
+    found = item.found
+    placed = bool(found.session and found.seq)
+    return Trace(
+        provider=item.provider,
+        session=found.session,
+        seq=found.seq,
+        person=found.person,
+        at=found.at,
+        origin=item.origin,
+        text="" if placed else found.text[:EXCERPT],
+        why_not=why_not,
+    )
 
 
 def merge(
@@ -111,22 +170,26 @@ def _block(item: Recalled, delimiter: str) -> str:
     if found.person:
         about.append(f"by {found.person}")
     if found.at:
-        about.append(f"at {_when(found.at)}")
+        about.append(f"at {when(found.at)}")
+    if item.origin:
+        about.append(f"not said by a person but from {item.origin}")
     if found.session:
         about.append(f"session {found.session}" + (f" entry {found.seq}" if found.seq else ""))
-    head = _harmless(", ".join(about), delimiter).replace("\n", " ")
-    lines = _harmless(found.text, delimiter).split("\n")
+    head = harmless(", ".join(about), delimiter).replace("\n", " ")
+    lines = harmless(found.text, delimiter).split("\n")
     return "\n".join([f"[{head}]", *(f"| {line}" for line in lines)])
 
 
-def _harmless(text: str, delimiter: str) -> str:
+def harmless(text: str, delimiter: str) -> str:
+    """Material that can be quoted line by line: one kind of line break, and no delimiter."""
     text = _BREAK.sub("\n", text)
     while delimiter and delimiter in text:
         text = text.replace(delimiter, "")
     return text
 
 
-def _when(at: float) -> str:
+def when(at: float) -> str:
+    """A time for people and models to read."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (ValueError, OverflowError, OSError):

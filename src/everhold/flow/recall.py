@@ -9,28 +9,31 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from everhold.core.entries import Stamp
-from everhold.core.recall import delimiter, fence, merge
-from everhold.errors import EverholdError
+from everhold.core.entries import Entry, Heard, Noted, Said, Stamp
+from everhold.core.facts import fence as fence_facts
+from everhold.core.recall import Asked, Recalled as Item, Trace, Why, delimiter, fence, merge, trace
+from everhold.errors import EverholdError, NotFound
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.ports.memory import Found, Query
-from everhold.ports.store import Session
+from everhold.ports.store import Session, Store
 
 MOST_FOUND: Final = 40
 LONGEST_QUERY: Final = 4_000
+MOST_VIEWS: Final = 2
+"""How often memories are asked about one message if the view of the session changes while they answer."""
+MOST_LEFT_OUT: Final = 30
+"""How many of those that were left out are written down."""
 
 
 class Recalled(Struct, frozen=True, kw_only=True):
-    """What a turn is shown beside its message; empty if nothing was found."""
+    """What a turn is shown beside its message, and where it came from; both empty if there was nothing to ask."""
 
     text: str = ""
-    shown: int = 0
-    silent: tuple[str, ...] = ()
-    """Memories that gave no answer in time."""
+    why: Why | None = None
 
 
 async def recall(
@@ -40,29 +43,150 @@ async def recall(
     session: Session,
     *,
     op: int,
+    takes: tuple[int, ...],
     text: str,
     stamp: Stamp,
     visible: Collection[int],
 ) -> Recalled:
-    """Ask every memory of the agent at once. `visible` are this session's entries that the model sees anyway."""
-    if runtime.recall_seconds <= 0 or not stamp.audience or not text.strip():
+    """The facts of those present, and what every memory of the agent says about a message, all asked at once.
+
+    `visible` are this session's entries that the model sees anyway. An answer that was given for another view of the
+    session is dropped, and asked for once more.
+    """
+    if not stamp.audience:
         return Recalled()
-    names = [name for name in runtime.recalls if runtimes.memory(name, session.agent) is not None]
-    asked = [_ask(gates, runtimes, runtime, name, _query(session, name, text, stamp)) for name in names]
-    answers = await asyncio.gather(*asked)
-    found = dict(zip(names, answers, strict=True))
-    silent = tuple(name for name, answer in found.items() if answer is None)
-    unseen = {
-        name: [item for item in answer if not (item.session == session.id and item.seq in visible)]
-        for name, answer in found.items()
-        if answer is not None
-    }
+    facts = await runtime.facts.holding(session.agent, stamp.audience) if runtime.facts is not None else []
+    asking = runtime.recall_seconds > 0 and bool(text.strip())
+    asked, found = await _steady(gates, runtimes, runtime, session, takes, text if asking else "", stamp)
+    answered = {name: answer for name, answer in found.items() if answer is not None}
+    sight = Sight(gates.store, session, stamp, visible=visible, facts={(fact.session, fact.seq) for fact in facts})
+    unseen = {name: [item for item in answer if await sight.admits(name, item)] for name, answer in answered.items()}
     merged = merge(unseen, budget=runtime.recall_tokens, precedence=runtime.recalls)
+    shown = tuple(sight.marked(item) for item in merged.shown)
+    silent = tuple(name for name, answer in found.items() if answer is None)
+    if not facts and not asking:
+        return Recalled()
     # nobody who wrote the material can have known where its fence ends
-    parts = [fence(merged.shown, delimiter(session.id, op, gates.chance.bytes(16).hex()))]
+    end = delimiter(session.id, op, gates.chance.bytes(16).hex())
+    parts = [fence_facts(facts, end), fence(shown, end)]
     if silent:
         parts.append(f"[Memory is incomplete right now: {', '.join(silent)} did not answer in time.]")
-    return Recalled(text="\n".join(part for part in parts if part), shown=len(merged.shown), silent=silent)
+    left = [*sight.refused, *(trace(sight.marked(item), why_not) for item, why_not in merged.left_out)]
+    why = Why(
+        asked=asked,
+        audience=stamp.audience,
+        facts=tuple(
+            Trace(provider="facts", session=fact.session, seq=fact.seq, person=fact.stamp.person, at=fact.at)
+            for fact in facts
+        ),
+        shown=tuple(trace(item) for item in shown),
+        left_out=tuple(left[:MOST_LEFT_OUT]),
+        silent=silent,
+        budget=runtime.recall_tokens,
+        tokens=merged.tokens,
+        deadline=runtime.recall_seconds,
+    )
+    return Recalled(text="\n".join(part for part in parts if part), why=why)
+
+
+class Sight:
+    """What a turn may be shown of what was found. The log says whom it is for, whoever found it."""
+
+    def __init__(
+        self,
+        store: Store,
+        session: Session,
+        stamp: Stamp,
+        *,
+        visible: Collection[int],
+        facts: Collection[tuple[str, int]],
+    ) -> None:
+        self.store = store
+        self.session = session
+        self.present = set(stamp.audience)
+        self.visible = visible
+        self.facts = facts
+        self.refused: list[Trace] = []
+        self._origins: dict[tuple[str, int], str] = {}
+        self._agents = {session.id: session.agent}
+
+    async def admits(self, provider: str, found: Found) -> bool:
+        """Whether it may be shown; what may not is noted down with the reason, but for what is in sight anyway."""
+        place = (found.session, found.seq)
+        if found.session == self.session.id and found.seq in self.visible:
+            return False
+        reason = "a fact, shown as such" if place in self.facts else await self._objection(found, place)
+        if reason:
+            self.refused.append(trace(Item(provider=provider, found=found), reason))
+        return not reason
+
+    def marked(self, item: Item) -> Item:
+        origin = self._origins.get((item.found.session, item.found.seq), "")
+        return structs.replace(item, origin=origin) if origin else item
+
+    async def _objection(self, found: Found, place: tuple[str, int]) -> str:
+        """Why something that stands in this log must not be shown here; nothing if it may, or stands elsewhere."""
+        if not (found.session and found.seq):
+            return ""
+        try:
+            entry = await self.store.entry(found.session, found.seq)
+            if found.session not in self._agents:
+                self._agents[found.session] = (await self.store.session(found.session)).agent
+        except NotFound:
+            return ""
+        if entry.body is None:
+            return "erased"
+        if isinstance(entry.body, Heard | Said | Noted):
+            if self._agents[found.session] != self.session.agent:
+                return "another agent's"
+            if not self.present <= set(entry.body.stamp.audience):
+                return "not for everybody present"
+            self._origins[place] = origin_of(entry)
+        return ""
+
+
+def origin_of(entry: Entry) -> str:
+    """Whose words an entry holds if not those of somebody who is here."""
+    match entry.body:
+        case Heard(bot=True, sender=sender):
+            return f"bot:{sender or entry.author}"
+        case Noted(origin=origin):
+            return origin
+        case _:
+            return ""
+
+
+async def _steady(
+    gates: Gates,
+    runtimes: Runtimes,
+    runtime: Runtime,
+    session: Session,
+    takes: tuple[int, ...],
+    text: str,
+    stamp: Stamp,
+) -> tuple[Asked, dict[str, Sequence[Found] | None]]:
+    """What memories answer for the view as it still is when they have answered, and for which view that was."""
+    views = 0
+    while True:
+        views += 1
+        asked = Asked(session=session.id, generation=session.generation, takes=takes)
+        if not text:
+            return asked, {}
+        found = await _ask_all(gates, runtimes, runtime, session, text, stamp)
+        session = await gates.store.session(session.id)
+        if session.generation == asked.generation:
+            return asked, found
+        gates.log.info("recall.dropped", session=session.id, generation=asked.generation)
+        if views == MOST_VIEWS:
+            return asked, dict.fromkeys(found)  # it changes again and again: the turn goes on without
+
+
+async def _ask_all(
+    gates: Gates, runtimes: Runtimes, runtime: Runtime, session: Session, text: str, stamp: Stamp
+) -> dict[str, Sequence[Found] | None]:
+    names = [name for name in runtime.recalls if runtimes.memory(name, session.agent) is not None]
+    asked = [_ask(gates, runtimes, runtime, name, _query(session, name, text, stamp)) for name in names]
+    return dict(zip(names, await asyncio.gather(*asked), strict=True))
 
 
 def _query(session: Session, memory: str, text: str, stamp: Stamp) -> Query:

@@ -12,6 +12,7 @@ from everhold.core.mailbox import Busy
 from everhold.core.naming import Origin
 from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_request, weigh_tools
 from everhold.flow import remember, voice
+from everhold.flow.facts import Facts
 from everhold.flow.memory import Attached
 from everhold.flow.purse import Limit
 from everhold.ports.model import Model, Request
@@ -67,6 +68,10 @@ class Runtime:
     recall_seconds: float = 0.0
     """How long a turn waits for them; 0: nothing is recalled."""
     recall_tokens: int = 1_700
+    facts: Facts | None = None
+    """Where the facts are that an agent keeps in mind; None: it keeps none."""
+    memory_notices: bool = False
+    """Say in the chat when something was remembered."""
     review_every: int = 0
     """Turns after which what was said is looked through for what to remember; 0: never."""
     price: Callable[[int, int], float] = lambda _input, _output: 0.0

@@ -8,9 +8,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import msgspec
-from msgspec import structs
 
-from everhold.core import compression
+from everhold.core import compression, facts
 from everhold.core.context import Exchange, View, build, fingerprint, messages, oversized
 from everhold.core.entries import (
     VERSION,
@@ -32,6 +31,7 @@ from everhold.core.entries import (
     takes_of,
 )
 from everhold.core.mailbox import Cut, Decision, Running, Steer, decide, letters
+from everhold.core.recall import Why
 from everhold.core.retry import wait_seconds
 from everhold.core.split import split
 from everhold.core.turn import (
@@ -56,7 +56,7 @@ from everhold.flow.draft import Sketch
 from everhold.flow.fold import Before, Fold, Outcome
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Worst
-from everhold.flow.recall import recall
+from everhold.flow.recall import Recalled, recall
 from everhold.flow.runtime import Runtime, Runtimes, purses_of
 from everhold.flow.view import Seen, Views, view_at
 from everhold.ports.model import Answer, Message
@@ -161,7 +161,7 @@ class TurnWork:
         self.tail: int | None = None
         """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
         self.fresh = False
-        self.recalled: str | None = None
+        self.recalled: Recalled | None = None
         """What memories said about this turn's messages; None until they were asked."""
         self.blobs: tuple[bytes, ...] = ()
         """What the next thought refers to, to be kept with it."""
@@ -264,12 +264,13 @@ class TurnWork:
         shown = self.seen.messages if not self.stubs else messages(self.seen.view, stubs=self.stubs)
         if self.recalled is None:
             self.recalled = await self._recall()
-        current = messages(View(exchanges=(self._current(),)), stubs=self.stubs, recalled=self.recalled)
+        current = messages(View(exchanges=(self._current(),)), stubs=self.stubs, recalled=self.recalled.text)
         request = build(shown + current, system=runtime.system, tools=tools)
         digest = fingerprint(request)
         prompt, offered = runtime.system.encode(), msgspec.json.encode(tools)
-        beside = self.recalled.encode()
-        self.blobs = (prompt, offered, beside) if beside else (prompt, offered)
+        beside = self.recalled.text.encode()
+        why = msgspec.json.encode(self.recalled.why) if self.recalled.why is not None else b""
+        self.blobs = tuple(blob for blob in (prompt, offered, beside, why) if blob)
 
         weight = self.seen.tokens + compression.tokens(current) + runtime.overhead
 
@@ -285,6 +286,7 @@ class TurnWork:
                 prompt=hashlib.sha256(prompt).hexdigest(),
                 tools=hashlib.sha256(offered).hexdigest(),
                 recall=hashlib.sha256(beside).hexdigest() if beside else "",
+                why=hashlib.sha256(why).hexdigest() if why else "",
                 stubs=tuple(sorted(self.stubs)),
                 usage=answer.usage,
             )
@@ -322,28 +324,27 @@ class TurnWork:
             await sketch.close()
         return event
 
-    async def _recall(self) -> str:
+    async def _recall(self) -> Recalled:
         """What memories have to say about this turn's messages: what it was shown first, if it was shown something."""
         for entry in self.steps:
             if isinstance(entry.body, Thought):
                 kept = await self.store.blob(entry.body.recall) if entry.body.recall else None
-                return (kept or b"").decode()
-        if not self.runtime.recalls or self.runtime.recall_seconds <= 0:
-            return ""
+                why = await self.store.blob(entry.body.why) if entry.body.why else None
+                return Recalled(text=(kept or b"").decode(), why=msgspec.json.decode(why, type=Why) if why else None)
         heard = [entry.body.text for entry in self.heard.values() if isinstance(entry.body, Heard)]
         own = [exchange for exchange in self.seen.view.exchanges if exchange.steps[0].session == self.session.id]
         visible = {entry.seq for exchange in own for entry in (*exchange.heard, *exchange.steps)} | set(self.heard)
-        found = await recall(
+        return await recall(
             self.gates,
             self.seat.runtimes,
             self.runtime,
             self.session,
             op=self.op,
+            takes=tuple(self.heard),
             text="\n".join(heard),
             stamp=self.stamp,
             visible=visible,
         )
-        return found.text
 
     def _sketch(self) -> Sketch | None:
         """Where the growing reply can be shown, if its platform can show one."""
@@ -380,6 +381,7 @@ class TurnWork:
 
     async def _run(self, task: Run) -> Event:
         tool = self.runtime.tools.get(task.call.tool)
+        said, sources = facts.voices(self.heard.values(), self.steps, self.recalled.why if self.recalled else None)
         context = ToolContext(
             session=self.session.id,
             agent=self.session.agent,
@@ -388,6 +390,8 @@ class TurnWork:
             stamp=self.stamp,
             origin=self.origin,
             hops=self.hops,
+            said=said,
+            sources=sources,
         )
         result = Result(text="")
 
@@ -403,9 +407,17 @@ class TurnWork:
             return event
         _, recorded = step(self.turn, event, self.runtime.effects)
         assert isinstance(recorded, Record)
-        notes = tuple(structs.replace(note, stamp=self.stamp) for note in result.notes)
+        notes = tuple(facts.kept(note, tool=task.call.tool, context=context) for note in result.notes)
         sayings = tuple(self._said(saying.text, saying.to, hops=saying.hops) for saying in result.sayings)
-        return await self._record((*recorded.bodies, *notes, *sayings))
+        return await self._record((*recorded.bodies, *notes, *sayings, *self._noticed(notes)))
+
+    def _noticed(self, notes: tuple[Noted, ...]) -> tuple[Told, ...]:
+        """A word in the chat about what was remembered, true once it is committed, whatever the providers do."""
+        if not notes or not self.runtime.memory_notices or self.origin is None:
+            return ()
+        text = "\n".join(facts.notice(note) for note in notes)
+        limit = self.runtime.text_limit(self.origin)
+        return (Told(text=text, about="memory", to=self.origin, parts=split(text, limit)),)
 
     async def _still_ours(self) -> None:
         found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)

@@ -60,6 +60,8 @@ class Note(Struct, frozen=True, kw_only=True):
     """Key of the note this one replaces."""
     cites: tuple[int, ...] = ()
     tags: tuple[str, ...] = ()
+    origin: str = ""
+    """Whose words these are if not those of somebody who was there: `tool:<name>`, `bot:<name>`, `file:<name>`."""
 
 
 class Retraction(Struct, frozen=True, kw_only=True):

@@ -35,6 +35,10 @@ class ToolContext(Struct, frozen=True, kw_only=True):
     stamp: Stamp
     origin: Place | None = None
     hops: int = 0
+    said: tuple[str, ...] = ()
+    """What people said in this turn, word for word."""
+    sources: tuple[str, ...] = ()
+    """Who else had a say in it: `tool:<name>`, `bot:<name>`. What rests on their words alone is no fact."""
 
 
 class Saying(Struct, frozen=True, kw_only=True):
