@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from everhold.core.entries import Changed, Named
+from everhold.core.entries import Call, Changed, Named, Noted
 from everhold.core.naming import Origin, Rule, name
 from everhold.errors import Transient
-from everhold.testing.fakes import FakeProvider
+from everhold.ports.model import Answer
+from everhold.ports.tool import Effect, Result
+from everhold.testing.fakes import FakeProvider, FakeTool, ScriptedModel
 from everhold.testing.house import House
 
 
@@ -101,3 +103,21 @@ def test_a_terminal_is_named_by_the_strategy(house: House) -> None:
     house.say("hello", directory="/home/ada/garden", repo="garden")
     assert origins[0].address == ""
     assert next(iter(provider.kept)).startswith("garden-")
+
+
+def test_a_note_that_replaces_another_brings_what_that_said(house: House) -> None:
+    provider = remembering(house, "a")["a"]
+    house.furniture.tools["note"] = FakeTool(
+        "note", Effect.PURE, act=lambda arguments, _: Result(text="noted", notes=(Noted(**arguments),))
+    )
+
+    def asks(text: str, arguments: dict[str, object]) -> list[Answer]:
+        return [Answer(text="", calls=(Call(id=text, tool="note", arguments=arguments),)), Answer(text="done")]
+
+    house.furniture.model = ScriptedModel(asks("a", {"text": "lives in Rome"}))
+    session = house.say("I live in Rome").session
+    first = next(entry for entry in house.log(session) if isinstance(entry.body, Noted))
+    moved = {"text": "lives in Oslo", "action": "replace", "supersedes": first.seq}
+    house.furniture.model = ScriptedModel(asks("b", moved))
+    house.say("I moved to Oslo")
+    assert provider.replaced == {f"{session}:{first.seq}:note": "lives in Rome"}

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from msgspec import structs
+
 from everhold.core.context import assemble, choose
 from everhold.core.entries import Changed, Draft, Ended, Entry, Kind, Named, Noted, Stamp, Undone
 from everhold.core.exchange import PLACES, exchange, fingerprint, matters, note, retraction
@@ -13,7 +15,7 @@ from everhold.core.naming import Origin
 from everhold.errors import Transient
 from everhold.flow.lane import Load, Look
 from everhold.flow.memory import Attached
-from everhold.ports.memory import Batch, Memory, Retraction
+from everhold.ports.memory import Batch, Memory, Note, Retraction
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Claim, Flight, Item, Session, Store
 
@@ -96,13 +98,24 @@ class Remember:
         assert isinstance(load.payload, Batch)
         if not self._here():
             raise Transient(f"memory {self.instance} is not attached")
-        return await self.provider.store(load.payload)
+        return await self.provider.store(await self._with_replaced(load.payload))
 
     async def arrived(self, load: Load) -> Sequence[str]:
         assert isinstance(load.payload, Batch)
         if not self._here():
             raise Transient(f"memory {self.instance} is not attached")
-        return await self.provider.probe(load.payload)
+        return await self.provider.probe(await self._with_replaced(load.payload))
+
+    async def _with_replaced(self, batch: Batch) -> Batch:
+        """Looked up at the last moment, and no part of what a retry must repeat: it may have been erased meanwhile."""
+        replaced: dict[str, str] = {}
+        for item in batch.items:
+            if isinstance(item, Note) and item.supersedes:
+                session, seq, _ = item.supersedes.rsplit(":", 2)
+                body = (await self.store.entry(session, int(seq))).body
+                if isinstance(body, Noted):
+                    replaced[item.supersedes] = body.text
+        return structs.replace(batch, replaced=replaced) if replaced else batch
 
     def _here(self) -> bool:
         """Whether there is a provider; from here on it is the one in use now."""

@@ -172,9 +172,12 @@ class FakeProvider:
         """key -> when it first arrived."""
         self.writes: list[tuple[str, str]] = []
         """(session name, key) of every write there was, repeats too."""
+        self.replaced: dict[str, str] = {}
+        """key -> what a superseded note said, as it was told."""
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
         lost = self.faults.before()
+        self.replaced |= batch.replaced
         for item in batch.items:
             self.receive(batch.name, item)
         _finish(lost)
