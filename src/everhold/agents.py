@@ -1,4 +1,4 @@
-"""Settings -> what agents bring to their turns, and who may speak to them. Rebuilt when a revision changes it."""
+"""Settings -> what agents bring to their turns. Rebuilt when a revision changes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from everhold.config import AgentSettings, ModelSettings, Settings, plugin_settings
-from everhold.core.access import Admission
 from everhold.core.entries import Place, Stamp
 from everhold.core.naming import Origin, Rule, hermes_name, name
 from everhold.errors import EverholdError, Overloaded
@@ -23,7 +22,7 @@ from everhold.plugins import MODELS
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
 from everhold.ports.model import Answer, Closing, Model, Request
-from everhold.ports.platform import Drafting, Incoming, Platform
+from everhold.ports.platform import Drafting, Platform
 from everhold.ports.plugin import Context
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
@@ -210,36 +209,6 @@ class Agents:
 
     def _pulls(self, place: Place) -> bool:
         return place.platform in ("terminal", "http")
-
-    # -- who may speak -----------------------------------------------------------------------------------------------
-
-    async def admit(self, incoming: Incoming) -> Admission:
-        """Who is this, and may they speak? Places on this machine were let in by whoever serves them."""
-        settings, origin = self.settings, incoming.origin
-        identity = f"{origin.platform}:{incoming.sender}"
-        person = settings.identities.get(identity) or await self.store.person_of(identity) or incoming.sender
-        account = settings.platforms.get(origin.platform, {}).get(origin.account)
-        name = incoming.agent or (account.agent if account else settings.default_agent)
-        if name not in settings.agents:
-            return Admission(agent=name, person=person, refusal=f"there is no agent {name!r}")
-        sessions = settings.agents[name].sessions
-        refusal = ""
-        # agents that talk to each other fall silent after so many hops, until a human speaks
-        asks = incoming.hops < settings.loops.max_hops
-        if not asks:
-            self.log.warning("loop.broken", agent=name, platform=origin.platform, hops=incoming.hops)
-        if not self._pulls(origin) and account is not None:
-            allowed = {*account.access.direct, *settings.access.owners}
-            if not {person, identity} & allowed:
-                refusal = f"{identity} is not allowed here"
-        return Admission(
-            agent=name,
-            person=person,
-            group=sessions.group,
-            threads=sessions.thread,
-            refusal=refusal,
-            asks=asks,
-        )
 
 
 def limits_of(settings: AgentSettings, stamp: Stamp) -> tuple[Limit, ...]:

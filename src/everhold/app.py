@@ -33,6 +33,7 @@ from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
 from everhold.ports.platform import Incoming, Platform, Verdict
 from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
+from everhold.reception import Reception
 from everhold.remote.follow import Followers
 from everhold.remote.methods import Methods
 from everhold.remote.server import Server
@@ -140,7 +141,15 @@ class App:
             ),
             coming=lambda agent: self.mcp.coming(agent),
         )
-        self.door = Accept(self.gates, reception=self.agents.admit, bells=self.bells)
+        self.reception = Reception(
+            settings=lambda: self.agents.settings,
+            store=self.store,
+            platforms=self.platforms,
+            clock=self.clock,
+            chance=chance,
+            log=log,
+        )
+        self.door = Accept(self.gates, reception=self.reception, bells=self.bells)
         self.watchers: list[Any] = []
         """Whoever wants to see replies grow: (session, op, piece)."""
         self.supervisor = Supervisor(
@@ -227,6 +236,7 @@ class App:
         await self.control.reapply_erasures()
         self.ballast.take_aboard()
         waiting = await self._unanswered()
+        await self.reception.open()
         self._connect_agents()
         self.mcp.adopt(self.agents.settings.mcp, self.agents.settings.agents.values())
         for name, work in (
@@ -306,6 +316,7 @@ class App:
             "agents": [agent_json(agent, settings) for agent in settings.agents.values()],
             "problems": [problem_json(problem) for problem in self._problems()],
             "accounts": self.accounts.about(),
+            **self.reception.about(),
             "refused": [problem_json(problem) for problem in refused.problems] if refused else [],
             "store": str(self.broken) if self.broken else "the disk is full" if self.full else "",
         }

@@ -130,7 +130,7 @@ def _account(it: Effective, raw: Raw, path: KeyPath, agents: Raw, people: Mappin
     lists += [((*path, "access", "groups", group), who) for group, who in _mapping(access.get("groups")).items()]
     for at, who in lists:
         for place, person in _texts(who):
-            if ":" not in person and person not in people:
+            if person != "*" and ":" not in person and person not in people:
                 # Not fatal: a person may be known by pairing alone, and a name nobody has lets nobody in.
                 it.problem(
                     (*at, place),

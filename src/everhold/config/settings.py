@@ -376,7 +376,9 @@ class LoopSettings(Part):
     max_hops: int = Field(default=8, ge=1)
     """How often agents may answer each other before a human has to speak."""
     halt_word: Text = "!halt"
-    """Stops the agents of a conversation, whoever of the allowed says it."""
+    """Stops the agents of a conversation, whoever of the allowed says it. `/halt` does the same."""
+    resume_word: Text = "!resume"
+    """Lets them speak again. `/wake` does the same."""
 
 
 class BackupSettings(Part):

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from msgspec import Struct
 
 from everhold.core.address import Address
+from everhold.core.entries import Command, Entry, Heard, Said
+
+EVERYBODY: Final = "*"
+"""In an allow list: whoever is there."""
+NOTICE: Final = "⚙ "
+"""What a gateway's own words begin with where other bots may read them: no gateway answers another's notices."""
 
 # what stands before the word is never given back (`*+`): a megabyte of dots costs a megabyte, not its square
 _BARE: Final = re.compile(
@@ -27,12 +34,61 @@ class Admission(Struct, frozen=True, kw_only=True):
     threads: str = "shared"
     refusal: str = ""
     """Why the message is not heard; empty if it is."""
+    ignored: bool = False
+    """Chatter of others that nobody wants kept."""
     asks: bool = True
+    always: bool = False
+    """Answered even if it is not meant for the agent."""
+    hops: int = 0
+    """How many agents have answered each other before this, as far as we know."""
+    command: Command | None = None
+    """What it orders, if that is decided by who says it and where."""
+
+
+class Speaker(Struct, frozen=True, kw_only=True):
+    """Somebody at the door. `known`: who it is was configured or proven; else `person` is only their id."""
+
+    identity: str
+    person: str
+    known: bool = False
+
+
+def may_speak(speaker: Speaker, allowed: Collection[str], *, owners: Collection[str]) -> bool:
+    """Whether an allow list lets somebody in. A name counts only for whoever is known to have it."""
+    if EVERYBODY in allowed or speaker.identity in allowed:
+        return True
+    return speaker.known and (speaker.person in allowed or speaker.person in owners)
+
+
+def is_owner(speaker: Speaker, owners: Collection[str]) -> bool:
+    return speaker.known and speaker.person in owners
 
 
 def bare(text: str) -> bool:
     """Whether a text only acknowledges: `.`, `ok`, a thumb. Between bots nobody answers those."""
     return _BARE.fullmatch(text.strip()) is not None
+
+
+def is_notice(text: str) -> bool:
+    """Whether a bot's text is a gateway's notice, such as an error. Nobody answers those either."""
+    return text.startswith(NOTICE)
+
+
+def hops_so_far(entries: Iterable[Entry], *, since: float = 0.0) -> int:
+    """How often agents have answered each other here since a human spoke, or since `since`.
+
+    For platforms that carry no count: what this agent said last came back to it, however many stood in between.
+    """
+    hops = 0
+    for entry in entries:
+        match entry.body:
+            case Heard(bot=False, asks=True):
+                hops = 0
+            case Said(hops=said) if entry.at >= since:
+                hops = max(hops, said)
+            case _:
+                pass
+    return hops
 
 
 def audience(address: Address, person: str) -> tuple[str, ...]:

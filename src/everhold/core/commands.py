@@ -26,9 +26,15 @@ COMMANDS: Final = {
     "model": "/model NAME: another model for this session",
     "sessions": "your sessions",
     "whoami": "who you are to everhold",
+    "link": "/link: be known as one person on two platforms",
+    "halt": "silence every agent in this chat",
+    "wake": "let the agents in this chat speak again",
     "help": "this list",
 }
 """The commands there are, with the line /help shows."""
+
+OWNERS_ONLY: Final = frozenset({"model", "compress", "undo", "retry", "resume"})
+"""Commands that need an owner in a group: they change what others see."""
 
 TALK: Final = frozenset({"queue", "steer"})
 """Commands that are really messages, with a wish how to be treated."""

@@ -9,14 +9,14 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import structs
 
-from everhold.core.access import Admission, audience, bare
+from everhold.core.access import Admission, audience, bare, is_notice
 from everhold.core.address import derive
 from everhold.core.commands import TALK, parse
-from everhold.core.entries import Draft, Heard, Place, Stamp, clean
+from everhold.core.entries import Draft, Heard, Place, Stamp, clean, cleansed
 from everhold.core.ids import session_id
 from everhold.errors import Conflict
 from everhold.flow.gates import Bells, Gates
-from everhold.ports.platform import Incoming, Verdict
+from everhold.ports.platform import UNREADABLE, Incoming, Verdict
 from everhold.ports.store import Change, Committed, Opening, Step, Wake
 
 Reception: TypeAlias = Callable[[Incoming], Awaitable[Admission]]
@@ -42,12 +42,22 @@ class Accept:
         admission = await self.reception(incoming)
         if admission.refusal:
             self.gates.log.info("message.denied", platform=incoming.origin.platform, reason=admission.refusal)
+            await self._pass_by(incoming)
             return Verdict(outcome="denied", reason=admission.refusal)
+        if admission.ignored:
+            await self._pass_by(incoming)
+            return Verdict(outcome="ignored")
         while True:
             try:
                 return await self._commit(incoming, admission)
             except Conflict:
                 continue  # somebody else opened the session in this very moment: it is there now
+
+    async def _pass_by(self, incoming: Incoming) -> None:
+        """Nothing of it is kept, but how far the platform was read is."""
+        if incoming.position is not None:
+            at = self.gates.clock.now()
+            await self.gates.store.commit(Change(step=Step.POSITION, session="", at=at, position=incoming.position))
 
     async def _commit(self, incoming: Incoming, admission: Admission) -> Verdict:
         gates, origin = self.gates, incoming.origin
@@ -75,7 +85,7 @@ class Accept:
             directory=incoming.directory,
             repo=incoming.repo,
         )
-        body = heard(incoming, stamp, asks=admission.asks)
+        body = heard(incoming, stamp, admission)
         wake = DESK if body.command else MIND
         done = await self._keep(
             Change(
@@ -87,6 +97,7 @@ class Accept:
                 entries=(Draft(body=body, author=f"person:{admission.person}", dedup=dedup_key(incoming)),),
                 wakes=self.bells.offer((Wake(reader=wake),)) if body.asks else (),
                 position=incoming.position,
+                blobs=incoming.files,
             )
         )
         if len(self._known) < MOST_KNOWN:
@@ -115,24 +126,28 @@ class Accept:
             self.bells.hand_over(task.result().claims)
 
 
-def heard(incoming: Incoming, stamp: Stamp, *, asks: bool) -> Heard:
+def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
     """The entry a message becomes."""
     text, mangled = clean(incoming.text)
-    command = parse(text) if not incoming.bot else None
+    # whoever is not spoken to stays silent; bots do not thank each other for ever, nor for their errors
+    idle = incoming.notice or (incoming.bot and (bare(text) or is_notice(text)))
+    ordered = admission.command is not None
+    meant = incoming.addressed or admission.always or ordered
+    asks = admission.asks and meant and (ordered or not idle) and incoming.event != UNREADABLE
+    command = admission.command or (parse(text) if asks and not incoming.bot else None)
     busy = ""
     if command is not None and command.name in TALK:
         busy, text, command = command.name, command.argument, None
     return Heard(
         origin=incoming.origin,
         text=text,
-        # whoever is not spoken to stays silent, and bots do not thank each other for ever
-        asks=asks and incoming.addressed and not (incoming.bot and bare(text)),
+        asks=asks,
         sender=clean(incoming.name)[0],
         bot=incoming.bot,
-        hops=incoming.hops,
+        hops=max(incoming.hops, admission.hops),
         revision=incoming.revision,
         command=command,
-        attachments=incoming.attachments,
+        attachments=tuple(map(cleansed, incoming.attachments)),
         mangled=mangled,
         busy=busy,
         stamp=stamp,

@@ -129,6 +129,17 @@ class Desk:
                 if not changes and aside:
                     takes += aside
                     reply += f" {len(aside)} waiting messages put aside."
+            case "halt":
+                # what runs is told to end, what waits is put aside: nothing is lost, and nothing is answered
+                changes = (await amend.stop(self.store, session)).bodies
+                takes += [e.seq for e in pending if isinstance(e.body, Heard) and e.body.command is None]
+                reply = "Halted. Nobody answers here until a human says so (/wake)."
+            case "wake":
+                reply = "Listening again."
+            case "barred":
+                reply = f"In a group only an owner may use /{command.argument}."
+            case "link":
+                reply = "Say this in a direct chat with me."
             case "model":
                 changes = (Changed(change=Chose(setting="model", value=command.argument)),)
                 reply = f"Model for this session: {command.argument or 'as configured'}."
@@ -152,7 +163,9 @@ class Desk:
             to=entry.body.origin,
             parts=split(reply, runtime.text_limit(entry.body.origin)),
         )
-        bodies = amend.command((*changes, told), trigger=command.name, takes=tuple(sorted(takes)), reader=READER)
+        quiet = command.name == "halt" and command.argument == "quietly"
+        said = changes if quiet else (*changes, told)
+        bodies = amend.command(said, trigger=command.name, takes=tuple(sorted(takes)), reader=READER)
         wakes += runtime.voices(bodies)
         await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakes=tuple(wakes))
         self.log.info("command.done", command=command.name)

@@ -1,0 +1,291 @@
+"""Who is at the door, may they speak here, and does anybody answer? By the configuration in force now.
+
+Default is no. Strangers hear at most one word an hour, in direct chats only. What is said in a group is kept only if it
+is meant for the agent, or if somebody wants it observed. A halt word silences a chat's agents until a human lifts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from everhold.config import AccountSettings, Settings
+from everhold.core import access
+from everhold.core.access import Admission, Speaker
+from everhold.core.address import derive, parse as parse_address
+from everhold.core.commands import OWNERS_ONLY, parse as parse_command
+from everhold.core.entries import Command, Draft, Heard, Kind, Place, Stamp
+from everhold.errors import EverholdError
+from everhold.pairing import Pairing
+from everhold.ports.clock import Chance, Clock
+from everhold.ports.log import Log
+from everhold.ports.platform import UNREADABLE, Incoming, Outgoing, Platform
+from everhold.ports.store import Change, Position, Step, Store, Wake
+
+LOCAL: Final = frozenset({"terminal", "http", "agent"})
+"""Places whose people were let in by whoever serves them."""
+HALT: Final = "halt/"
+LOOK_BACK: Final = 200
+"""How many entries back it is looked for a human's word."""
+MOST_LOOPS: Final = 1_000
+STRANGER: Final = """\
+I do not know you yet. If you should be let in, give this code to whoever runs me: {code} (good for ten minutes)."""
+
+
+class Reception:
+    """The desk at the door. Called with every message; answers who speaks, to whom, and whether that is heard."""
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], Settings],
+        store: Store,
+        platforms: Mapping[tuple[str, str], Platform],
+        clock: Clock,
+        chance: Chance,
+        log: Log,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._platforms = platforms
+        self._clock = clock
+        self._chance = chance
+        self._log = log
+        self.pairing = Pairing(store, clock=clock, chance=chance, log=log)
+        self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
+        """Where agents answered each other too often: (agent, platform, chat) -> how often, and when last."""
+        self._halts: dict[tuple[str, str], str] | None = None
+        self._whispers: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, incoming: Incoming) -> Admission:
+        settings, origin = self._settings(), incoming.origin
+        speaker = await self.speaker(incoming, settings)
+        account = settings.platforms.get(origin.platform, {}).get(origin.account)
+        agent = _agent(incoming, account, settings)
+        if agent not in settings.agents:
+            return Admission(agent=agent, person=speaker.person, refusal=f"there is no agent {agent!r}")
+        sessions = settings.agents[agent].sessions
+        if account is not None and origin.chat in account.chats:
+            sessions = account.chats[origin.chat].sessions or sessions
+        found = Admission(agent=agent, person=speaker.person, group=sessions.group, threads=sessions.thread)
+        if origin.platform not in LOCAL:
+            if account is None:
+                return msgspec.structs.replace(found, refusal=f"{origin.platform}/{origin.account} is not connected")
+            if incoming.event == UNREADABLE:
+                return msgspec.structs.replace(found, asks=False)
+            found = await self._at_the_door(incoming, found, speaker, account, settings)
+            if found.refusal or found.ignored:
+                return found
+        return await self._in_company(incoming, found, speaker, settings)
+
+    async def speaker(self, incoming: Incoming, settings: Settings) -> Speaker:
+        """Who this is: by configuration, by proof, or else just this id of this platform."""
+        origin = incoming.origin
+        identity = f"{origin.platform}:{incoming.sender}"
+        person = settings.identities.get(identity) or await self._store.person_of(identity)
+        if person:
+            return Speaker(identity=identity, person=person, known=True)
+        # at this machine a sender's name is who they are; elsewhere a name proves nothing and an id is all there is
+        local = origin.platform in LOCAL
+        return Speaker(identity=identity, person=incoming.sender if local else identity, known=local)
+
+    async def _at_the_door(
+        self, incoming: Incoming, found: Admission, speaker: Speaker, account: AccountSettings, settings: Settings
+    ) -> Admission:
+        origin, owners = incoming.origin, settings.access.owners
+        direct = incoming.kind == "dm"
+        allowed = account.access.direct if direct else account.access.groups.get(origin.chat, ())
+        admitted = access.may_speak(speaker, allowed, owners=owners)
+        if direct and not admitted:
+            admitted = await self.pairing.admits(origin.platform, origin.account, incoming.sender)
+        command = None if incoming.bot else parse_command(incoming.text)
+        if direct and command is not None and command.name == "link" and (admitted or command.argument):
+            if answer := await self.pairing.link(speaker, command.argument, admitted=admitted):
+                self._whisper(origin, answer)
+            return msgspec.structs.replace(found, refusal="it was about who they are")
+        if not admitted:
+            if direct and settings.access.pairing and not incoming.bot:
+                await self._stranger(incoming)
+            return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not allowed here")
+        if direct:
+            return found
+        manners = account.groups
+        if origin.chat in account.chats:
+            manners = account.chats[origin.chat].groups or manners
+        order = self._order(incoming, settings)
+        asks = incoming.addressed or manners.answer == "always" or order is not None
+        if not asks and not manners.observe:
+            return msgspec.structs.replace(found, ignored=True)
+        found = msgspec.structs.replace(found, asks=asks, always=manners.answer == "always")
+        if command is not None and command.name in OWNERS_ONLY and not access.is_owner(speaker, owners):
+            return msgspec.structs.replace(found, command=Command(name="barred", argument=command.name))
+        return found
+
+    async def _in_company(
+        self, incoming: Incoming, found: Admission, speaker: Speaker, settings: Settings
+    ) -> Admission:
+        """Agents fall silent after so many answers to each other, and when a human says so."""
+        origin = incoming.origin
+        order = self._order(incoming, settings)
+        if order is not None and origin.platform not in LOCAL:
+            await self._halt(incoming, found, speaker, order)
+            return msgspec.structs.replace(found, command=Command(name=order), asks=True)
+        hops = incoming.hops
+        if incoming.bot and origin.platform not in LOCAL:
+            hops = max(hops, await self._hops(incoming, found))
+        if hops >= settings.loops.max_hops:
+            self._broken(found.agent, origin, hops)
+            return msgspec.structs.replace(found, asks=False, hops=hops)
+        asks = found.asks and (origin.platform, origin.chat) not in await self._halted()
+        return msgspec.structs.replace(found, asks=asks, hops=hops)
+
+    # -- strangers ---------------------------------------------------------------------------------------------------
+
+    async def _stranger(self, incoming: Incoming) -> None:
+        origin = incoming.origin
+        code = await self.pairing.knock(
+            origin.platform, origin.account, incoming.sender, name=incoming.name, chat=origin.chat
+        )
+        if code:
+            self._whisper(origin, STRANGER.format(code=code))
+
+    def _whisper(self, to: Place, text: str) -> None:
+        """Say something that belongs to no conversation. Nobody waits for it, and it is not tried twice."""
+        platform = self._platforms.get((to.platform, to.account))
+        if platform is None:
+            return
+        out = Outgoing(to=to, text=text, key=f"whisper:{self._chance.bytes(8).hex()}", notice=True)
+
+        async def say() -> None:
+            try:
+                await platform.send(out)
+            except EverholdError as error:
+                self._log.warning("whisper.lost", platform=to.platform, account=to.account, error=error)
+
+        task = asyncio.get_running_loop().create_task(say())
+        self._whispers.add(task)
+        task.add_done_callback(self._whispers.discard)
+
+    # -- loops and halts ---------------------------------------------------------------------------------------------
+
+    def _order(self, incoming: Incoming, settings: Settings) -> str | None:
+        """`halt` or `wake`, if a human says so: by the word, or by the command where bots are only shown commands."""
+        if incoming.bot:
+            return None
+        words = {settings.loops.halt_word: "halt", settings.loops.resume_word: "wake"}
+        command = parse_command(incoming.text)
+        return words.get(incoming.text.strip()) or (
+            command.name if command is not None and command.name in ("halt", "wake") else None
+        )
+
+    async def _halt(self, incoming: Incoming, found: Admission, speaker: Speaker, order: str) -> None:
+        origin = incoming.origin
+        halted = await self._halted()
+        value = ""
+        if order == "halt":
+            by = {"by": speaker.person, "at": self._clock.now()}
+            value = msgspec.json.encode(by).decode()
+        position = Position(platform=origin.platform, account="", name=HALT + origin.chat, value=value)
+        await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
+        if order == "halt":
+            halted[(origin.platform, origin.chat)] = speaker.person
+            await self._pass_on(incoming, found, speaker)
+        else:
+            halted.pop((origin.platform, origin.chat), None)
+            self.loops = {key: it for key, it in self.loops.items() if key[1:] != (origin.platform, origin.chat)}
+        self._log.info(
+            "chat.halted" if order == "halt" else "chat.resumed", platform=origin.platform, by=speaker.person
+        )
+
+    async def _pass_on(self, incoming: Incoming, found: Admission, speaker: Speaker) -> None:
+        """Let the word be heard in every conversation of this chat where something is going on or waits."""
+        own = self._address(incoming, found)
+        for lane in await self._store.lanes(reader="mind", waiting=True):
+            session = await self._store.session(lane.session)
+            address = parse_address(session.address)
+            here = (address.platform, address.chat) == (incoming.origin.platform, incoming.origin.chat)
+            if not here or session.address == own:
+                continue
+            body = Heard(
+                origin=incoming.origin,
+                text=incoming.text,
+                command=Command(name="halt", argument="quietly"),
+                stamp=Stamp(person=speaker.person, audience=(f"chat:{session.address}",), address=session.address),
+            )
+            key = f"halt:{session.id}:{incoming.origin.account}:{incoming.origin.message}"
+            draft = Draft(body=body, author=f"person:{speaker.person}", dedup=key)
+            wakes = (Wake(reader="desk"),)
+            at = self._clock.now()
+            await self._store.commit(Change(step=Step.ACCEPT, session=session.id, at=at, entries=(draft,), wakes=wakes))
+
+    async def _halted(self) -> dict[tuple[str, str], str]:
+        """Which chats are silenced, and by whom."""
+        if self._halts is None:
+            found = await self._store.positions(prefix=HALT)
+            self._halts = {
+                (it.platform, it.name.removeprefix(HALT)): msgspec.json.decode(it.value)["by"] for it in found
+            }
+        return self._halts
+
+    async def _hops(self, incoming: Incoming, found: Admission) -> int:
+        """How often agents have answered each other in this conversation, on a platform that does not tell."""
+        led = await self._store.whereto(self._address(incoming, found))
+        if led is None:
+            return 0
+        session = await self._store.session(led[0])
+        kinds = (Kind.HEARD, Kind.SAID)
+        return access.hops_so_far(
+            await self._store.entries(session.id, after=max(0, session.last_seq - LOOK_BACK), kinds=kinds)
+        )
+
+    def _address(self, incoming: Incoming, found: Admission) -> str:
+        origin = incoming.origin
+        return str(
+            derive(
+                agent=found.agent,
+                platform=origin.platform,
+                account=origin.account,
+                kind=incoming.kind,
+                chat=origin.chat,
+                thread=origin.thread,
+                sender=incoming.sender,
+                group=found.group,
+                threads=found.threads,
+            )
+        )
+
+    def _broken(self, agent: str, origin: Place, hops: int) -> None:
+        key = (agent, origin.platform, origin.chat)
+        self._log.warning("loop.broken", agent=agent, platform=origin.platform, hops=hops)
+        if key in self.loops or len(self.loops) < MOST_LOOPS:
+            count = self.loops.get(key, {"count": 0})["count"] + 1
+            self.loops[key] = {"count": count, "hops": hops, "at": self._clock.now()}
+
+    async def open(self) -> None:
+        """Remember which chats were silenced."""
+        await self._halted()
+
+    def about(self) -> dict[str, Any]:
+        """Loops that were broken and chats that are silenced, for `status`."""
+        return {
+            "loops": [
+                {"agent": agent, "platform": platform, "chat": chat, **it}
+                for (agent, platform, chat), it in sorted(self.loops.items())
+            ],
+            "halted": [
+                {"platform": platform, "chat": chat, "by": by}
+                for (platform, chat), by in sorted((self._halts or {}).items())
+            ],
+        }
+
+
+def _agent(incoming: Incoming, account: AccountSettings | None, settings: Settings) -> str:
+    if incoming.agent:
+        return incoming.agent
+    if account is None:
+        return settings.default_agent
+    chat = account.chats.get(incoming.origin.chat)
+    return (chat.agent if chat is not None else None) or account.agent
