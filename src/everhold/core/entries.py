@@ -196,6 +196,8 @@ class Said(Record, frozen=True):
     to: Place
     parts: tuple[str, ...] = ()
     hops: int = 0
+    attachments: tuple[Attachment, ...] = ()
+    """Files that go with the last part."""
     stamp: Stamp = Stamp()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeVar
 
 from everhold.core.entries import Place
@@ -17,7 +17,8 @@ from everhold.errors import EverholdError, InDoubt, LeaseLost
 from everhold.flow import voice
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
-from everhold.ports.platform import Drafting, Outgoing
+from everhold.flow.runtime import Runtimes
+from everhold.ports.platform import Drafting, Outgoing, Typing
 from everhold.ports.store import Change, Claim, Receipt, Step, Store
 
 T = TypeVar("T")
@@ -28,6 +29,32 @@ PACE_SECONDS: Final = 1.0
 FIRST_CHARACTERS: Final = 40
 
 PART: Final = voice.DRAFT
+
+
+TYPING_SECONDS: Final = 4.0
+"""How often it is shown that somebody is at work: platforms show it for about five seconds."""
+
+
+@contextlib.contextmanager
+def typing(gates: Gates, runtimes: Runtimes, place: Place | None) -> Iterator[None]:
+    """Show at `place` that a reply is being made, for as long as the block lasts, if its platform can show that."""
+    platform: object = None if place is None else runtimes.platform(place.platform, place.account)
+    if place is None or not isinstance(platform, Typing):
+        yield
+        return
+    shown = functools.partial(platform.typing, place)
+
+    async def show() -> None:
+        while True:
+            with contextlib.suppress(EverholdError):
+                await hand_over("typing", shown, gates, deadline=TYPING_SECONDS)
+            await gates.sleep(TYPING_SECONDS)
+
+    task = asyncio.get_running_loop().create_task(show())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 class Sketch:

@@ -219,6 +219,10 @@ class TurnWork:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     async def _work(self) -> bool:
+        with draft.typing(self.gates, self.seat.runtimes, self.origin):
+            return await self._go_on()
+
+    async def _go_on(self) -> bool:
         event: Event = Opened()
         effects = self.runtime.effects
         while True:

@@ -95,7 +95,15 @@ class Voice:
         key = f"{claim.session}:{entry.seq}:{part}"
         hops = entry.body.hops if isinstance(entry.body, Said) else 0
         edits = await self._draft(claim, entry) if self.drafts and part == 0 else ""
-        out = Outgoing(to=place, text=parts[part], key=key, edits=edits, hops=hops)
+        out = Outgoing(
+            to=place,
+            text=parts[part],
+            key=key,
+            edits=edits,
+            hops=hops,
+            notice=isinstance(entry.body, Told),
+            attachments=entry.body.attachments if isinstance(entry.body, Said) and part == len(parts) - 1 else (),
+        )
         # until its last part has gone, the position stays before the entry
         upto = entry.seq if last else entry.seq - 1
         digest = hashlib.sha256(f"{key}\n{place}\n{out.text}".encode()).hexdigest()
