@@ -9,19 +9,19 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 from msgspec import Struct
 
 from everhold.errors import Misuse
 from everhold.models.faults import Whom, dropped, fault, garbled, late, unreachable
+from everhold.models.road import Broken, Reply, Road, Slow, Undecodable, Unreachable
 from everhold.models.sse import Events, Oversized
 from everhold.ports.clock import Clock
 from everhold.secret import Secret
 
 if TYPE_CHECKING:
     import ssl
-
-    import httpx2
 
 MOST: Final = 64 * 1024 * 1024
 """Bytes of one answer."""
@@ -95,7 +95,8 @@ class Wire:
         self.whom = Whom(model=model, host=host, secrets=tuple(map(Secret, sorted(secrets, key=len, reverse=True))))
         self._deadlines = deadlines
         self._clock = clock
-        self._client: httpx2.AsyncClient | None = None
+        self._hostname = parts.hostname
+        self._road: Road | None = None
 
     def __repr__(self) -> str:
         return f"<Wire to {self.whom}>"
@@ -104,9 +105,9 @@ class Wire:
         return self._clock.now()
 
     async def aclose(self) -> None:
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.aclose()
+        if self._road is not None:
+            road, self._road = self._road, None
+            await road.close()
 
     async def ask(self, body: bytes, reading: Reading) -> None:
         """Send `body` and let `reading` have the answer. Returns once it is finished; raises what is no answer."""
@@ -121,8 +122,6 @@ class Wire:
         raise error or dropped(self.whom)
 
     async def _ask(self, body: bytes, reading: Reading) -> Exception | None:
-        import httpx2
-
         loop = asyncio.get_running_loop()
         limits = self._deadlines
         end = loop.time() + limits.total
@@ -130,11 +129,11 @@ class Wire:
         try:
             async with asyncio.timeout(None) as limit:
                 limit.reschedule(min(end, loop.time() + seconds))
-                async with self._open().stream("POST", self._url, content=body) as response:
-                    if response.status_code != 200:
-                        return await self._refusal(response)
-                    sink = _Sink(self.whom, reading, events=_is_stream(response))
-                    async for chunk in response.aiter_bytes():
+                async with self._open().post(body) as reply:
+                    if reply.status != 200:
+                        return await self._refusal(reply)
+                    sink = _Sink(self.whom, reading, events=_is_stream(reply))
+                    async for chunk in reply.pieces():
                         sink.feed(chunk)
                         if reading.closed:
                             phase, seconds = "ending", DRAIN
@@ -148,50 +147,52 @@ class Wire:
             if loop.time() >= end:
                 return late(self.whom, phase="whole answer", seconds=limits.total)
             return late(self.whom, phase=phase, seconds=seconds)
-        except (httpx2.ConnectTimeout, httpx2.PoolTimeout):
-            return late(self.whom, phase="connection", seconds=limits.connect)
-        except httpx2.TimeoutException:
-            return late(self.whom, phase="end of our sending", seconds=limits.idle)
-        except (httpx2.ConnectError, httpx2.ProxyError) as failed:
-            return unreachable(self.whom, str(failed) or type(failed).__name__)
-        except httpx2.DecodingError:
+        except Slow as slow:
+            return late(
+                self.whom, phase=slow.phase, seconds=limits.connect if slow.phase == "connection" else limits.idle
+            )
+        except Unreachable as failed:
+            return unreachable(self.whom, str(failed))
+        except Undecodable:
             return garbled(self.whom, "an encoding it did not keep to")
-        except httpx2.TransportError as failed:
-            return dropped(self.whom, str(failed) or "the connection broke")
+        except Broken as failed:
+            return dropped(self.whom, str(failed))
         return None
 
-    async def _refusal(self, response: httpx2.Response) -> Exception:
+    async def _refusal(self, reply: Reply) -> Exception:
         body = bytearray()
-        import httpx2
-
         try:
-            async for chunk in response.aiter_bytes():
-                body += chunk
+            async for piece in reply.pieces():
+                body += piece
                 if len(body) >= MOST_COMPLAINT:
                     break
-        except (httpx2.TransportError, httpx2.DecodingError):
+        except (Broken, Undecodable):
             pass  # the status alone decides; the words were a courtesy
         said = bytes(body[:MOST_COMPLAINT])
-        return fault(self.whom, status=response.status_code, headers=response.headers, body=said, now=self.now())
+        return fault(self.whom, status=reply.status, headers=reply.headers, body=said, now=self.now())
 
-    def _open(self) -> httpx2.AsyncClient:
-        if self._client is None:
-            import httpx2
-
+    def _open(self) -> Road:
+        if self._road is None:
+            headers = {
+                "content-type": "application/json",
+                "accept-encoding": "identity",
+                "user-agent": "everhold",
+                **self._headers,
+            }
             limits = self._deadlines
-            self._client = httpx2.AsyncClient(
-                verify=_trust() if self._https else False,
-                trust_env=not self._loopback,
-                timeout=httpx2.Timeout(connect=limits.connect, read=None, write=limits.idle, pool=limits.connect),
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0),
-                headers={
-                    "content-type": "application/json",
-                    "accept-encoding": "identity",
-                    "user-agent": "everhold",
-                    **self._headers,
-                },
+            scheme = "https" if self._https else "http"
+            if not self._loopback and _has_proxy(scheme, self._hostname):
+                from everhold.models.proxied import Proxied as Way
+            else:
+                from everhold.models.direct import Direct as Way  # type: ignore[assignment]  # as good as the other
+            self._road = Way(
+                self._url,
+                headers=headers,
+                connect_seconds=limits.connect,
+                send_seconds=limits.idle,
+                trust=_trust() if self._https else None,
             )
-        return self._client
+        return self._road
 
 
 class _Sink:
@@ -241,9 +242,14 @@ def at(base_url: str, path: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, whole, parts.query, ""))
 
 
-def _is_stream(response: httpx2.Response) -> bool:
-    kind: str = response.headers.get("content-type", "")
-    return "event-stream" in kind.lower()
+def _is_stream(reply: Reply) -> bool:
+    return "event-stream" in reply.headers.get("content-type", "").lower()
+
+
+def _has_proxy(scheme: str, host: str) -> bool:
+    """Whether the environment wants this host to be reached through a proxy."""
+    proxies = getproxies()
+    return (scheme in proxies or "all" in proxies) and not proxy_bypass(host)
 
 
 def _header(name: str, value: Secret, model: str) -> str:

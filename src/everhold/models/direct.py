@@ -1,0 +1,272 @@
+"""Straight to a model server over HTTP/1.1: one question at a time on a connection, which is kept for the next.
+
+A general HTTP client costs several times the CPU of all else a turn does; this one knows only how to POST.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import h11
+
+from everhold.models.road import Broken, Slow, Undecodable, Unreachable
+
+if TYPE_CHECKING:
+    import ssl
+
+IDLE_SECONDS: Final = 30.0
+"""How long a connection nobody uses is kept."""
+MOST_IDLE: Final = 20
+MOST_AHEAD: Final = 64
+"""Pieces of an answer that may wait for their reader before we stop listening."""
+_INFLATE: Final = 32 + zlib.MAX_WBITS
+"""gzip or zlib, whichever it is."""
+
+
+class Direct:
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        connect_seconds: float,
+        send_seconds: float,
+        trust: ssl.SSLContext | None,
+    ) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None, "whoever configured it was asked for one"
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._headers = [
+            ("host", host if parts.port is None else f"{host}:{parts.port}"),
+            ("accept", "*/*"),
+            *headers.items(),
+        ]
+        self._connect_seconds = connect_seconds
+        self._send_seconds = send_seconds
+        self._trust = trust
+        self._idle: deque[_Line] = deque()
+
+    @contextlib.asynccontextmanager
+    async def post(self, body: bytes) -> AsyncIterator[_Line]:
+        line = await self._line()
+        try:
+            await line.ask(self._target, self._headers, body, seconds=self._send_seconds)
+            yield line
+        finally:
+            if line.reusable and len(self._idle) < MOST_IDLE:
+                line.rest(IDLE_SECONDS)
+                self._idle.append(line)
+            else:
+                line.hang_up()
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().hang_up()
+
+    async def _line(self) -> _Line:
+        while self._idle:
+            # the one that was used last is the least likely to have been hung up on
+            line = self._idle.pop()
+            if line.open:
+                line.wake()
+                return line
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, line = await loop.create_connection(
+                    _Line, self._host, self._port, ssl=self._trust, server_hostname=self._host if self._trust else None
+                )
+        except TimeoutError as error:
+            raise Slow("connection") from error
+        except (OSError, UnicodeError) as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
+        return line
+
+
+class _Line(asyncio.Protocol):
+    """One connection, and the reply that is arriving on it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._http = h11.Connection(h11.CLIENT)
+        self._pieces: deque[bytes] = deque()
+        self._bell: asyncio.Future[None] | None = None
+        self._full = False
+        """More of our question waits to leave than should."""
+        self._paused = False
+        self._over = False
+        self._error: Exception | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._inflate: zlib._Decompress | None = None
+        self.status = 0
+        self.headers: dict[str, str] = {}
+
+    # -- what the connection tells us
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._http.receive_data(data)
+        self._read()
+
+    def eof_received(self) -> None:
+        self._http.receive_data(b"")
+        self._read()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._fail(Broken(str(error) if error else "the connection was closed"))
+
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._ring()
+
+    # -- what its user does
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def reusable(self) -> bool:
+        """The last reply was read to its end, and the other side did not mean to go."""
+        http = self._http
+        return (
+            self.open
+            and self._over
+            and not self._pieces
+            and self._error is None
+            and http.our_state is h11.DONE
+            and http.their_state is h11.DONE
+        )
+
+    def rest(self, seconds: float) -> None:
+        self._http.start_next_cycle()
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        self._expiry = asyncio.get_running_loop().call_later(seconds, self.hang_up)
+
+    def wake(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
+    def hang_up(self) -> None:
+        self.wake()
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def ask(self, target: str, headers: list[tuple[str, str]], body: bytes, *, seconds: float) -> None:
+        """Send a question and wait for the head of its reply."""
+        self._pieces.clear()
+        self._over, self.status, self.headers, self._inflate = False, 0, {}, None
+        http, transport = self._http, self._transport
+        if transport is None:
+            raise self._error or Broken("the connection was closed")
+        question = h11.Request(method="POST", target=target, headers=[*headers, ("content-length", str(len(body)))])
+        pieces = (http.send(question), http.send(h11.Data(data=body)), http.send(h11.EndOfMessage()))
+        transport.writelines([piece for piece in pieces if piece])
+        if self._full:
+            await self._written(seconds)
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        while True:
+            while self._pieces:
+                piece = self._pieces.popleft()
+                if self._paused and len(self._pieces) < MOST_AHEAD // 2 and self._transport is not None:
+                    self._paused = False
+                    self._transport.resume_reading()
+                if piece:
+                    yield piece
+            if self._over:
+                return
+            if self._error is not None:
+                raise self._error
+            await self._wait()
+
+    # -- inside
+
+    async def _written(self, seconds: float) -> None:
+        """Until the question has left, or the answer came before that."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._full and not self.status and self._error is None:
+                    await self._wait()
+        except TimeoutError as error:
+            raise Slow("end of our sending") from error
+
+    async def _wait(self) -> None:
+        self._bell = asyncio.get_running_loop().create_future()
+        await self._bell
+
+    def _ring(self) -> None:
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+        self._ring()
+
+    def _read(self) -> None:
+        """Take what has arrived out of the parser."""
+        http = self._http
+        try:
+            while True:
+                event = http.next_event()
+                if isinstance(event, h11.Data):
+                    self._take(bytes(event.data))
+                elif isinstance(event, h11.Response):
+                    self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+                    self._choose_encoding()
+                    self.status = event.status_code
+                elif isinstance(event, h11.EndOfMessage):
+                    if self._inflate is not None:
+                        self._pieces.append(self._inflate.flush())
+                    self._over = True
+                elif not isinstance(event, h11.InformationalResponse):
+                    # more has to arrive, or the connection ended; between two questions it may
+                    if isinstance(event, h11.ConnectionClosed) and not self._over:
+                        self._fail(Broken("the connection was closed"))
+                    break
+        except h11.RemoteProtocolError as error:
+            self._fail(Broken(str(error)))
+            self.hang_up()
+        except zlib.error as error:
+            self._fail(Undecodable(str(error)))
+            self.hang_up()
+        self._ring()
+
+    def _take(self, data: bytes) -> None:
+        self._pieces.append(data if self._inflate is None else self._inflate.decompress(data))
+        if len(self._pieces) > MOST_AHEAD and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _choose_encoding(self) -> None:
+        match self.headers.get("content-encoding", "").strip().lower():
+            case "" | "identity":
+                pass
+            case "gzip" | "x-gzip" | "deflate":
+                self._inflate = zlib.decompressobj(_INFLATE)
+            case other:
+                self._fail(Undecodable(f"{other}, which was not asked for"))
