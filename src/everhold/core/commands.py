@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "status": "what is going on here",
     "usage": "what this session has cost",
     "model": "/model NAME: another model for this session",
+    "memory": "what I keep in mind; /memory why, /memory note TEXT, /memory forget WORDS",
     "sessions": "your sessions",
     "whoami": "who you are to everhold",
     "link": "/link: be known as one person on two platforms",

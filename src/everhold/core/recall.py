@@ -26,6 +26,10 @@ SHORTEST: Final = 40
 EXCERPT: Final = 200
 """Characters by which something without a place in the log is recognised later."""
 
+LISTED: Final = 5
+"""How many of those that were left out a person is shown."""
+
+_REASONS: Final = {"budget": "for want of room", "duplicate": "because something shown says the same"}
 _WORD: Final = re.compile(r"\w+")
 _BREAK: Final = re.compile(r"\r\n|[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
@@ -208,3 +212,46 @@ def _same(words: frozenset[str], other: frozenset[str], near: float) -> bool:
     if not words or not other:
         return False
     return len(words & other) >= near * len(words | other)
+
+
+def places(why: Why) -> list[tuple[str, int]]:
+    """Where in the log the words stand that a turn was shown, or was not."""
+    traces = (*why.facts, *why.shown, *why.left_out)
+    return [(one.session, one.seq) for one in traces if one.session and one.seq]
+
+
+def told(why: Why, texts: Mapping[tuple[str, int], str]) -> str:
+    """What a turn was shown from memory, for a person to read. `texts` holds the words that may be read here."""
+    lines: list[str] = []
+    for head, traces in (("Facts I kept in mind:", why.facts), ("Recalled:", why.shown)):
+        if traces:
+            lines.append(head)
+            lines += [f"- {_where(one)}: {_excerpt(one, texts)}" for one in traces]
+    if not lines:
+        lines.append("Nothing was recalled.")
+    for reason in dict.fromkeys(one.why_not for one in why.left_out):
+        some = [one for one in why.left_out if one.why_not == reason]
+        lines.append(f"Left out, {_REASONS.get(reason, reason)}: {len(some)}")
+        lines += [f"- {_where(one)}: {_excerpt(one, texts)}" for one in some[:LISTED]]
+    if why.silent:
+        lines.append(f"No answer within {why.deadline:g} s: {', '.join(why.silent)}")
+    if why.budget:
+        lines.append(f"Room: {why.tokens} of {why.budget} tokens used.")
+    return "\n".join(lines)
+
+
+def _where(one: Trace) -> str:
+    parts = [one.provider, one.person, when(one.at) if one.at else ""]
+    if one.session and one.seq:
+        parts.append(f"entry {one.seq} of {one.session}")
+    if one.origin:
+        parts.append(f"from {one.origin}")
+    return ", ".join(part for part in parts if part)
+
+
+def _excerpt(one: Trace, texts: Mapping[tuple[str, int], str]) -> str:
+    text = one.text or texts.get((one.session, one.seq), "")
+    if not text:
+        return "(erased, or not to be read here)"
+    plain = " ".join(text.split())
+    return f"“{plain}”" if len(plain) <= EXCERPT else f"“{plain[:EXCERPT]}…”"

@@ -22,6 +22,7 @@ from everhold.core.entries import (
     Heard,
     Kind,
     Named,
+    Noted,
     Tasked,
     Titled,
     Told,
@@ -32,7 +33,7 @@ from everhold.core.ids import session_id
 from everhold.core.naming import Origin
 from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
-from everhold.flow import amend, fold, job
+from everhold.flow import amend, fold, job, memo
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at
@@ -129,6 +130,9 @@ class Desk:
                 if not changes and aside:
                     takes += aside
                     reply += f" {len(aside)} waiting messages put aside."
+            case "memory":
+                changes, reply = await memo.answer(self.store, session, runtime, entry.body, command.argument)
+                wakes += runtime.remembers() if changes else ()
             case "halt":
                 # what runs is told to end, what waits is put aside: nothing is lost, and nothing is answered
                 changes = (await amend.stop(self.store, session)).bodies
@@ -167,7 +171,7 @@ class Desk:
         said = changes if quiet else (*changes, told)
         bodies = amend.command(said, trigger=command.name, takes=tuple(sorted(takes)), reader=READER)
         wakes += runtime.voices(bodies)
-        await self._commit(Step.COMMAND, bodies, seen=session.last_seq, wakes=tuple(wakes))
+        await self._commit(Step.COMMAND, bodies, by=entry.author, seen=session.last_seq, wakes=tuple(wakes))
         self.log.info("command.done", command=command.name)
 
     # -- what commands do --------------------------------------------------------------------------------------------
@@ -289,6 +293,7 @@ class Desk:
         step: Step,
         bodies: tuple[Body, ...],
         *,
+        by: str = "system",
         seen: int | None = None,
         lane: LaneUpdate | None = None,
         wakes: tuple[Wake, ...] = (),
@@ -298,7 +303,10 @@ class Desk:
                 step=step,
                 session=self.claim.session,
                 at=self.gates.clock.now(),
-                entries=tuple(Draft(body=body, author="system", op=OWN) for body in bodies),
+                # what somebody has noted is theirs; the rest is the gateway's doing
+                entries=tuple(
+                    Draft(body=body, author=by if isinstance(body, Noted) else "system", op=OWN) for body in bodies
+                ),
                 claim=self.claim,
                 seen=seen,
                 lane=lane,

@@ -19,7 +19,7 @@ from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.ports.memory import Found, Query
-from everhold.ports.store import Session, Store
+from everhold.ports.store import Session
 
 MOST_FOUND: Final = 40
 LONGEST_QUERY: Final = 4_000
@@ -59,7 +59,7 @@ async def recall(
     asking = runtime.recall_seconds > 0 and bool(text.strip())
     asked, found = await _steady(gates, runtimes, runtime, session, takes, text if asking else "", stamp)
     answered = {name: answer for name, answer in found.items() if answer is not None}
-    sight = Sight(gates.store, session, stamp, visible=visible, facts={(fact.session, fact.seq) for fact in facts})
+    sight = Sight(gates, session, stamp, visible=visible, facts={(fact.session, fact.seq) for fact in facts})
     unseen = {name: [item for item in answer if await sight.admits(name, item)] for name, answer in answered.items()}
     merged = merge(unseen, budget=runtime.recall_tokens, precedence=runtime.recalls)
     shown = tuple(sight.marked(item) for item in merged.shown)
@@ -94,14 +94,15 @@ class Sight:
 
     def __init__(
         self,
-        store: Store,
+        gates: Gates,
         session: Session,
         stamp: Stamp,
         *,
         visible: Collection[int],
         facts: Collection[tuple[str, int]],
     ) -> None:
-        self.store = store
+        self.store = gates.store
+        self.log = gates.log.bind(session=session.id)
         self.session = session
         self.present = set(stamp.audience)
         self.visible = visible
@@ -111,14 +112,19 @@ class Sight:
         self._agents = {session.id: session.agent}
 
     async def admits(self, provider: str, found: Found) -> bool:
-        """Whether it may be shown; what may not is noted down with the reason, but for what is in sight anyway."""
+        """Whether it may be shown. What is in sight anyway is passed over; what is not for those present is not even
+        counted where they could see it.
+        """
         place = (found.session, found.seq)
         if found.session == self.session.id and found.seq in self.visible:
             return False
-        reason = "a fact, shown as such" if place in self.facts else await self._objection(found, place)
-        if reason:
-            self.refused.append(trace(Item(provider=provider, found=found), reason))
-        return not reason
+        if place in self.facts:
+            self.refused.append(trace(Item(provider=provider, found=found), "a fact, shown as such"))
+            return False
+        objection = await self._objection(found, place)
+        if objection:
+            self.log.warning("recall.withheld", memory=provider, reason=objection, found=f"{place[0]}:{place[1]}")
+        return not objection
 
     def marked(self, item: Item) -> Item:
         origin = self._origins.get((item.found.session, item.found.seq), "")

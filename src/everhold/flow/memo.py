@@ -1,0 +1,135 @@
+"""What people ask of memory in a chat: what is kept in mind, why an answer was what it was, note this, forget that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from everhold.core.entries import Body, Entry, Heard, Kind, Noted, Said, Stamp, Thought
+from everhold.core.facts import Fact, listed, meant
+from everhold.core.recall import Why, places, told
+from everhold.flow.runtime import Runtime
+from everhold.ports.store import Session, Store
+
+TURNS: Final = 20
+"""How many turns back a reason is looked for."""
+LONGEST: Final = 8_000
+USAGE: Final = "/memory shows what I keep in mind, /memory why what my last answer rested on, /memory note TEXT notes \
+something, /memory forget WORDS takes back a fact or a note that contains them."
+
+
+async def answer(
+    store: Store, session: Session, runtime: Runtime, heard: Heard, argument: str
+) -> tuple[tuple[Body, ...], str]:
+    """What `/memory ...` writes, and what it says."""
+    word, _, rest = argument.partition(" ")
+    rest = rest.strip()
+    match word:
+        case "why":
+            return (), await _why(store, session, heard.stamp)
+        case "note":
+            if not heard.stamp.audience:
+                return (), "Nothing can be noted here: it is not known who is present."
+            if not rest or len(rest) > LONGEST:
+                return (), f"Say what to note, in at most {LONGEST} characters: /memory note TEXT"
+            return (Noted(text=rest, stamp=heard.stamp),), "Noted."
+        case "forget":
+            return await _forget(store, session, runtime, heard.stamp, rest)
+        case "":
+            facts = await _facts(runtime, session, heard.stamp)
+            return (), f"I keep in mind:\n{listed(facts)}\n{USAGE}"
+        case _:
+            return (), USAGE
+
+
+async def _facts(runtime: Runtime, session: Session, stamp: Stamp) -> list[Fact]:
+    return [] if runtime.facts is None else await runtime.facts.holding(session.agent, stamp.audience)
+
+
+async def _why(store: Store, session: Session, stamp: Stamp) -> str:
+    found = await reason(store, session, present=stamp.audience)
+    if found is None:
+        return "Nothing was recalled for any answer that was given to those who are here."
+    _, why = found
+    return told(why, await words(store, why, session.agent, present=stamp.audience))
+
+
+async def _forget(
+    store: Store, session: Session, runtime: Runtime, stamp: Stamp, rest: str
+) -> tuple[tuple[Body, ...], str]:
+    """Take back the fact or the notes that are meant. The log keeps that they were there; `forget PERSON` erases."""
+    if not rest:
+        return (), "Say what to forget: /memory forget WORDS"
+    facts = meant(await _facts(runtime, session, stamp), rest)
+    removed: list[Body] = [
+        Noted(
+            text=fact.text,
+            action="remove",
+            fact=fact.id,
+            supersedes=fact.seq if fact.session == session.id else 0,
+            tags=(fact.target,),
+            stamp=stamp,
+        )
+        for fact in facts
+    ]
+    taken = {
+        entry.body.supersedes
+        for entry in await store.entries(session.id, kinds=(Kind.NOTED,))
+        if isinstance(entry.body, Noted)
+    }
+    for entry in await store.entries(session.id, kinds=(Kind.NOTED,)):
+        note = entry.body
+        if not isinstance(note, Noted) or note.fact or note.action == "remove" or entry.seq in taken:
+            continue
+        if rest in note.text and stamp.audience and set(stamp.audience) <= set(note.stamp.audience):
+            removed.append(Noted(text=note.text, action="remove", supersedes=entry.seq, tags=note.tags, stamp=stamp))
+    if not removed:
+        return (), "I have noted nothing that contains that. What was said stays in the log: /undo takes back turns."
+    lines = "\n".join(f"- {note.text}" for note in removed if isinstance(note, Noted))
+    return tuple(removed), f"Taken back:\n{lines}"
+
+
+# -- what a turn was shown ---------------------------------------------------------------------------------------------
+
+
+async def reason(
+    store: Store, session: Session, *, present: Collection[str] | None = None, at: int | None = None
+) -> tuple[Entry, Why] | None:
+    """The newest thought, up to entry `at`, with the record of what was recalled for it.
+
+    With `present`, only one that was thought for all of them: a session can be led to from elsewhere.
+    """
+    before = None if at is None else at + 1
+    turns = await store.operations(session.id, what=("turn",), before=before, newest_first=True, limit=TURNS)
+    for turn in turns:
+        upto = turn.last or None
+        for entry in await store.entries(session.id, after=turn.first - 1, upto=upto, kinds=(Kind.THOUGHT,)):
+            if entry.op != turn.op or not isinstance(entry.body, Thought) or not entry.body.why:
+                continue
+            blob = await store.blob(entry.body.why)
+            if blob is None:
+                continue  # it told of something that was erased
+            why = msgspec.json.decode(blob, type=Why)
+            if present is None or (present and set(present) <= set(why.audience)):
+                return entry, why
+    return None
+
+
+async def words(
+    store: Store, why: Why, agent: str, *, present: Collection[str] | None = None
+) -> dict[tuple[str, int], str]:
+    """The words a record refers to, as far as they are still there, and may be read by those present."""
+    found: dict[tuple[str, int], str] = {}
+    agents: dict[str, str] = {}
+    for session, seq in places(why):
+        if session not in agents:
+            known = await store.find_session(session)
+            agents[session] = (await store.session(session)).agent if session in known else ""
+        if agents[session] != agent:
+            continue
+        body = (await store.entry(session, seq)).body
+        if isinstance(body, Heard | Said | Noted) and (present is None or set(present) <= set(body.stamp.audience)):
+            found[session, seq] = body.text
+    return found
