@@ -107,12 +107,12 @@ def test_a_terminal_is_named_by_the_strategy(house: House) -> None:
 
 def test_a_note_that_replaces_another_brings_what_that_said(house: House) -> None:
     provider = remembering(house, "a")["a"]
-    house.furniture.tools["note"] = FakeTool(
-        "note", Effect.PURE, act=lambda arguments, _: Result(text="noted", notes=(Noted(**arguments),))
+    house.furniture.tools["memory"] = FakeTool(
+        "memory", Effect.PURE, act=lambda arguments, _: Result(text="noted", notes=(Noted(**arguments),))
     )
 
     def asks(text: str, arguments: dict[str, object]) -> list[Answer]:
-        return [Answer(text="", calls=(Call(id=text, tool="note", arguments=arguments),)), Answer(text="done")]
+        return [Answer(text="", calls=(Call(id=text, tool="memory", arguments=arguments),)), Answer(text="done")]
 
     house.furniture.model = ScriptedModel(asks("a", {"text": "lives in Rome"}))
     session = house.say("I live in Rome").session
@@ -121,3 +121,18 @@ def test_a_note_that_replaces_another_brings_what_that_said(house: House) -> Non
     house.furniture.model = ScriptedModel(asks("b", moved))
     house.say("I moved to Oslo")
     assert provider.replaced == {f"{session}:{first.seq}:note": "lives in Rome"}
+
+
+def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(house: House) -> None:
+    provider = remembering(house, "a")["a"]
+    house.furniture.tools["memory"] = FakeTool(
+        "memory", Effect.PURE, act=lambda arguments, _: Result(text="noted", notes=(Noted(**arguments),))
+    )
+    for chat, arguments in (
+        ("1", {"text": "lives in Rome", "fact": "f1"}),
+        ("2", {"text": "lives in Oslo", "fact": "f1", "action": "replace"}),
+    ):
+        call = Call(id="c", tool="memory", arguments=arguments)
+        house.furniture.model = ScriptedModel([Answer(text="", calls=(call,)), Answer(text="done")])
+        house.say(arguments["text"], chat=chat)
+    assert provider.replaced == {"f1": "lives in Rome"}

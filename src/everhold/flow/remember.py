@@ -12,15 +12,22 @@ from everhold.core.context import assemble, choose
 from everhold.core.entries import Changed, Draft, Ended, Entry, Kind, Named, Noted, Stamp, Undone
 from everhold.core.exchange import PLACES, exchange, fingerprint, matters, note, retraction
 from everhold.core.naming import Origin
-from everhold.errors import Transient
+from everhold.core.pace import Pace, Waiting, due
+from everhold.errors import EverholdError, Transient
+from everhold.flow.gates import Gates
 from everhold.flow.lane import Load, Look
 from everhold.flow.memory import Attached
-from everhold.ports.memory import Batch, Memory, Note, Retraction
+from everhold.flow.perform import hand_over
+from everhold.flow.switch import is_turn, switch_of
+from everhold.ports.memory import Batch, Capability, Memory, Note, Retraction
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Claim, Flight, Item, Session, Store
+from everhold.ports.store import Claim, Flight, Item, Session
 
 MOST_ITEMS: Final = 20
 PAGE: Final = 200
+HOOK_SECONDS: Final = 10.0
+"""For a provider to take note of something that concerns nobody else."""
+READ: Final = (*PLACES, Kind.FOLDED)
 
 
 def reader_of(instance: str) -> str:
@@ -35,21 +42,31 @@ class Remember:
 
     def __init__(
         self,
-        store: Store,
+        gates: Gates,
         provider: Attached,
         *,
         now: Callable[[], Attached | None],
         policy: str,
         instance: str = "",
         naming: Callable[[Origin], str] = lambda origin: origin.session,
+        pace: Pace | None = None,
+        released: float = float("-inf"),
     ) -> None:
-        """`now` is asked for the provider before every call: the one there was may have been replaced."""
-        self.store = store
+        """`now` is asked for the provider before every call: the one there was may have been replaced.
+
+        What was said up to `released` is not held back, whatever the pace.
+        """
+        self.gates = gates
+        self.store = gates.store
         self.provider = provider
         self.now = now
         self.instance = instance
         self.naming = naming
         self.policy = policy
+        self.pace = pace or Pace()
+        self.released = released
+        self.turns: dict[int, Entry] = {}
+        """Where the talk took a turn, among what was looked at."""
 
     @property
     def delivery(self) -> Delivery:
@@ -68,18 +85,62 @@ class Remember:
         upto = session.last_seq
         if not self._here():
             return Look(load=None, upto=after)  # what is left stays due, and waits for a provider
+        most = max(MOST_ITEMS, min(self.pace.turns, PAGE))
         while True:
-            page = await self.store.entries(claim.session, after=after, upto=upto, kinds=PLACES, limit=PAGE)
-            places = [entry for entry in page if matters(entry)]
+            page = await self.store.entries(claim.session, after=after, upto=upto, kinds=READ, limit=PAGE)
+            ready, wait = await self._ready(session, page)
+            self.turns.update({entry.seq: entry for entry in ready if is_turn(entry)})
+            places = [entry for entry in ready if matters(entry)]
             items = []
-            for entry in places[:MOST_ITEMS]:
+            for entry in places[:most]:
                 if (memory := await self._memory(session, entry)) is not None:
                     items.append((entry, memory))
-            more = len(page) == PAGE or len(places) > MOST_ITEMS
+            more = len(page) == PAGE or len(places) > most
             if items or not more:
                 load, rest = await self._named(session, items) if items else (None, False)
-                return Look(load=load, upto=upto, generation=session.generation, more=more or rest)
-            after = (places[MOST_ITEMS - 1] if len(places) > MOST_ITEMS else page[-1]).seq
+                return Look(
+                    load=load,
+                    upto=upto,
+                    generation=session.generation,
+                    more=more or rest,
+                    passed=ready[-1].seq if ready and not more and not rest else 0,
+                    wait=wait,
+                )
+            after = (places[most - 1] if len(places) > most else page[-1]).seq
+
+    async def _ready(self, session: Session, page: Sequence[Entry]) -> tuple[list[Entry], float]:
+        """What of a page is to be handed over now, and after how many seconds the rest is, if there is one."""
+        found = [entry for entry in page if matters(entry) or is_turn(entry)]
+        if len(page) == PAGE or self.pace.turns == 1 or not found:
+            return found, 0.0
+        ops = [entry.op for entry in found if entry.op is not None] or [0]
+        spoken = await self.store.operations(session.id, what=("turn",), after=min(ops) - 1, before=max(ops) + 1)
+        turns = {turn.op for turn in spoken}
+        # what ended and was no turn is nothing for memory: it neither fills a batch nor waits for one
+        found = [entry for entry in found if entry.kind is not Kind.ENDED or entry.op in turns]
+        waiting = [Waiting(entry.at, urgent=entry.kind is not Kind.ENDED) for entry in found]
+        verdict = due(self.pace, waiting, now=self.gates.clock.now(), released=self.released)
+        return found[: verdict.count], verdict.seconds
+
+    async def announce(self, claim: Claim, *, upto: int) -> None:
+        """Tell the provider where the talk took a turn, as far as everything before it is done with."""
+        for seq in sorted(self.turns):
+            provider = self.now()
+            if seq > upto or provider is None or not provider.can(Capability.SESSION_SWITCHED):
+                continue
+            session = await self.store.session(claim.session)
+            switch = await switch_of(self.store, session, self.turns[seq], memory=self.instance)
+            seconds = min(provider.deadline, HOOK_SECONDS)
+            try:
+                await hand_over(
+                    f"session_switched of {self.instance}",
+                    lambda provider=provider, switch=switch: provider.session_switched(switch),  # type: ignore[misc]
+                    self.gates,
+                    deadline=seconds,
+                )
+            except EverholdError as error:
+                log = self.gates.log.bind(session=claim.session, memory=self.instance)
+                log.warning("memory.hook_failed", hook="session_switched", error=str(error))
 
     async def again(self, claim: Claim, flight: Flight) -> Load | None:
         session = await self.store.session(claim.session)
@@ -110,12 +171,29 @@ class Remember:
         """Looked up at the last moment, and no part of what a retry must repeat: it may have been erased meanwhile."""
         replaced: dict[str, str] = {}
         for item in batch.items:
-            if isinstance(item, Note) and item.supersedes:
+            if not isinstance(item, Note) or item.action == "add":
+                continue
+            if item.supersedes:
                 session, seq, _ = item.supersedes.rsplit(":", 2)
                 body = (await self.store.entry(session, int(seq))).body
                 if isinstance(body, Noted):
                     replaced[item.supersedes] = body.text
+            elif item.fact and (text := await self._last_version(item)):
+                replaced[item.fact] = text
         return structs.replace(batch, replaced=replaced) if replaced else batch
+
+    async def _last_version(self, note: Note) -> str:
+        """What a fact said that was noted in another session."""
+        text, after = "", 0
+        while page := await self.store.notes(after=after, limit=PAGE):
+            for entry in page:
+                if (entry.session, entry.seq) == (note.session, note.seq):
+                    return text
+                body = entry.body
+                if isinstance(body, Noted) and body.fact == note.fact:
+                    text = "" if body.action == "remove" else body.text
+            after = page[-1].pos
+        return text
 
     def _here(self) -> bool:
         """Whether there is a provider; from here on it is the one in use now."""

@@ -84,7 +84,10 @@ class Batch(Struct, frozen=True, kw_only=True):
     """The memory session's name."""
     items: tuple[Memory, ...]
     replaced: dict[str, str] = {}
-    """What superseded notes said, by their key, as far as it is still known: for services that keep no key of ours."""
+    """What notes said that are replaced, as far as it is still known: for services that keep no key of ours.
+
+    By the key of the note, or by the fact's id where it was noted in another session.
+    """
 
 
 class Query(Struct, frozen=True, kw_only=True):

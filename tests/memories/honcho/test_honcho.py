@@ -129,7 +129,7 @@ async def test_replacing_and_removing_follow_the_note(memory: HonchoMemory, serv
     await memory.store(moved)
     await memory.store(moved)
     assert sorted(service.concluded()) == ["has a cat", "lives in Oslo"]
-    gone = batch(note(4, "", action="remove", supersedes="s1:2:note"), replaced={"s1:2:note": "has a cat"})
+    gone = batch(note(4, "has a cat", action="remove", fact="f2"))
     await memory.store(gone)
     assert service.concluded() == ["lives in Oslo"]
     assert await memory.probe(gone) == ["s1:4:note"]

@@ -20,6 +20,7 @@ from everhold.memories.honcho.peers import Peers
 from everhold.memories.honcho.tools import tools_of
 from everhold.memories.scope import alone
 from everhold.memories.signature import signature
+from everhold.memories.wording import outdated
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
@@ -212,7 +213,7 @@ class HonchoMemory:
 
     async def _outdated(self, batch: Batch, note: Note) -> list[Any]:
         """Conclusions that a note replaces or removes and that are still there."""
-        old = batch.replaced.get(note.supersedes, "") if note.action != "add" else ""
+        old = outdated(batch, note)
         pieces = [piece for piece in _pieces(old) if note.action == "remove" or piece not in _pieces(note.text)]
         if not pieces:
             return []
