@@ -12,6 +12,7 @@ from typing import Final
 from everhold.config import AgentSettings, ModelSettings, Settings, plugin_settings
 from everhold.core.entries import Place, Stamp
 from everhold.core.naming import Origin, Rule, hermes_name, name
+from everhold.core.pace import Pace, pace_of
 from everhold.errors import EverholdError, Overloaded
 from everhold.flow.memory import Attached
 from everhold.flow.facts import Facts
@@ -21,6 +22,7 @@ from everhold.instances import Instances
 from everhold.plugins import MODELS
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
+from everhold.ports.memory import Capability
 from everhold.ports.model import Answer, Closing, Model, Request
 from everhold.ports.platform import Drafting, Platform
 from everhold.ports.plugin import Context
@@ -140,6 +142,7 @@ class Agents:
         models = tuple(self._model(name) for name in dict.fromkeys(names))
         summariser = settings.compression.model
         compression = settings.compression
+        memories = list(self.memories.of(settings.name))
         return Runtime(
             agent=settings.name,
             system="\n\n".join([settings.persona.strip(), MANNERS, *self.memories.prompts(settings.name)]).strip(),
@@ -148,6 +151,8 @@ class Agents:
             tools={**self.memories.tools(settings.name), **self.tools(settings)},
             coming=self.coming(settings),
             memories=tuple(memory.name for memory in settings.memories if memory.name != "builtin"),
+            paces=paces_of(settings),
+            attentive=tuple(it.instance for it in memories if it.can(Capability.SESSION_SWITCHED)),
             busy=settings.busy,
             soft=compression.soft,
             hard=compression.hard,
@@ -230,6 +235,12 @@ def name_for(settings: AgentSettings, memory: str, origin: Origin) -> str:
     workspace = str(instance.extra.get("workspace") or settings.name)
     rule = Rule(strategy=instance.session_strategy, workspace=workspace, peer=peer)
     return (hermes_name if instance.naming == "hermes" else name)(origin, rule).text
+
+
+def paces_of(settings: AgentSettings) -> dict[str, Pace]:
+    """When each memory of an agent is handed what was said, where that is not after every turn."""
+    paces = {it.name: pace_of(it.retain_every_n_turns or it.write) for it in settings.memories}
+    return {name: pace for name, pace in paces.items() if pace != Pace()}
 
 
 def job_limits_of(settings: AgentSettings) -> tuple[Limit, ...]:

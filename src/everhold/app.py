@@ -339,7 +339,11 @@ class App:
             self.tasks.append(asyncio.create_task(self._hasten(), name="hasten"))
 
     async def _hasten(self) -> None:
-        """Something was changed: what waits after a failure is tried at once. A corrected key may be all it took."""
+        """Something was changed: what waits after a failure is tried at once. A corrected key may be all it took.
+
+        What was held back for a fuller batch goes out, too: what becomes of its memory nobody knows.
+        """
+        await self.supervisor.release()
         if await self.store.hasten(at=self.clock.now()):
             self.bells.work.set()
 

@@ -227,6 +227,8 @@ class MemorySettings(PluginPart):
     """`builtin`, or an installed plug-in."""
     write: Write = "turn"
     """When exchanges go to the provider: after every `turn`, `async`, at the end of a `session`, or every N turns."""
+    retain_every_n_turns: int | None = Field(default=None, ge=1)
+    """The same as `write: N`, under the name some providers' users know."""
     in_doubt: InDoubt = "resend"
     """What happens to a write nobody can tell the fate of: `resend` risks a double, `hold` waits for a person."""
     naming: Literal["everhold", "hermes"] = "everhold"

@@ -104,6 +104,7 @@ class Desk:
         match command.name:
             case "new":
                 changes, reply = (Changed(change=Fresh()),), "A fresh start. The session and its memory stay."
+                wakes += runtime.turning()
             case "title":
                 changes, reply = self._title(session, runtime, entry.body, command.argument)
             case "undo" | "retry":

@@ -170,7 +170,7 @@ class Fold:
                 claim=self.claim,
                 op=op,
                 generation=generation,
-                wakes=self.runtime.voices(bodies),
+                wakes=self.runtime.voices(bodies) + (self.runtime.turning() if isinstance(bodies[0], Folded) else ()),
             )
         )
         self.bells.ring(self.claim.session)

@@ -48,6 +48,10 @@ class Look(Struct, frozen=True, kw_only=True):
     """The session's, as it was then."""
     more: bool = False
     """There is, or may be, more to hand over behind this load."""
+    passed: int = 0
+    """Without a load: up to here nothing is left to do."""
+    wait: float = 0.0
+    """Without a load: something is there, and held back for so many seconds unless more comes."""
 
 
 class Leg(Struct, frozen=True, kw_only=True):
@@ -99,6 +103,8 @@ class Lane:
         self.courier = courier
         self.attempts = claim.lane.attempts
         self.look: Look | None = None
+        self.settled = claim.lane.position
+        """Up to here everything is done with, on record."""
         self.replays: list[Parked] = []
         """What somebody took back from the parked ones: goes again, before anything new."""
         self.log = gates.log.bind(session=claim.session, reader=claim.reader)
@@ -293,14 +299,24 @@ class Lane:
             self.look = await self.courier.next(self.claim, after=upto, done=done)
         else:
             # the last look saw nothing behind this load; if something came since, the store keeps the lane due
-            self.look = Look(load=None, upto=self.look.upto)
+            self.look = structs.replace(self.look, load=None)
         self.attempts = 0
         since = self.gates.clock.monotonic()
         load = self.look.load
         if load is None:
             step = Step.SETTLE if first else Step.LANDED
-            update = LaneUpdate(position=upto, landed=True, attempts=0, error="", idle_at=self.look.upto, release=True)
+            upto = max(upto, self.look.passed)
+            update = LaneUpdate(
+                position=upto,
+                landed=True,
+                attempts=0,
+                error="",
+                idle_at=self.look.upto,
+                wait=Wait(seconds=self.look.wait) if self.look.wait else None,
+                release=True,
+            )
             await self._commit(step, update, receipts=receipts, parks=parks, unparks=unparks)
+            self.settled = upto
             return None
         flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
         update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
@@ -314,6 +330,7 @@ class Lane:
             generation=self.look.generation,
             entries=load.records,
         )
+        self.settled = upto
         load = structs.replace(load, generation=self.look.generation)
         return Leg(load=load, flight=flight, since=since)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from everhold.core.entries import Body, Place, Stamp, Usage
 from everhold.core.mailbox import Busy
 from everhold.core.naming import Origin
+from everhold.core.pace import Pace
 from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_request, weigh_tools
 from everhold.flow import remember, voice
 from everhold.flow.facts import Facts
@@ -50,6 +51,10 @@ class Runtime:
     coming: Callable[[], Awaitable[None]] | None = None
     """Tools that are on their way: wait for them, but not for ever, then ask for the runtime again."""
     memories: tuple[str, ...] = ()
+    paces: Mapping[str, Pace] = dataclasses.field(default_factory=dict)
+    """When a memory is handed what was said, if not after every turn."""
+    attentive: tuple[str, ...] = ()
+    """Memories that want to hear where the talk takes a turn."""
     busy: Busy = "queue"
     soft: float = 0.6
     hard: float = 0.85
@@ -107,6 +112,11 @@ class Runtime:
     def remembers(self) -> tuple[Wake, ...]:
         """The lanes of this agent's memories."""
         return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories)
+
+    def turning(self) -> tuple[Wake, ...]:
+        """The lanes of those memories that hold something back, or want to hear that the talk takes a turn."""
+        hear = {*self.paces, *self.attentive}
+        return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories if memory in hear)
 
 
 def purses_of(agent: str, stamp: Stamp) -> tuple[str, ...]:

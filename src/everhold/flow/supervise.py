@@ -29,6 +29,8 @@ LEASE_SECONDS: Final = 120.0
 POLL_SECONDS: Final = 5.0
 """How long at most nobody looks for due lanes. The bell is the hint, this is the truth."""
 UNAVAILABLE_SECONDS: Final = 60.0
+MEMORY: Final = "memory:"
+MEMORIES: Final = (f"{MEMORY}*",)
 
 
 class Supervisor:
@@ -65,6 +67,11 @@ class Supervisor:
         self.tasks: dict[asyncio.Task[None], Claim] = {}
         self.busy: Counter[str] = Counter()
         self.stopping = False
+        self.released = float("-inf")
+        """What was said up to then is not held back from memories, however empty their batches are."""
+        self.only: tuple[str, ...] = ()
+        """Whose lanes are taken up; everybody's if nobody is named."""
+        self.dispatching = False
         self.failed: StoreError | None = None
         """Set when the store can no longer keep its promise: the process must end and start again."""
 
@@ -72,6 +79,8 @@ class Supervisor:
         """Claim due lanes and start a worker for each, until told to stop."""
         gates = self.gates
         ahead = float("-inf")
+        self.dispatching = True
+        await self.release()  # whoever was here before may have had no time for it
         self.bells.hands = self
         while not self.stopping:
             self.bells.work.clear()
@@ -80,10 +89,10 @@ class Supervisor:
             jumped, ahead = drift < ahead - 1 or ahead == float("-inf"), drift
             room = self.most - len(self.tasks)
             full = [reader for reader, count in self.busy.items() if count >= self.most_per_reader]
-            due = await gates.store.next_due(at=gates.clock.now(), skip=full)
+            due = await gates.store.next_due(at=gates.clock.now(), skip=full, only=self.only)
             if room > 0 and (jumped or (due is not None and due <= 0)):
                 claims = await gates.store.claim(
-                    owner=gates.owner, at=gates.clock.now, lease=self.lease, limit=room, skip=full
+                    owner=gates.owner, at=gates.clock.now, lease=self.lease, limit=room, skip=full, only=self.only
                 )
                 for claim in claims:
                     self._start(claim)
@@ -94,7 +103,7 @@ class Supervisor:
             await gates.sleep(wait, bell=self.bells.work)
 
     def offer(self, wake: Wake) -> Wake:
-        if self.stopping or len(self.tasks) >= self.most or self.busy[wake.reader] >= self.most_per_reader:
+        if self.stopping or self.only or len(self.tasks) >= self.most or self.busy[wake.reader] >= self.most_per_reader:
             return wake
         return structs.replace(wake, owner=self.gates.owner, lease=self.lease)
 
@@ -127,13 +136,35 @@ class Supervisor:
 
     async def drain(self, seconds: float) -> None:
         """Stop taking on work and give what runs `seconds` to come to an end; the rest resumes after a restart."""
+        deadline = self.gates.clock.monotonic() + seconds
+        if self.dispatching and seconds > 0:
+            await self._hand_over_held(deadline)
         self.stopping = True
         self.bells.work.set()
-        deadline = self.gates.clock.monotonic() + seconds
         while self.tasks and self.gates.clock.monotonic() < deadline:
             await self.gates.sleep(0.05)
         for task in list(self.tasks):
             task.cancel()
+
+    async def release(self) -> None:
+        """Let go of what is held back from memories: there was a change, or nobody knows when the next chance comes."""
+        self.released = self.gates.clock.now()
+        if await self.gates.store.hasten(at=self.released, held=MEMORIES):
+            self.bells.work.set()
+
+    async def _hand_over_held(self, deadline: float) -> None:
+        """Before a stop: nothing new is begun, but memories get what was held back from them."""
+        self.only = MEMORIES
+        try:
+            await self.release()
+            while self.gates.clock.monotonic() < deadline:
+                due = await self.gates.store.next_due(at=self.gates.clock.now(), only=MEMORIES)
+                working = any(claim.reader.startswith(MEMORY) for claim in self.tasks.values())
+                if not working and (due is None or due > 0):
+                    return
+                await self.gates.sleep(0.05)
+        except StoreError as error:
+            self.gates.log.error("store.failed", what="drain", error=error)
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +227,7 @@ class Supervisor:
             case job.READER | job.REVIEW:
                 await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses).run()
             case tie.READER:
-                await tie.Tie(gates, claim, bells=bells).run()
+                await tie.Tie(gates, claim, runtimes=runtimes, bells=bells).run()
             case "voice":
                 name, _, account = rest.partition(":")
                 platform = runtimes.platform(name, account)
@@ -212,16 +243,20 @@ class Supervisor:
                 if provider is None:
                     await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
                     return
-                naming = runtimes.runtime(claim.agent, {}).naming
+                runtime = runtimes.runtime(claim.agent, {})
                 memory = Remember(
-                    gates.store,
+                    gates,
                     provider,
                     now=functools.partial(runtimes.memory, rest, claim.agent),
                     policy=runtimes.in_doubt(claim.reader, claim.agent),
                     instance=rest,
-                    naming=functools.partial(naming, rest),
+                    naming=functools.partial(runtime.naming, rest),
+                    pace=runtime.paces.get(rest),
+                    released=self.released,
                 )
-                await self.lane(claim, memory).run()
+                lane = self.lane(claim, memory)
+                await lane.run()
+                await memory.announce(claim, upto=lane.settled)
             case _:
                 await self._put_back(claim, f"nobody knows the reader {claim.reader}", seconds=3600.0)
 

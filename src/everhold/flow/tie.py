@@ -6,6 +6,7 @@ from typing import Final
 
 from everhold.core.entries import Bound, Branched, Changed, Draft, Kind, Sprouted, Unbound
 from everhold.flow.gates import Bells, Gates
+from everhold.flow.runtime import Runtimes
 from everhold.ports.store import Change, Claim, LaneUpdate, Step
 
 READER: Final = "tie"
@@ -14,8 +15,9 @@ READER: Final = "tie"
 class Tie:
     """Writes into the other session what happened here. The dedup key makes a repeat harmless."""
 
-    def __init__(self, gates: Gates, claim: Claim, *, bells: Bells) -> None:
+    def __init__(self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells) -> None:
         self.gates = gates
+        self.runtimes = runtimes
         self.claim = claim
         self.bells = bells
 
@@ -37,6 +39,8 @@ class Tie:
                     session=other,
                     at=self.gates.clock.now(),
                     entries=(Draft(body=record, author=entry.author, dedup=key),),
+                    # both sessions are one agent's, and so are their memories
+                    wakes=self.runtimes.runtime(self.claim.agent, {}).turning(),
                 )
             )
             self.bells.ring(other)

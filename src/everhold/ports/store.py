@@ -149,7 +149,10 @@ class LaneUpdate(Struct, frozen=True, kw_only=True):
     wait: Wait | None = None
     """When it is due again."""
     idle_at: int | None = None
-    """The last seq that was looked at: the lane has nothing more to do unless the session has grown beyond it."""
+    """The last seq that was looked at: the lane has nothing more to do unless the session has grown beyond it.
+
+    With `wait` it has something to do, but not before that has passed; if the session has grown, it is due at once.
+    """
     release: bool = False
     """Let go of the lease."""
 
@@ -356,10 +359,11 @@ class Store(Protocol):
     async def seize(self, *, owner: str, at: float) -> int:
         """End every lease that is not `owner`'s: for a process that knows it is alone. How many there were."""
 
-    async def hasten(self, *, at: float) -> int:
+    async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
         """Make due at once what waits after a failure: something was mended. A wait that the far side asked for stays.
 
-        How many lanes that were.
+        With `held`, instead: what these readers (a name that ends with `*` stands for all that begin so) hold back of
+        their own accord. How many lanes that were.
         """
 
     async def replay(self, ids: Sequence[int], *, at: float) -> int:

@@ -91,10 +91,10 @@ def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at
     if wanted.idle_at is not None:
         if grown_to is None:
             grown_to = cur.execute("select next_seq - 1 from sessions where id = ?", (lane.session,)).get
-        if grown_to <= wanted.idle_at and not _has_replays(cur, key):
-            since, wait, due, firm = None, 0.0, None, 0
-        elif wanted.wait is None:
+        if grown_to > wanted.idle_at or _has_replays(cur, key):
             since, wait, due, firm = at, 0.0, at, 0
+        elif wanted.wait is None:
+            since, wait, due, firm = None, 0.0, None, 0
     cur.execute(
         "update lanes set position = ?, flight = ?, attempts = ?, since = ?, wait = ?, due = ?, firm = ?, error = ?, "
         "owner = ? where session = ? and reader = ?",
@@ -235,10 +235,14 @@ def renew(cur: apsw.Cursor, *, owner: str, at: float, lease: float) -> int:
     return cur.connection.changes()
 
 
-def hasten(cur: apsw.Cursor, *, at: float) -> int:
+def hasten(cur: apsw.Cursor, *, at: float, held: Sequence[str] = ()) -> int:
+    which, values = "attempts > 0", list[str]()
+    if held:
+        values = _readers(cur, skip=(), only=held)
+        which = f"attempts = 0 and reader in ({', '.join('?' * len(values))})"
     cur.execute(
-        "update lanes set since = ?, wait = 0, due = ? where due is not null and due > ? and attempts > 0 and firm = 0",
-        (at, at, at),
+        f"update lanes set since = ?, wait = 0, due = ? where due is not null and due > ? and firm = 0 and {which}",
+        (at, at, at, *values),
     )
     return cur.connection.changes()
 

@@ -158,8 +158,8 @@ class SqliteStore:
     async def seize(self, *, owner: str, at: float) -> int:
         return await self.writer.write(lambda cur: lanes.seize(cur, owner=owner, at=at))
 
-    async def hasten(self, *, at: float) -> int:
-        return await self.writer.write(lambda cur: lanes.hasten(cur, at=at))
+    async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
+        return await self.writer.write(lambda cur: lanes.hasten(cur, at=at, held=held))
 
     async def replay(self, ids: Sequence[int], *, at: float) -> int:
         return await self.writer.write(lambda cur: outcomes.replay(cur, ids, at=at))

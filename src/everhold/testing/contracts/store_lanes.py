@@ -289,6 +289,33 @@ class LanesContract:
         assert await scene.claimed(at=3.0) == ["mind"]
 
     @promise
+    async def test_a_lane_that_holds_back_is_due_later_or_as_soon_as_there_is_more(self, scene: Scene) -> None:
+        await scene.hear()
+        claim = await scene.claim(at=1.0)
+        await scene.update(claim, at=1.0, idle_at=1, wait=Wait(seconds=60.0), release=True)
+        assert await scene.store.next_due(at=2.0) == 59.0
+        claim = await scene.claim(at=61.0)
+        await scene.update(claim, at=61.0, idle_at=1, wait=Wait(seconds=60.0), release=True)
+        await scene.hear(at=62.0)
+        claim = await scene.claim(at=62.0)
+        await scene.hear(at=63.0)
+        await scene.update(claim, at=64.0, idle_at=2, wait=Wait(seconds=60.0), release=True)
+        assert await scene.claimed(at=64.0) == ["mind"]
+
+    @promise
+    async def test_what_is_held_back_can_be_made_due_and_nothing_else_with_it(self, scene: Scene) -> None:
+        for reader in ("memory:a", "memory:b", "voice"):
+            await scene.wake(reader, 60.0, at=1.0)
+        await scene.wake("memory:firm", 60.0, at=1.0, firm=True)
+        await scene.wake("memory:failed", at=1.0)
+        failed = await scene.claim("memory:failed", at=1.0)
+        await scene.update(failed, at=1.0, attempts=1, wait=Wait(seconds=60.0), release=True)
+        assert await scene.store.hasten(at=2.0, held=("memory:*",)) == 2
+        assert await scene.claimed(at=2.0) == ["memory:a", "memory:b"]
+        assert await scene.store.hasten(at=2.0) == 1
+        assert await scene.claimed(at=2.0) == ["memory:failed"]
+
+    @promise
     async def test_a_lane_does_not_wake_itself_with_what_it_appends(self, scene: Scene) -> None:
         await scene.hear()
         claim = await scene.claim()

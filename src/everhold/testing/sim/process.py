@@ -188,8 +188,8 @@ class GatedStore:
         await self._after(Step.RENEW)
         return count
 
-    async def hasten(self, *, at: float) -> int:
-        return await self.disk.hasten(at=at)
+    async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
+        return await self.disk.hasten(at=at, held=held)
 
     async def seize(self, *, owner: str, at: float) -> int:
         await self._before(Step.SEIZE)

@@ -1,0 +1,67 @@
+"""When what waits for a memory is handed over: after every turn, after so many, or when the talk turns or rests.
+
+It only decides when. What is said stays in the log until it is delivered, so waiting loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+GATHER_SECONDS: Final = 2.0
+"""`async`: what is said in quick succession goes together."""
+REST_SECONDS: Final = 600.0
+"""So long after the last word nobody waits for more."""
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """`turns` exchanges make a batch (0: however many), and a silence of `rest` seconds ends one that is not full."""
+
+    turns: int = 1
+    rest: float = REST_SECONDS
+
+
+class Waiting(Struct, frozen=True):
+    """Something in the log, from a memory's position on: an exchange, or something behind which nobody waits.
+
+    `urgent`: a note, an undo, a fresh context, a summary, another session. All before it goes with it.
+    """
+
+    at: float
+    urgent: bool = False
+
+
+class Due(Struct, frozen=True):
+    """The first `count` of what waits are due; the rest not before `seconds` have passed, if there is a rest."""
+
+    count: int
+    seconds: float = 0.0
+
+
+def pace_of(write: str | int) -> Pace:
+    """What `write` in the configuration stands for."""
+    match write:
+        case int():
+            return Pace(turns=write)
+        case "async":
+            return Pace(turns=0, rest=GATHER_SECONDS)
+        case "session":
+            return Pace(turns=0)
+        case _:
+            return Pace()
+
+
+def due(pace: Pace, waiting: Sequence[Waiting], *, now: float, released: float = float("-inf")) -> Due:
+    """What of `waiting` is to be handed over now. Whatever was said up to `released` is not held back any longer."""
+    urgent = max((place for place, it in enumerate(waiting, 1) if it.urgent), default=0)
+    rest = waiting[urgent:]
+    if not rest:
+        return Due(urgent)
+    full = pace.turns and len(rest) >= pace.turns
+    silent = now - rest[-1].at
+    # a clock that went back makes a silence negative: then it begins anew
+    if full or silent >= pace.rest or rest[-1].at <= released:
+        return Due(len(waiting))
+    return Due(urgent, min(pace.rest, pace.rest - silent))

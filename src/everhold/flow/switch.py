@@ -1,0 +1,61 @@
+"""Where the talk takes a turn: a fresh context, a summary, another session. What memories are told about it.
+
+It is news, and nothing hangs on it: whatever was said before goes out by itself, under its own name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from everhold.core.entries import Changed, Entry, Folded, Fresh, Heard, Kind, Sprouted, Stamp, Unbound
+from everhold.ports.memory import Scope, Switch
+from everhold.ports.store import Session, Store
+
+WINDOW: Final = 500
+"""So many entries back somebody is looked for who spoke."""
+
+
+def is_turn(entry: Entry) -> bool:
+    """Whether the talk takes a turn here. A session that was left has the record of it, through its tie."""
+    match entry.body:
+        case Folded() | Changed(change=Fresh()) | Changed(change=Unbound()):
+            return True
+        case _:
+            return False
+
+
+async def switch_of(store: Store, session: Session, entry: Entry, *, memory: str) -> Switch:
+    """What happened at an entry where the talk takes a turn, as one memory knows the sessions."""
+    stamp = await _stamp(store, session.id, entry.seq)
+    here = _scope(session, stamp, memory)
+    match entry.body:
+        case Changed(change=Unbound(session=other)):
+            how = "branch" if await _sprouted(store, session.id, entry.seq, other) else "resume"
+            return Switch(how=how, before=here, after=_scope(await store.session(other), stamp, memory))
+        case Folded():
+            return Switch(how="fold", before=here, after=here)
+        case _:
+            return Switch(how="new", before=here, after=here)
+
+
+def _scope(session: Session, stamp: Stamp, memory: str) -> Scope:
+    return Scope(
+        agent=session.agent,
+        session=session.id,
+        name=session.names.get(memory, session.id),
+        person=stamp.person,
+        audience=stamp.audience,
+    )
+
+
+async def _stamp(store: Store, session: str, seq: int) -> Stamp:
+    """Who spoke last."""
+    heard = await store.entries(session, after=max(0, seq - WINDOW), upto=seq, kinds=(Kind.HEARD,))
+    return next((entry.body.stamp for entry in reversed(heard) if isinstance(entry.body, Heard)), Stamp())
+
+
+async def _sprouted(store: Store, session: str, seq: int, other: str) -> bool:
+    """Whether what led away was the branch itself: its record stands right before. Later ways there are resumptions."""
+    changed = await store.entries(session, after=max(0, seq - WINDOW), upto=seq - 1, kinds=(Kind.CHANGED,))
+    before = changed[-1].body if changed else None
+    return isinstance(before, Changed) and isinstance(before.change, Sprouted) and before.change.session == other
