@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from everhold.core.entries import Place, Stamp
+from everhold.errors import InDoubt, Transient
 from everhold.ports.memory import Batch, Exchange, Memory, Note, Query, Retraction, Utterance
+from everhold.ports.platform import Delivery
 from everhold.ports.plugin import Context
 from everhold.ports.tool import ToolContext
 from everhold.testing.house import Diary
@@ -82,6 +85,37 @@ def query(text: str, *, who: str = "ada", room: str = "", name: str = "agent-mai
         person=who,
         **more,
     )
+
+
+class Delivering(Protocol):
+    """What a lane needs of a provider."""
+
+    delivery: Delivery
+
+    async def store(self, batch: Batch) -> Mapping[str, str]: ...
+
+    async def probe(self, batch: Batch) -> Sequence[str]: ...
+
+
+async def deliver(memory: Delivering, what: Batch, *, tries: int = 8) -> int:
+    """As a lane would, without its waits: what is in doubt is sent again where that is safe, else asked about, and
+    only what is missing goes again. How often it was sent."""
+    for sent in range(1, tries + 1):
+        try:
+            await memory.store(what)
+        except Transient:
+            continue
+        except InDoubt:
+            if memory.delivery is not Delivery.PROBE:
+                continue
+            there = set(await memory.probe(what))
+            rest = tuple(item for item in what.items if item.key not in there)
+            if not rest:
+                return sent
+            what = batch(*rest, name=what.name, replaced=what.replaced)
+            continue
+        return sent
+    raise AssertionError("never delivered")
 
 
 def tool_context(who: str = "ada", room: str = "", *, session: str = "s1", agent: str = "main") -> ToolContext:

@@ -165,14 +165,18 @@ async def test_a_newer_fact_replaces_the_older_one(either: Stage) -> None:
 async def contents(stage: Stage) -> list[object]:
     db = apsw.Connection(str(stage.path))
     items = db.execute("select session, seq, kind, author, name, state from items order by pos").fetchall()
-    chunks = db.execute("select pos, self, who, ctx, grams from chunks order by pos, id").fetchall()
+    chunks = db.execute("select pos, self from chunks order by pos, id").fetchall()
     vectors = db.execute(
-        "select c.pos, v.vector, v.pieces, v.context"
-        " from vectors v join chunks c on c.id = v.chunk order by c.pos, c.id"
+        "select c.pos, v.vector, v.pieces from vectors v join chunks c on c.id = v.chunk order by c.pos, c.id"
     ).fetchall()
-    names = db.execute("select name, person from names order by 1, 2").fetchall()
+    places = db.execute(
+        "select i.pos, b.pos, p.chunks, a.author, p.flags, p.at from places p join items i on i.first = p.first"
+        " left join items b on b.first = p.before join authors a on a.id = p.author order by 1"
+    ).fetchall()
+    names = db.execute("select name, author from names order by 1, 2").fetchall()
+    scopes = db.execute("select agent, audience, items from scopes where items > 0 order by 1, 2").fetchall()
     db.close()
-    return [items, chunks, vectors, names]
+    return [items, chunks, vectors, places, names, scopes]
 
 
 async def test_built_at_once_is_what_was_built_bit_by_bit(stage: Stage) -> None:

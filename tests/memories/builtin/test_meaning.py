@@ -54,8 +54,9 @@ def test_names_go_from_a_question_and_nothing_else_does() -> None:
 def test_words_that_are_like_the_question_count_one_by_one() -> None:
     known = table.load()
     wanted = known.telling("which dog do they have")
-    kept = [(known.packed(text), b"") for text in ("I adopted a puppy", "quarterly revenue fell", "the of and")]
-    puppy, revenue, nothing = known.alike(wanted, kept)
+    kept = [known.packed(text) for text in ("I adopted a puppy", "quarterly revenue fell", "the of and")]
+    best = known.best(wanted, kept)
+    puppy, revenue, nothing = known.share(wanted, best, np.zeros_like(best))
     assert puppy > revenue >= nothing == 0
 
 
@@ -102,7 +103,8 @@ async def test_the_stronger_model_is_filled_in_beside_the_chat(tmp_path: Path, m
 
 
 async def test_a_large_scope_is_found_by_its_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everhold.memories.builtin.vectors.EXACT", 50)
+    monkeypatch.setattr("everhold.memories.builtin.shelf.RESIDENT", 64)
+    monkeypatch.setattr("everhold.memories.builtin.near.CANDIDATES", 20)
     stage = Stage(tmp_path)
     for number in range(120):
         await stage.say(f"the {number}th crate holds screws and bolts", session=f"s{number % 7}")

@@ -6,30 +6,11 @@ import pytest
 
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.memories.honcho.provider import LONGEST_MESSAGE, HonchoMemory
-from everhold.ports.memory import Batch
 from everhold.testing.services.honcho import HonchoService
 from tests.memories.honcho.conftest import Make
-from tests.memories.material import batch, exchange, note, query, retraction, tool_context
+from tests.memories.material import batch, deliver, exchange, note, query, retraction, tool_context
 
 HERE = "agent-main-fake-dm-1"
-
-
-async def deliver(memory: HonchoMemory, what: Batch, *, tries: int = 6) -> int:
-    """As a lane would: what is in doubt is asked about, and only what is missing goes again. How often it was sent."""
-    for sent in range(1, tries + 1):
-        try:
-            await memory.store(what)
-        except Transient:
-            continue
-        except InDoubt:
-            there = set(await memory.probe(what))
-            rest = tuple(item for item in what.items if item.key not in there)
-            if not rest:
-                return sent
-            what = batch(*rest, name=what.name, replaced=what.replaced)
-            continue
-        return sent
-    raise AssertionError("never delivered")
 
 
 # -- what is stored, and as whom ---------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Received:
     query: Mapping[str, str]
     headers: Mapping[str, str]
     json: Any
+    pairs: tuple[tuple[str, str], ...] = ()
+    """The query with whatever it says more than once."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,8 @@ async def _read(reader: asyncio.StreamReader) -> Received | None:
         content = json.loads(body) if body else None
     except ValueError:
         content = None
-    return Received(method, parts.path, dict(parse_qsl(parts.query)), headers, content)
+    pairs = tuple(parse_qsl(parts.query))
+    return Received(method, parts.path, dict(pairs), headers, content, pairs)
 
 
 async def _send(writer: asyncio.StreamWriter, reply: Reply) -> None:

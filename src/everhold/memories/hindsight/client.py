@@ -1,0 +1,172 @@
+"""Hindsight through its own SDK: one request at a time, never repeated, its errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from everhold.errors import InDoubt, Transient
+from everhold.memories.faults import failed
+from everhold.memories.sdk import load
+from everhold.secret import Secret
+
+if TYPE_CHECKING:
+    from everhold.memories.hindsight.settings import HindsightSettings
+
+REMEDY: Final = "pip install 'everhold[hindsight]'"
+PAGE: Final = 100
+
+
+class Gone(Transient):
+    """What is asked about is not there."""
+
+
+class Client:
+    """One connection pool. Holds nothing that could get lost."""
+
+    def __init__(self, settings: HindsightSettings) -> None:
+        self._settings = settings
+        self._sdk: Any = None
+        self._banks: set[str] = set()
+        """Banks that were told what they are for."""
+
+    async def sdk(self) -> Any:
+        if self._sdk is None:
+            module = await load("hindsight_client", offers="Hindsight", remedy=REMEDY)
+            settings = self._settings
+            self._sdk = module.Hindsight(
+                base_url=settings.base_url,
+                api_key=settings.api_key.reveal().strip() if settings.api_key else None,
+                timeout=settings.deadline_seconds,
+                user_agent="everhold",
+                max_attempts=1,  # repeating is the lane's business
+            )
+        return self._sdk
+
+    async def close(self) -> None:
+        sdk, self._sdk = self._sdk, None
+        if sdk is not None:
+            await sdk.aclose()
+
+    async def open(self, bank: str) -> None:
+        """Make sure that a bank exists and knows what it is for. Safe to repeat: it is told the same again."""
+        if bank in self._banks:
+            return
+        settings = self._settings
+        mission = settings.mission or None
+        await self.ask(f"opening bank {bank}", lambda sdk: sdk.acreate_bank(bank, mission=mission))
+        if settings.template:
+            from hindsight_client_api.api.bank_templates_api import BankTemplatesApi
+            from hindsight_client_api.models.bank_template_manifest import BankTemplateManifest
+
+            manifest: Any = BankTemplateManifest.from_dict(dict(settings.template))
+            await self.ask(
+                f"importing the template of bank {bank}",
+                lambda sdk: BankTemplatesApi(sdk._api_client).import_bank_template(bank, manifest),
+            )
+        self._banks.add(bank)
+
+    async def retain(self, bank: str, items: Sequence[dict[str, Any]], operation: str) -> None:
+        """Hand documents over under an operation's id. The same id again does nothing over there."""
+        answer = await self.ask(
+            f"retaining {len(items)} documents in bank {bank}",
+            lambda sdk: sdk.aretain_batch(bank, list(items), retain_async=True, operation_id=operation),
+            writes=True,
+        )
+        if not answer.success or answer.operation_id != operation:
+            raise InDoubt(f"Hindsight took {len(items)} documents for bank {bank} under another operation's id")
+
+    async def outcome(self, bank: str, operation: str, *, seconds: float) -> Any:
+        """An operation once it has ended, or as it stands after `seconds`. Raises Gone if there is none."""
+        wait = 0.05
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while True:
+            answer = await self.ask(
+                "asking about an operation", lambda sdk: sdk.operations.get_operation_status(bank, operation)
+            )
+            if answer.status in ("completed", "failed", "cancelled") or loop.time() + wait > until:
+                return answer
+            await asyncio.sleep(wait)
+            wait = min(2.0, wait * 2)
+
+    async def retry(self, bank: str, operation: str) -> None:
+        with contextlib.suppress(Transient):  # somebody else did, or it is under way
+            await self.ask("retrying an operation", lambda sdk: sdk.operations.retry_operation(bank, operation))
+
+    async def document(self, bank: str, document: str) -> Any:
+        """A document, or None."""
+        with contextlib.suppress(Gone):
+            return await self.ask("reading a document", lambda sdk: sdk.documents.get_document(bank, document))
+        return None
+
+    async def delete(self, bank: str, document: str) -> bool:
+        """Delete a document; whether it was there. Safe to repeat."""
+        try:
+            await self.ask("deleting a document", lambda sdk: sdk.documents.delete_document(bank, document))
+        except Gone:
+            return False
+        return True
+
+    async def documents(self, bank: str, tag: str) -> list[Any]:
+        """Every document of a bank that carries a tag."""
+        found: list[Any] = []
+        while True:
+            offset = len(found)
+            try:
+                page = await self.ask(
+                    f"listing bank {bank}",
+                    lambda sdk, offset=offset: sdk.documents.list_documents(
+                        bank, tags=[tag], tags_match="all_strict", limit=PAGE, offset=offset
+                    ),
+                )
+            except Gone:
+                return found
+            found += page.items
+            if len(page.items) < PAGE:
+                return found
+
+    async def banks(self) -> list[str]:
+        return [bank.bank_id for bank in (await self.ask("listing banks", lambda sdk: sdk.banks.list_banks())).banks]
+
+    async def ask(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
+        """One request, its failure in our words."""
+        sdk = await self.sdk()
+        with self._told(what, writes=writes):
+            return await question(sdk)
+
+    @contextlib.contextmanager
+    def _told(self, what: str, *, writes: bool) -> Iterator[None]:
+        import aiohttp
+        from hindsight_client_api.exceptions import ApiException, NotFoundException
+        from pydantic import ValidationError
+
+        hide = (self._settings.api_key or Secret("")).hide
+        where = f"Hindsight, {what}"
+        try:
+            yield
+        except NotFoundException as error:
+            raise Gone(f"{where}: it is not there") from error
+        except ApiException as error:
+            after = _seconds((error.headers or {}).get("retry-after"))
+            reason = hide(str(error.body or error.reason or ""))[:300]
+            raise failed(where, reason, status=error.status or 0, retry_after=after, writes=writes) from error
+        except aiohttp.ClientResponseError as error:
+            raise failed(where, hide(error.message), status=error.status, writes=writes) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            # their text may be empty: the kind of error is all there is to say
+            unsent = isinstance(error, aiohttp.ClientConnectorError)
+            raise failed(
+                where, f"{type(error).__name__} {hide(str(error))}".strip(), writes=writes, unsent=unsent
+            ) from error
+        except (ValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise failed(where, f"its answer cannot be read ({type(error).__name__})", writes=writes) from error
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        return float(value) if value else None
+    except ValueError:
+        return None

@@ -1,0 +1,308 @@
+"""Hindsight on loopback, as its API answers: banks, documents, operations, recall, reflect.
+
+A document is replaced by another under its id; an operation is recognised by its id, and whatever else comes under that
+id is dropped in silence. What its language model would extract is replaced by one fact per document, word for word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from everhold.testing.services.base import Received, Refusal, Service, alike
+
+Row = dict[str, Any]
+_BEGINNING: Final = datetime(2026, 1, 1, tzinfo=UTC)
+_BANK: Final = "/v1/default/banks/{bank}"
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass
+class State:
+    """What the service keeps."""
+
+    banks: dict[str, Row] = field(default_factory=dict)
+    documents: dict[tuple[str, str], Row] = field(default_factory=dict)
+    operations: dict[str, Row] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    """Ids of documents in the order they were written, rewritten ones again."""
+    loose: int = 0
+    """Documents that came without an id."""
+
+
+class HindsightService(Service):
+    """The service. `holding` keeps operations waiting until `work`; `breaking` makes them fail; `forgetful` makes them
+    report success with their facts dropped."""
+
+    routes = (
+        ("GET", "/health", "health"),
+        ("GET", "/version", "version"),
+        ("GET", "/v1/default/banks", "list_banks"),
+        ("PUT", _BANK, "put_bank"),
+        ("DELETE", _BANK, "delete_bank"),
+        ("POST", f"{_BANK}/import", "import_template"),
+        ("POST", f"{_BANK}/memories", "retain"),
+        ("POST", f"{_BANK}/memories/recall", "recall"),
+        ("POST", f"{_BANK}/reflect", "reflect"),
+        ("GET", f"{_BANK}/documents", "list_documents"),
+        ("GET", f"{_BANK}/documents/{{document}}", "get_document"),
+        ("DELETE", f"{_BANK}/documents/{{document}}", "delete_document"),
+        ("GET", f"{_BANK}/operations", "list_operations"),
+        ("GET", f"{_BANK}/operations/{{operation}}", "get_operation"),
+        ("POST", f"{_BANK}/operations/{{operation}}/retry", "retry_operation"),
+    )
+
+    def __init__(self, *, key: str | None = None) -> None:
+        super().__init__(key=key)
+        self.state = State()
+        self.holding = False
+        self.breaking = 0
+        self.forgetful = False
+        self._count = itertools.count(1)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def texts(self, bank: str) -> list[str]:
+        """The documents of a bank, in the order they were first written."""
+        return [row["text"] for (where, _), row in self.state.documents.items() if where == bank]
+
+    def work(self) -> None:
+        """Do what was only accepted so far."""
+        for operation in self.state.operations.values():
+            if operation["status"] == "pending":
+                self._process(operation)
+
+    # -- banks -------------------------------------------------------------------------------------------------------
+
+    def put_bank(self, call: Received, bank: str) -> Row:
+        row = self._bank(bank)
+        row.update({key: value for key, value in (call.json or {}).items() if value is not None})
+        return {
+            "bank_id": bank,
+            "name": row.get("name", bank),
+            "mission": row.get("mission", ""),
+            "disposition": {"skepticism": 3, "literalism": 3, "empathy": 3},
+        }
+
+    def _bank(self, bank: str) -> Row:
+        row: Row = self.state.banks.setdefault(bank, {})
+        return row
+
+    def list_banks(self, call: Received) -> Row:
+        traits = {"skepticism": 3, "literalism": 3, "empathy": 3}
+        return {
+            "banks": [{"bank_id": bank, "disposition": traits} for bank in self.state.banks],
+            "total": len(self.state.banks),
+            "limit": 100,
+            "offset": 0,
+        }
+
+    def delete_bank(self, call: Received, bank: str) -> Row:
+        self.state.banks.pop(bank, None)
+        mine = [key for key in self.state.documents if key[0] == bank]
+        for key in mine:
+            del self.state.documents[key]
+        return {"success": True, "message": "deleted", "deleted_count": len(mine)}
+
+    def import_template(self, call: Received, bank: str) -> Row:
+        if (call.json or {}).get("version") != "1":
+            raise Refusal(400, {"detail": "unknown manifest version"})
+        self._bank(bank)["template"] = call.json
+        return {"bank_id": bank, "config_applied": True}
+
+    # -- retaining ---------------------------------------------------------------------------------------------------
+
+    def retain(self, call: Received, bank: str) -> Row:
+        items = call.json.get("items") or []
+        if not items:
+            raise Refusal(422, {"detail": [{"loc": ["body", "items"], "msg": "no items", "type": "value_error"}]})
+        self._bank(bank)
+        if not call.json.get("async"):
+            self._write(bank, items, call.json.get("document_tags"))
+            return {"success": True, "bank_id": bank, "items_count": len(items), "async": False}
+        given = call.json.get("operation_id")
+        if given is not None and not _UUID.fullmatch(given):
+            raise Refusal(422, {"detail": [{"loc": ["body", "operation_id"], "msg": "no UUID", "type": "value_error"}]})
+        operation = given or f"00000000-0000-4000-8000-{next(self._count):012x}"
+        if operation not in self.state.operations:
+            self.state.operations[operation] = row = {
+                "id": operation, "bank": bank, "status": "pending", "items": items, "error": None, "metadata": {},
+                "tags": call.json.get("document_tags"), "at": self._now(),
+            }  # fmt: skip
+            if not self.holding:
+                self._process(row)
+        return {
+            "success": True, "bank_id": bank, "items_count": len(items), "async": True, "operation_id": operation,
+            "operation_ids": [operation],
+        }  # fmt: skip
+
+    def _process(self, operation: Row) -> None:
+        if self.breaking:
+            self.breaking -= 1
+            operation.update(status="failed", error="the language model is not available")
+            return
+        self._write(operation["bank"], operation["items"], operation["tags"])
+        operation.update(status="completed", error=None)
+        if self.forgetful:
+            operation["metadata"] = {"extraction_errors_count": len(operation["items"])}
+
+    def _write(self, bank: str, items: Sequence[Row], tags: Sequence[str] | None) -> None:
+        for item in items:
+            document = item.get("document_id")
+            if document is None:
+                self.state.loose += 1
+                document = f"doc-{self.state.loose}"
+            text = item["content"]
+            before = self.state.documents.get((bank, document))
+            if before is not None and item.get("update_mode") == "append":
+                text = f"{before['text']}\n{text}"
+            if before is not None and before["text"] == text:
+                continue
+            row = {
+                "id": document,
+                "text": text,
+                "tags": sorted({*(item.get("tags") or ()), *(tags or ())}),
+                "metadata": item.get("metadata") or {},
+                "context": item.get("context"),
+                "at": item.get("timestamp") or self._now(),
+                "scopes": item.get("observation_scopes"),
+                "created": before["created"] if before else self._now(),
+            }
+            self.state.documents[bank, document] = row
+            self.state.order.append(document)
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def recall(self, call: Received, bank: str) -> Row:
+        rows = [
+            row for row in self._of(bank) if _tagged(row["tags"], call.json.get("tags"), call.json.get("tags_match"))
+        ]
+        scored = sorted(((alike(call.json["query"], row["text"]), row) for row in rows), key=lambda it: -it[0])
+        return {
+            "results": [
+                {
+                    "id": hashlib.sha256(row["text"].encode()).hexdigest()[:16],
+                    "text": row["text"],
+                    "type": "world",
+                    "document_id": row["id"],
+                    "tags": row["tags"],
+                    "metadata": row["metadata"],
+                    "mentioned_at": row["at"],
+                    "scores": {"final": score},
+                }
+                for score, row in scored
+                if score > 0
+            ]
+        }
+
+    def reflect(self, call: Received, bank: str) -> Row:
+        known = self.recall(call, bank)["results"]
+        return {"text": "\n".join(one["text"] for one in known) or "I know nothing about that."}
+
+    def get_document(self, call: Received, bank: str, document: str) -> Row:
+        row = self.state.documents.get((bank, document))
+        if row is None:
+            raise Refusal(404, {"detail": "Document not found"})
+        return {**self._listed(bank, row), "original_text": row["text"]}
+
+    def list_documents(self, call: Received, bank: str) -> Row:
+        wanted = [value for key, value in call.pairs if key == "tags"]
+        rows = [row for row in self._of(bank) if _tagged(row["tags"], wanted, call.query.get("tags_match"))]
+        offset, limit = int(call.query.get("offset", "0")), int(call.query.get("limit", "100"))
+        items = [self._listed(bank, row) for row in rows[offset : offset + limit]]
+        return {"items": items, "total": len(rows), "limit": limit, "offset": offset}
+
+    def delete_document(self, call: Received, bank: str, document: str) -> Row:
+        if self.state.documents.pop((bank, document), None) is None:
+            raise Refusal(404, {"detail": "Document not found"})
+        return {"success": True, "message": "deleted", "document_id": document, "memory_units_deleted": 1}
+
+    def _listed(self, bank: str, row: Row) -> Row:
+        return {
+            "id": row["id"],
+            "bank_id": bank,
+            "content_hash": hashlib.sha256(row["text"].encode()).hexdigest(),
+            "created_at": row["created"],
+            "updated_at": row["created"],
+            "memory_unit_count": 0 if self.forgetful else 1,
+            "text_length": len(row["text"]),
+            "tags": row["tags"],
+            "document_metadata": row["metadata"],
+        }
+
+    def get_operation(self, call: Received, bank: str, operation: str) -> Row:
+        row = self._operation(operation)
+        return {
+            "operation_id": operation,
+            "status": row["status"],
+            "operation_type": "retain",
+            "error_message": row["error"],
+            "result_metadata": row["metadata"],
+        }
+
+    def retry_operation(self, call: Received, bank: str, operation: str) -> Row:
+        row = self._operation(operation)
+        if row["status"] != "failed":
+            raise Refusal(409, {"detail": f"operation is {row['status']}"})
+        row["status"] = "pending"
+        if not self.holding:
+            self._process(row)
+        return {"success": True, "message": "queued", "operation_id": operation}
+
+    def list_operations(self, call: Received, bank: str) -> Row:
+        rows = [
+            row
+            for row in self.state.operations.values()
+            if row["bank"] == bank and call.query.get("status") in (None, row["status"])
+        ]
+        listed = [
+            {
+                "id": row["id"], "task_type": "retain", "items_count": len(row["items"]), "created_at": row["at"],
+                "status": row["status"], "error_message": row["error"],
+            }
+            for row in rows
+        ]  # fmt: skip
+        return {"bank_id": bank, "total": len(rows), "limit": 20, "offset": 0, "operations": listed[:20]}
+
+    def health(self, call: Received) -> Row:
+        return {"status": "healthy", "database": "connected"}
+
+    def version(self, call: Received) -> Row:
+        names = (
+            "observations mcp worker bank_config_api bank_llm_health file_upload_api document_export_api "
+            "document_import_api audit_log llm_trace store_document_text"
+        )
+        return {"api_version": "1.1.0", "features": dict.fromkeys(names.split(), True)}
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def _of(self, bank: str) -> list[Row]:
+        return [row for (where, _), row in self.state.documents.items() if where == bank]
+
+    def _operation(self, operation: str) -> Row:
+        row: Row | None = self.state.operations.get(operation)
+        if row is None:
+            raise Refusal(404, {"detail": "Operation not found"})
+        return row
+
+    def _now(self) -> str:
+        return (_BEGINNING + timedelta(seconds=next(self._count))).isoformat()
+
+
+def _tagged(tags: Sequence[str], wanted: Sequence[str] | None, match: str | None) -> bool:
+    """`any` and `all` let through what has no tags: whoever wants to keep people apart must ask strictly."""
+    if not wanted:
+        return True
+    if not tags:
+        return match not in ("any_strict", "all_strict", "exact")
+    rules: Mapping[str, bool] = {
+        "all": set(wanted) <= set(tags),
+        "all_strict": set(wanted) <= set(tags),
+        "exact": set(wanted) == set(tags),
+    }
+    return rules.get(match or "any", bool(set(wanted) & set(tags)))
