@@ -57,7 +57,7 @@ async def recall(
         return Recalled()
     facts = await runtime.facts.holding(session.agent, stamp.audience) if runtime.facts is not None else []
     asking = runtime.recall_seconds > 0 and bool(text.strip())
-    asked, found = await _steady(gates, runtimes, runtime, session, takes, text if asking else "", stamp)
+    asked, found = await _steady(gates, runtimes, runtime, session, takes, text if asking else "", stamp, visible)
     answered = {name: answer for name, answer in found.items() if answer is not None}
     sight = Sight(gates, session, stamp, visible=visible, facts={(fact.session, fact.seq) for fact in facts})
     unseen = {name: [item for item in answer if await sight.admits(name, item)] for name, answer in answered.items()}
@@ -170,6 +170,7 @@ async def _steady(
     takes: tuple[int, ...],
     text: str,
     stamp: Stamp,
+    visible: Collection[int],
 ) -> tuple[Asked, dict[str, Sequence[Found] | None]]:
     """What memories answer for the view as it still is when they have answered, and for which view that was."""
     views = 0
@@ -178,7 +179,7 @@ async def _steady(
         asked = Asked(session=session.id, generation=session.generation, takes=takes)
         if not text:
             return asked, {}
-        found = await _ask_all(gates, runtimes, runtime, session, text, stamp)
+        found = await _ask_all(gates, runtimes, runtime, session, text, stamp, visible)
         session = await gates.store.session(session.id)
         if session.generation == asked.generation:
             return asked, found
@@ -188,14 +189,23 @@ async def _steady(
 
 
 async def _ask_all(
-    gates: Gates, runtimes: Runtimes, runtime: Runtime, session: Session, text: str, stamp: Stamp
+    gates: Gates,
+    runtimes: Runtimes,
+    runtime: Runtime,
+    session: Session,
+    text: str,
+    stamp: Stamp,
+    visible: Collection[int],
 ) -> dict[str, Sequence[Found] | None]:
     names = [name for name in runtime.recalls if runtimes.memory(name, session.agent) is not None]
-    asked = [_ask(gates, runtimes, runtime, name, _query(session, name, text, stamp)) for name in names]
+    tokens = runtime.recall_tokens
+    asked = [
+        _ask(gates, runtimes, runtime, name, _query(session, name, text, stamp, visible, tokens)) for name in names
+    ]
     return dict(zip(names, await asyncio.gather(*asked), strict=True))
 
 
-def _query(session: Session, memory: str, text: str, stamp: Stamp) -> Query:
+def _query(session: Session, memory: str, text: str, stamp: Stamp, visible: Collection[int], tokens: int) -> Query:
     return Query(
         text=text[-LONGEST_QUERY:],
         agent=session.agent,
@@ -204,6 +214,8 @@ def _query(session: Session, memory: str, text: str, stamp: Stamp) -> Query:
         audience=stamp.audience,
         person=stamp.person,
         limit=MOST_FOUND,
+        seen=frozenset(visible),
+        tokens=tokens,
     )
 
 

@@ -100,6 +100,10 @@ class Query(Struct, frozen=True, kw_only=True):
     audience: tuple[str, ...]
     person: str
     limit: int = 20
+    seen: frozenset[int] = frozenset()
+    """Entries of `session` that whoever asks has in sight: they need not be found."""
+    tokens: int = 0
+    """About how much of what is found can be shown, if that is known: no more need be found."""
 
 
 class Found(Struct, frozen=True, kw_only=True):

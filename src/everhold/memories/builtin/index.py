@@ -1,42 +1,72 @@
 """The search index: derived from the log by `pos`, rebuilt whenever that is simpler than repairing it.
 
-What is committed is findable at once: before a search the index takes in what it has not seen, and what it cannot take
-in (no room, an import under way) is looked through as it is.
+What is committed is findable at once: a search reads on in the log first. What it reads is kept in memory and taken in
+together with what follows, unless it could be an answer: then it is taken in before. What cannot be taken in (no room,
+an import under way) is looked through as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 import apsw
+from msgspec import Struct
 
-from everhold.core.entries import Entry
+from everhold.core.entries import Changed, Entry, Erased, Noted, Undone
 from everhold.errors import NotFound
-from everhold.memories.builtin import lookup, schema
-from everhold.memories.builtin.intake import Intake
-from everhold.memories.builtin.lookup import CANDIDATES, Row
+from everhold.memories.builtin import lookup, plain, schema
+from everhold.memories.builtin.intake import Intake, words_of
+from everhold.memories.builtin.lookup import Row, Scope
 from everhold.memories.builtin.meaning import Meaning, Use
-from everhold.memories.builtin.rank import DEEP, KNOBS, Knobs, Sign, fuse, settle
+from everhold.memories.builtin.rank import KNOBS, Knobs, Ranked
 from everhold.memories.builtin.tail import Hit, scan
 from everhold.memories.builtin.words import without
 from everhold.ports.store import Store
 
 TAIL: Final = 512
 """Entries a search takes in, or looks through, before it answers."""
+TOGETHER: Final = 64
+"""Entries that wait to be taken in together. One transaction costs as much as a dozen of them."""
+LIGHT: Final = 20_000
+"""Chunks up to which a search is over sooner than a thread would have begun with it."""
+KNOWN: Final = 10_000
+ABOUT: Final = 48
+"""Letters that are shown with each item: by whom, when, from where."""
 PASSAGE: Final = 1_600
 """Characters of an item that are shown at once; of a longer one, those that matched."""
 
-CLOSER: Final = 120
-"""Candidates that are looked at closely, with what stands beside them."""
-EACH: Final = 4
-"""Chunks of a candidate that are judged besides those that were found."""
-
 T = TypeVar("T")
+
+
+class Asking(Struct, frozen=True, kw_only=True):
+    """A search: what for, and for whom. Without an audience or an agent: for somebody who may see everything."""
+
+    text: str
+    agent: str | None
+    audience: frozenset[str] | None
+    session: str | None = None
+    here: str = ""
+    seen: Collection[int] = ()
+    limit: int = 20
+    letters: int | None = None
+
+    def sees(self, place: Entry | Hit) -> bool:
+        return place.session == self.here and place.seq in self.seen
+
+    def concerns(self, entry: Entry) -> bool:
+        """Whether an entry could be an answer, or change one."""
+        if isinstance(entry.body, Erased | Noted) or (
+            isinstance(entry.body, Changed) and isinstance(entry.body.change, Undone)
+        ):
+            return True
+        words = words_of(entry)
+        if words is None or not words.stamp.audience or self.sees(entry):
+            return False
+        return self.audience is None or self.audience <= set(words.stamp.audience)
 
 
 class Index:
@@ -49,9 +79,20 @@ class Index:
         self.inline = inline
         self.knobs = knobs
         self._meaning = Meaning(embeddings)
-        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._reading = threading.Lock()
+        """Taken after `_writing` by whoever takes both."""
         self._taking = asyncio.Lock()
         self._checked = False
+        self._read: int | None = None
+        """How far the log was read; what is not in the file yet is `_pending`."""
+        self._pending: list[Entry] = []
+        self._after = 0
+        self._known: dict[str, str] = {}
+        """Sessions and their agents."""
+        self._touched: list[int] = []
+        """Chunks that changed in the file and, maybe, not yet in memory."""
+        self._rewrites = 0
         self._writer = schema.for_writing(path)
         self._reader = schema.for_reading(path)
         self._intake = Intake(self._writer)
@@ -61,29 +102,23 @@ class Index:
     async def catch_up(self, store: Store, limit: int = 500) -> int:
         """Take in up to `limit` entries that were committed since; how many there were."""
         async with self._taking:
-            if not self._checked:
-                await self._check(store)
-            position = await self._run(lambda: self._intake.position)
-            await self._run(lambda: self._meaning.mend(self._writer))
-            entries = await store.feed(after=position, limit=limit)
-            if entries:
-                agents = await self._agents(store, entries)
-                await self._run(lambda: self._take(entries, agents))
-            return len(entries)
+            await self._read_on(store, limit)
+            return await self._take_pending(store)
 
     async def rebuild(self) -> None:
         """Forget everything that was derived; what follows takes it in again."""
         async with self._taking:
-            await self._run(self._anew)
+            await self._write(self._anew)
 
     async def fill(self, limit: int = 16) -> int:
         """Give up to `limit` chunks their stronger vectors, beside everything else; how many got theirs."""
-        waiting = await self._run(lambda: self._meaning.waiting(self._writer, limit))
+        if not self._meaning.deep:
+            return 0
+        waiting = await self._write(lambda: self._meaning.waiting(self._writer, limit))
         if waiting:
-            vectors = (
-                self._meaning.encode(waiting) if self.inline else await asyncio.to_thread(self._meaning.encode, waiting)
-            )
-            await self._run(lambda: self._meaning.fill(self._writer, waiting, vectors))
+            encode = self._meaning.encode
+            vectors = encode(waiting) if self.inline else await asyncio.to_thread(encode, waiting)
+            await self._write(lambda: self._note(self._meaning.fill(self._writer, waiting, vectors)))
         return len(waiting)
 
     @property
@@ -91,23 +126,67 @@ class Index:
         """What finding goes by: `model`, `table`, or `words` alone (numpy is not installed)."""
         return self._meaning.level
 
-    def _take(self, entries: Sequence[Entry], agents: dict[str, str]) -> None:
-        pieces, erased = self._intake.take(entries, agents)
-        self._meaning.embed(self._writer, pieces)
-        if erased:
-            self._meaning.changed()
+    async def _read_on(self, store: Store, limit: int) -> None:
+        """Read what was committed since, until so many entries wait."""
+        if not self._checked:
+            await self._check(store)
+        if self._read is None:
+            self._read = await self._write(lambda: self._intake.position)
+            while await self._write(lambda: self._note(self._meaning.mend(self._writer))):
+                pass
+        if len(self._pending) < limit:
+            entries = await store.feed(after=self._read, limit=limit - len(self._pending))
+            if entries:
+                if not self._pending:
+                    self._after = self._read
+                self._pending += entries
+                self._read = entries[-1].pos
+
+    async def _take_pending(self, store: Store) -> int:
+        """Take in what waits; how many entries did."""
+        entries, after = self._pending, self._after
+        if entries:
+            agents = await self._agents(store, entries)
+            taken = await self._write(lambda: self._take(entries, agents, after))
+            self._pending = []
+            if not taken:
+                self._read = None  # the file is not what it was: go on where it ends
+        return len(entries)
+
+    def _take(self, entries: Sequence[Entry], agents: dict[str, str], after: int) -> bool:
+        """Take in entries that follow `after` in the log; False if the file does not reach as far as that."""
+        with self._writer:
+            position = self._intake.position
+            if position < after:
+                return False
+            taken = self._intake.take([entry for entry in entries if entry.pos > position], agents)
+            self._meaning.embed(self._writer, taken.fresh.values())
+            self._note(taken.touched)
+        if taken.erased:
             schema.wipe(self._writer)
+        return True
+
+    def _note(self, touched: Collection[int]) -> int:
+        """Remember that these chunks are not what they were; how many."""
+        if touched:
+            self._rewrites += 1
+            schema.put(self._writer, "rewrites", str(int(schema.meta(self._writer, "rewrites", "0")) + 1))
+            self._touched += touched
+        return len(touched)
 
     async def _agents(self, store: Store, entries: Iterable[Entry]) -> dict[str, str]:
         sessions = {entry.session for entry in entries}
-        agents = await self._run(lambda: self._intake.agents(sessions))
+        agents = {session: self._known[session] for session in sessions if session in self._known}
         for session in sessions - agents.keys():
             agents[session] = (await store.session(session)).agent
+        if len(self._known) > KNOWN:
+            self._known.clear()
+        self._known.update(agents)
         return agents
 
     async def _check(self, store: Store) -> None:
         """Another log than the one this was derived from (a restored one, say) has other entries at the same places."""
-        landmark = await self._run(lambda: self._intake.landmark)
+        landmark = await self._write(lambda: self._intake.landmark)
         if landmark is not None:
             session, seq, digest = landmark
             try:
@@ -115,7 +194,7 @@ class Index:
             except NotFound:
                 same = False
             if not same:
-                await self._run(self._anew)
+                await self._write(self._anew)
         self._checked = True
 
     # -- finding
@@ -125,43 +204,67 @@ class Index:
         store: Store,
         text: str,
         *,
-        agent: str,
-        audience: Sequence[str],
+        agent: str | None,
+        audience: Sequence[str] | None,
         session: str | None = None,
         here: str = "",
+        seen: Collection[int] = (),
         limit: int = 20,
+        letters: int | None = None,
     ) -> list[Hit]:
-        """The best items that everybody in `audience` may hear of, best first.
+        """The best items that everybody in `audience` may hear of, best first. None: whoever asks may see everything.
 
-        `session` looks only there. `here` is where the question is asked: while the index is far behind, at least the
-        newest of that session is looked through.
+        `session` looks only there. `here` is where the question is asked, and `seen` what is seen there anyway: it is
+        not found again. While the index is far behind, at least the newest of that session is looked through. `limit`
+        and `letters` are how much is wanted, at most.
         """
-        if not audience or not text.strip():
+        present = None if audience is None else frozenset(audience)
+        if (present is not None and not present) or not text.strip():
             return []
-        tail = await self._tail(store, here)
-        hits = await self._run(lambda: self._moment(lambda: self._find(text, agent, audience, session, limit)))
+        asking = Asking(
+            text=text,
+            agent=agent,
+            audience=present,
+            session=session,
+            here=here,
+            seen=seen,
+            limit=limit,
+            letters=letters,
+        )
+        tail = await self._tail(store, asking)
+        hits = await self._look(asking)
         if tail:
             agents = await self._agents(store, tail)
-            seen = {(hit.session, hit.seq) for hit in hits}
-            extra = scan(tail, text, agent=agent, audience=audience, agents=agents, session=session)
-            hits = sorted([*hits, *(hit for hit in extra if (hit.session, hit.seq) not in seen)], key=_by_score)[:limit]
+            known = {(hit.session, hit.seq) for hit in hits}
+            extra = scan(tail, text, agent=agent, audience=present, agents=agents, session=session)
+            new = [hit for hit in extra if (hit.session, hit.seq) not in known and not asking.sees(hit)]
+            hits = sorted([*hits, *new], key=_by_score)[:limit]
         return hits
 
-    async def _tail(self, store: Store, here: str) -> list[Entry]:
-        """Entries the index has not got yet although it tried: no room for them, or too many at once."""
-        try:
-            taken = await self.catch_up(store, TAIL)
-        except (apsw.FullError, apsw.ReadOnlyError, apsw.BusyError):
-            return await store.feed(after=await self._run(lambda: self._position), limit=TAIL)
-        if taken < TAIL or not here:
+    async def _tail(self, store: Store, asking: Asking) -> list[Entry]:
+        """Entries the index has not got yet although they could matter: no room for them, or too many at once."""
+        async with self._taking:
+            await self._read_on(store, TAIL)
+            waiting = len(self._pending)
+            try:
+                if waiting >= TOGETHER or any(asking.concerns(entry) for entry in self._pending):
+                    await self._take_pending(store)
+            except (apsw.FullError, apsw.ReadOnlyError, apsw.BusyError):
+                return list(self._pending)
+        if waiting < TAIL or not asking.here or self._read is None:
             return []
-        last = (await store.session(here)).last_seq
-        position = await self._run(lambda: self._position)
-        return [entry for entry in await store.entries(here, after=last - TAIL) if entry.pos > position]
+        last = (await store.session(asking.here)).last_seq
+        return [entry for entry in await store.entries(asking.here, after=last - TAIL) if entry.pos > self._read]
 
-    @property
-    def _position(self) -> int:
-        return int(schema.meta(self._reader, "position", "0"))
+    async def _look(self, asking: Asking) -> list[Hit]:
+        if self._meaning.ready and not self._meaning.deep and self._reading.acquire(blocking=False):
+            try:  # here and now, if that is soon done
+                return self._moment(lambda: self._find(asking, most=LIGHT))
+            except (_TooMuch, *schema.DAMAGE):
+                pass
+            finally:
+                self._reading.release()
+        return await self._run(lambda: self._locked(lambda: self._moment(lambda: self._find(asking))))
 
     def _moment(self, read: Callable[[], T]) -> T:
         """What several reads find at one moment."""
@@ -172,94 +275,121 @@ class Index:
             if self._reader.in_transaction:
                 self._reader.execute("rollback")
 
-    def _find(self, text: str, agent: str, audience: Sequence[str], session: str | None, limit: int) -> list[Hit]:
+    def _find(self, asking: Asking, *, most: int | None = None) -> list[Hit]:
         db = self._reader
-        scopes = lookup.scopes(db, agent=agent, audience=audience)
-        if not scopes:
+        scopes = lookup.scopes(db, agent=asking.agent, audience=asking.audience)
+        if most is not None and sum(scope.chunks for scope in scopes) > most:
+            raise _TooMuch
+        ours = {scope.id for scope in scopes}
+        seen = lookup.seen(db, asking.here, asking.seen) if asking.here and asking.seen else {}
+        skip = [first for scope, firsts in seen.items() if scope in ours for first in firsts]
+        if sum(scope.items for scope in scopes) <= len(skip):
             return []
-        known = lookup.names(db, scopes)
-        spoken, authors = lookup.named(text, known)
-        words = lookup.full_text(db, lookup.expression(db, text), scopes, session=session)
-        question = self._meaning.question(db, without(text, spoken), scopes)
-        near = self._meaning.nearest(db, question, scopes, CANDIDATES) if question else {}
-        if question:
-            near |= self._meaning.near(db, question, [id for id in words if id not in near])
-        owner = lookup.owners(db, words.keys() | near.keys())
-        deep = question is not None and question.kept == "deep"
-        knobs = self.knobs if self.knobs is not None else DEEP if deep else KNOBS
-        by_model = knobs.deep if deep else knobs.meaning
-        first = fuse(((knobs.words, _pool(words, owner)), (by_model, _pool(near, owner))))
-        rows = self._surroundings(set(heapq.nlargest(CLOSER, first, key=first.__getitem__)))
-        alike: dict[int, float] = {}
-        plain: dict[int, float] = {}
-        if question:
-            owner = {id: pos for id, pos in owner.items() if pos in rows}
-            owner |= {
-                id: row.pos for row in rows.values() for id in range(row.first, row.first + min(row.chunks, EACH))
-            }
-            near |= self._meaning.near(db, question, [id for id in owner if id not in near])
-            alike = self._meaning.alike(db, question, owner)
-            plain = self._meaning.plain(db, question, list(owner)) if deep else {}
-        arms = ((knobs.words, words), (by_model, near), (knobs.meaning, plain), (knobs.alike, alike))
-        scores = fuse((weight, _pool(arm, owner)) for weight, arm in arms)
-        signs = {pos: _sign(row, authors) for pos, row in rows.items()}
-        ranked = settle(scores, signs, knobs)
-        order = sorted(ranked, key=lambda pos: (-ranked[pos], -pos))
-        best = [
-            rows[pos] for pos in order if lookup.live(rows[pos]) and (session is None or rows[pos].session == session)
-        ][:limit]
-        judged = fuse(arms) if any(row.size > PASSAGE for row in best) else {}
-        shown = {row.pos: _passage(row, judged) for row in best}
-        texts = lookup.texts(db, (id for passage in shown.values() for id in passage))
-        return [_hit(row, ranked[row.pos], shown[row.pos], texts) for row in best]
+        ranked = self._rank(asking, scopes, skip)
+        found: list[tuple[Row, Ranked]] = []
+        for low in range(0, len(ranked), asking.limit):
+            some = ranked[low : low + asking.limit]
+            rows = lookup.heads(db, (one.first for one in some))
+            found += [(rows[one.first], one) for one in some if one.first in rows and rows[one.first].live]
+            if len(found) >= asking.limit:
+                break
+        shown = [(row, one, _passage(row, one)) for row, one in _most(found[: asking.limit], asking.letters)]
+        texts = lookup.texts(db, (id for *_, passage in shown for id in passage))
+        return [_hit(row, one.score, passage, texts) for row, one, passage in shown]
 
-    def _surroundings(self, items: set[int]) -> dict[int, Row]:
-        """The candidates and the items beside them in their conversations."""
-        db = self._reader
-        found = lookup.rows(db, items)
-        after = lookup.neighbours(db, items)
-        before = lookup.rows(db, {row.before for row in found.values()} - found.keys())
-        return found | after | before
+    def _rank(self, asking: Asking, scopes: Sequence[Scope], skip: Sequence[int]) -> list[Ranked]:
+        db, meaning, text = self._reader, self._meaning, asking.text
+        ids = [scope.id for scope in scopes]
+        spoken, authors = lookup.named(db, text, ids)
+        if not meaning.table:
+            terms = lookup.terms(without(text, spoken))
+            return plain.rank(
+                db, scopes, terms, authors, self.knobs or KNOBS, session=asking.session, skip=frozenset(skip)
+            )
+        self._remember()
+        only = None if asking.session is None else lookup.within(db, asking.session)
+        return meaning.rank(db, scopes, text, spoken=spoken, authors=authors, knobs=self.knobs, only=only, skip=skip)
+
+    def _remember(self) -> None:
+        """Bring what is kept in memory up to the file."""
+        rewrites = int(schema.meta(self._reader, "rewrites", "0"))
+        touched, self._touched = self._touched, []
+        if rewrites > self._rewrites:  # somebody else's work, of which nothing is known here
+            self._rewrites = rewrites
+            self._meaning.changed()
+        elif touched:
+            self._meaning.touch(self._reader, set(touched))
 
     # -- the file
 
     async def close(self) -> None:
         def work() -> None:
-            self._reader.close()
-            self._writer.close()
+            with self._writing, self._reading:
+                self._reader.close()
+                self._writer.close()
 
-        await self._run(work, mend=False)
+        await self._run(work)
 
-    async def _run(self, work: Callable[[], T], *, mend: bool = True) -> T:
+    async def _write(self, work: Callable[[], T]) -> T:
+        """Do something with the writing connection; if the file is damaged, with a new one."""
+
         def locked() -> T:
-            with self._lock:
+            with self._writing:
                 try:
                     return work()
                 except schema.DAMAGE:
-                    if not mend:
-                        raise
                     self._anew()
                     return work()
 
-        return locked() if self.inline else await asyncio.to_thread(locked)
+        return await self._run(locked)
+
+    def _locked(self, read: Callable[[], T]) -> T:
+        try:
+            with self._reading:
+                return read()
+        except schema.DAMAGE:
+            with self._writing:
+                self._anew()
+            with self._reading:
+                return read()
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return work() if self.inline else await asyncio.to_thread(work)
 
     def _anew(self) -> None:
-        for db in (self._reader, self._writer):
-            db.close(True)
-        schema.remove(self.path)
-        self._meaning.changed()
-        self._writer = schema.for_writing(self.path)
-        self._reader = schema.for_reading(self.path)
-        self._intake = Intake(self._writer)
+        """Called by whoever holds `_writing`."""
+        with self._reading:
+            for db in (self._reader, self._writer):
+                db.close(True)
+            schema.remove(self.path)
+            self._meaning.changed()
+            self._touched, self._rewrites = [], 0
+            self._writer = schema.for_writing(self.path)
+            self._reader = schema.for_reading(self.path)
+            self._intake = Intake(self._writer)
+            self._read, self._pending = None, []
 
 
-def _passage(row: Row, judged: dict[int, float]) -> range:
+class _TooMuch(Exception):
+    """More than can be looked through while others wait."""
+
+
+def _most(found: list[tuple[Row, Ranked]], letters: int | None) -> list[tuple[Row, Ranked]]:
+    """As many of the best as have so many letters together, and the one that has more."""
+    if letters is not None:
+        for count, (row, _) in enumerate(found, 1):
+            letters -= min(row.size, PASSAGE) + ABOUT
+            if letters < 0:
+                return found[:count]
+    return found
+
+
+def _passage(row: Row, ranked: Ranked) -> range:
     """The chunks of an item to show: all of them, or of a long one the best and what follows it."""
     end = row.first + row.chunks
     if row.size <= PASSAGE:
         return range(row.first, end)
-    best = max(range(row.first, end), key=lambda id: (judged.get(id, 0.0), -id))
-    return range(best, min(end, best + 2))
+    return range(ranked.best, min(end, ranked.best + 2))
 
 
 def _hit(row: Row, score: float, passage: range, texts: dict[int, str]) -> Hit:
@@ -270,28 +400,8 @@ def _hit(row: Row, score: float, passage: range, texts: dict[int, str]) -> Hit:
         text = f"{text} …"
     return Hit(
         text=text, score=score, session=row.session, seq=row.seq, pos=row.pos, kind=row.kind, author=row.author,
-        person=row.person, name=row.name, address=row.address, at=row.at, size=row.size,
+        person=row.person, name=row.name, address=row.address, origin=row.origin, at=row.at, size=row.size,
     )  # fmt: skip
-
-
-def _pool(chunks: dict[int, float], owner: dict[int, int]) -> dict[int, float]:
-    """A message is as good as its best chunk."""
-    pooled: dict[int, float] = {}
-    for chunk, score in chunks.items():
-        item = owner.get(chunk)
-        if item is not None and score > pooled.get(item, 0.0):
-            pooled[item] = score
-    return pooled
-
-
-def _sign(row: Row, authors: set[str]) -> Sign:
-    return Sign(
-        before=row.before,
-        human=row.author.startswith("person:"),
-        named=row.author in authors,
-        noted=row.kind == "noted",
-        at=row.at,
-    )
 
 
 def _by_score(hit: Hit) -> tuple[float, int]:

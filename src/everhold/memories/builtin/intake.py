@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum
-from typing import Any, Final
+from enum import IntEnum, IntFlag
+from typing import Final
 
 import apsw
 import msgspec
@@ -28,12 +28,33 @@ class State(IntEnum):
     REMOVED = 3
 
 
+class Flag(IntFlag):
+    """What ranking wants to know of an item without reading it."""
+
+    HUMAN = 1
+    NOTED = 2
+    AFTER = 4
+    """It is read with the item before it."""
+
+
 class Piece(Struct, frozen=True):
     """A chunk that needs its vectors made again: its own words, and the words before it that it is read with."""
 
     id: int
     text: str
     context: str
+
+
+class Taken(Struct):
+    """What became of a batch."""
+
+    fresh: dict[int, Piece]
+    """Chunks that are new or read differently."""
+    touched: set[int]
+    """Chunks that were there before and are not what they were."""
+    left: set[tuple[int, str]]
+    """Scopes and authors some of whose words went."""
+    erased: bool = False
 
 
 class Words(Struct, frozen=True):
@@ -43,19 +64,21 @@ class Words(Struct, frozen=True):
     stamp: Stamp
     name: str = ""
     fact: str = ""
+    origin: str = ""
+    """Whose words these are if not those of somebody here: another bot's, a tool's, a file's."""
 
 
 def words_of(entry: Entry) -> Words | None:
     """What there is to find in an entry; None if nothing is. Thoughts, notices and commands are nobody's words."""
     match entry.body:
         case Heard(command=None) as body:
-            return Words(body.text, body.stamp, body.sender)
+            return Words(body.text, body.stamp, body.sender, origin=f"bot:{body.sender}" if body.bot else "")
         case Said() as body:
             return Words(body.text, body.stamp)
         case Noted(action="remove"):
             return None
         case Noted() as body:
-            return Words(body.text, body.stamp, "", body.fact)
+            return Words(body.text, body.stamp, "", body.fact, body.origin)
         case _:
             return None
 
@@ -65,11 +88,13 @@ def audience_key(audience: Iterable[str]) -> str:
 
 
 class Intake:
-    """Writes the rows of entries in commit order. One transaction per batch, the position with it."""
+    """Writes the rows of entries in commit order, inside the caller's transaction, the position with them."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self.db = db
         self._scopes: dict[tuple[str, str], int] = {}
+        self._authors: dict[str, int] = {}
+        self._named: set[tuple[int, str, str, str]] = set()
 
     @property
     def position(self) -> int:
@@ -89,23 +114,24 @@ class Intake:
                 known[session] = agent
         return known
 
-    def take(self, entries: Sequence[Entry], agents: Mapping[str, str]) -> tuple[list[Piece], bool]:
-        """Take in what follows the position; the chunks that are new or read differently, and whether words went."""
-        self._scopes.clear()
-        fresh: dict[int, Piece] = {}
-        erased = False
-        with self.db:
-            for session, agent in agents.items():
-                self.db.execute("insert or ignore into sessions values (?, ?)", (session, agent))
-            for entry in entries:
-                erased = self._one(entry, agents[entry.session], fresh) or erased
-            if entries:
-                last = entries[-1]
-                put(self.db, "position", str(last.pos))
-                put(self.db, "landmark", f"{last.session}|{last.seq}|{last.digest.hex()}")
-        return list(fresh.values()), erased
+    def take(self, entries: Sequence[Entry], agents: Mapping[str, str]) -> Taken:
+        """Take in what follows the position."""
+        self._scopes.clear()  # what a transaction put there may have gone with it
+        self._authors.clear()
+        self._named.clear()
+        taken = Taken(fresh={}, touched=set(), left=set())
+        self.db.executemany("insert or ignore into sessions values (?, ?)", agents.items())
+        for entry in entries:
+            self._one(entry, agents[entry.session], taken)
+        for scope, author in taken.left:
+            self._rename(scope, author)
+        if entries:
+            last = entries[-1]
+            put(self.db, "position", str(last.pos))
+            put(self.db, "landmark", f"{last.session}|{last.seq}|{last.digest.hex()}")
+        return taken
 
-    def _one(self, entry: Entry, agent: str, fresh: dict[int, Piece]) -> bool:
+    def _one(self, entry: Entry, agent: str, taken: Taken) -> None:
         match entry.body:
             case Began(takes=takes):
                 self._taken(entry.session, entry.seq, takes)
@@ -115,75 +141,71 @@ class Intake:
                 self._undo(entry.session, undone)
             case Erased(seqs=seqs):
                 for seq in seqs:
-                    self._forget(entry.session, seq, fresh)
-                return True
+                    self._forget(entry.session, seq, taken)
+                taken.erased = True
             case Noted() as note:
                 self._supersede(entry, note, agent)
         words = words_of(entry)
         if words is not None and words.text.strip() and words.stamp.audience:
-            self._add(entry, words, agent, fresh)
-        return False
+            self._add(entry, words, agent, taken)
 
     # -- what is found
 
-    def _add(self, entry: Entry, words: Words, agent: str, fresh: dict[int, Piece]) -> None:
+    def _add(self, entry: Entry, words: Words, agent: str, taken: Taken) -> None:
         scope = self._scope(agent, words.stamp.audience)
-        before, context = self._before(entry.session, entry.seq, scope, len(words.text))
+        before, first_before, context = self._before(entry.session, entry.seq, scope, len(words.text))
         pieces = chunks(words.text)
         first = self._number(scope, len(pieces))
         who = words.name or entry.author.partition(":")[2]
         self.db.execute(
-            "insert or ignore into items values (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            "insert into items values (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
                 entry.pos, entry.session, entry.seq, scope, str(entry.kind), entry.op, entry.author,
-                words.stamp.person, who, words.stamp.address, entry.at, words.fact, State.LIVE, "",
+                words.stamp.person, who, words.stamp.address, words.origin, entry.at, words.fact, State.LIVE, "",
                 before, len(words.text), first, len(pieces),
             ),
         )  # fmt: skip
-        for number, text in enumerate(pieces):
-            row = (first + number, entry.pos, text, who if number == 0 else "", context, grams(text))
-            self._insert(row)
-            fresh[first + number] = Piece(first + number, text, context)
-        if entry.author.startswith("person:"):
+        human = entry.author.startswith("person:")
+        flags = Flag.HUMAN * human | Flag.NOTED * isinstance(entry.body, Noted) | Flag.AFTER * bool(context)
+        self.db.execute(
+            "insert into places values (?, ?, ?, ?, ?, ?)",
+            (first, first_before, len(pieces), self._author(entry.author), int(flags), entry.at),
+        )
+        for id, text in enumerate(pieces, first):
+            self.db.execute("insert into chunks values (?, ?, ?)", (id, entry.pos, text))
+            self.db.execute("insert into words (rowid, self, grams) values (?, ?, ?)", (id, text, grams(text)))
+            taken.fresh[id] = Piece(id, text, context)
+        if human:
             self._name(scope, entry.author, words.name, words.stamp.person)
 
     def _name(self, scope: int, author: str, *names: str) -> None:
-        for word in {word for name in names for word in tokens(name)}:
-            if len(word) > 1 and not word.isdigit():
-                self.db.execute("insert or ignore into names values (?, ?, ?)", (scope, word, author))
+        key = (scope, author, names[0], names[-1])
+        if key not in self._named:
+            self._named.add(key)
+            for word in {word for name in names for word in tokens(name)}:
+                if len(word) > 1 and not word.isdigit():
+                    self.db.execute("insert or ignore into names values (?, ?, ?)", (scope, word, author))
 
-    def _before(self, session: str, seq: int, scope: int, size: int) -> tuple[int, str]:
-        """The item before a place in its session, and its words if the two are read together."""
+    def _before(self, session: str, seq: int, scope: int, size: int) -> tuple[int, int, str]:
+        """The item before a place in its session, its first chunk, and its words if the two are read together."""
         row = self.db.execute(
             "select pos, scope, size, first from items where session = ? and seq < ? order by seq desc limit 1",
             (session, seq),
         ).fetchone()
         if row is None or row[1] != scope:
-            return 0, ""
+            return 0, 0, ""
         pos, _, size_before, first = row
         if size >= SHORT or size_before >= SHORT_BEFORE:
-            return pos, ""
-        return pos, self.db.execute("select self from chunks where id = ?", (first,)).get or ""
+            return pos, first, ""
+        return pos, first, self._text(first)
 
-    def _insert(self, row: tuple[int, int, str, str, str, str]) -> None:
-        self.db.execute("insert into chunks values (?, ?, ?, ?, ?, ?)", row)
-        self.db.execute("insert into words (rowid, self, who, ctx, grams) values (?, ?, ?, ?, ?)", (row[0], *row[2:]))
-
-    def _delete(self, id: int) -> tuple[int, int, str, str, str, str]:
-        row = self.db.execute("select id, pos, self, who, ctx, grams from chunks where id = ?", (id,)).fetchone()
-        assert row is not None, f"chunk {id} is not there"
-        self.db.execute(
-            "insert into words (words, rowid, self, who, ctx, grams) values ('delete', ?, ?, ?, ?, ?)",
-            (id, *row[2:]),
-        )
-        for table, column in (("chunks", "id"), ("vectors", "chunk"), ("deep", "chunk"), ("shallow", "chunk")):
-            self.db.execute(f"delete from {table} where {column} = ?", (id,))
-        return row  # type: ignore[no-any-return]  # the columns named above
+    def _text(self, id: int) -> str:
+        return self.db.execute("select self from chunks where id = ?", (id,)).get or ""
 
     # -- what is not found any more
 
-    def _forget(self, session: str, seq: int, fresh: dict[int, Piece]) -> None:
-        """Remove an item's words wherever they stand: its own chunks, and the context of the item after it."""
+    def _forget(self, session: str, seq: int, taken: Taken) -> None:
+        """Remove an item's words wherever they stand: its own chunks, and what the item after it is read with."""
         found = self.db.execute(
             "select pos, scope, author, state, cause, first, chunks from items where session = ? and seq = ?",
             (session, seq),
@@ -193,28 +215,46 @@ class Intake:
             pos, scope, author, state, cause, first, count = found
             for id in range(first, first + count):
                 self._delete(id)
-                fresh.pop(id, None)
+                taken.fresh.pop(id, None)
+                taken.touched.add(id)
             self.db.execute("delete from items where pos = ?", (pos,))
-            for row in self.db.execute(
-                "select pos, seq, scope, size, first, chunks from items where before = ?", (pos,)
-            ).fetchall():
-                self._reread(session, row, fresh)
-            self._rename(scope, author)
+            self.db.execute("delete from places where first = ?", (first,))
+            self.db.execute("update scopes set items = items - 1 where id = ?", (scope,))
+            self._reread(session, seq, pos, taken)
+            taken.left.add((scope, author))
         # what it had replaced is replaced by whatever replaced it
         self.db.execute("update items set state = ?, cause = ? where cause = ?", (state, cause, _cause(session, seq)))
 
-    def _reread(self, session: str, row: tuple[Any, ...], fresh: dict[int, Piece]) -> None:
+    def _delete(self, id: int) -> None:
+        text = self._text(id)
+        self.db.execute(
+            "insert into words (words, rowid, self, grams) values ('delete', ?, ?, ?)", (id, text, grams(text))
+        )
+        for table, column in (("chunks", "id"), ("vectors", "chunk"), ("deep", "chunk"), ("shallow", "chunk")):
+            self.db.execute(f"delete from {table} where {column} = ?", (id,))
+
+    def _reread(self, session: str, seq: int, gone: int, taken: Taken) -> None:
         """The item after one that went is read with the one before that."""
-        pos, seq, scope, size, first, count = row
-        before, context = self._before(session, seq, scope, size)
+        row = self.db.execute(
+            "select pos, seq, scope, size, first, before from items where session = ? and seq > ? order by seq limit 1",
+            (session, seq),
+        ).fetchone()
+        if row is None or row[5] != gone:
+            return
+        pos, seq, scope, size, first, _ = row
+        before, first_before, context = self._before(session, seq, scope, size)
         self.db.execute("update items set before = ? where pos = ?", (before, pos))
-        for id in range(first, first + count):
-            old = self._delete(id)
-            self._insert((*old[:4], context, old[5]))
-            fresh[id] = Piece(id, old[2], context)
+        self.db.execute(
+            "update places set before = ?, flags = (flags & ~?) | ? where first = ?",
+            (first_before, int(Flag.AFTER), int(Flag.AFTER) * bool(context), first),
+        )
+        taken.touched.add(first)
+        taken.fresh[first] = Piece(first, self._text(first), context)
+        self.db.execute("delete from deep where chunk = ?", (first,))
 
     def _rename(self, scope: int, author: str) -> None:
-        self.db.execute("delete from names where scope = ? and person = ?", (scope, author))
+        self.db.execute("delete from names where scope = ? and author = ?", (scope, author))
+        self._named.clear()
         if author.startswith("person:"):
             left = "select distinct name, person from items where scope = ? and author = ?"
             for name, person in self.db.execute(left, (scope, author)).fetchall():
@@ -257,15 +297,32 @@ class Intake:
     def _scope(self, agent: str, audience: Iterable[str]) -> int:
         key = (agent, audience_key(audience))
         if key not in self._scopes:
-            self.db.execute("insert or ignore into scopes (agent, audience) values (?, ?)", key)
-            found = self.db.execute("select id from scopes where agent = ? and audience = ?", key).get
+            members = sorted(set(audience))
+            key_of = "select id from scopes where agent = ? and audience = ?"
+            found = self.db.execute(key_of, key).get
+            if found is None:
+                self.db.execute("insert into scopes (agent, audience) values (?, ?)", key)
+                found = self.db.execute(key_of, key).get
+                self.db.executemany(
+                    "insert into members values (?, ?, ?)", ((agent, member, found) for member in members)
+                )
             assert isinstance(found, int)
             self._scopes[key] = found
         return self._scopes[key]
 
+    def _author(self, author: str) -> int:
+        if author not in self._authors:
+            self.db.execute("insert or ignore into authors (author) values (?)", (author,))
+            found = self.db.execute("select id from authors where author = ?", (author,)).get
+            assert isinstance(found, int)
+            self._authors[author] = found
+        return self._authors[author]
+
     def _number(self, scope: int, count: int) -> int:
         """The number of the first of `count` new chunks."""
-        last = self.db.execute("update scopes set next = next + ? where id = ? returning next", (count, scope)).get
+        last = self.db.execute(
+            "update scopes set next = next + ?, items = items + 1 where id = ? returning next", (count, scope)
+        ).get
         assert isinstance(last, int)
         return (scope << SCOPE_BITS) + last - count
 

@@ -4,27 +4,28 @@ nothing outside it is ever scored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import apsw
 import msgspec
 from msgspec import Struct
 
-from everhold.memories.builtin.intake import State
-from everhold.memories.builtin.schema import SCOPE_BITS, TOKENIZER
+from everhold.memories.builtin.intake import Flag, Piece, State
+from everhold.memories.builtin.schema import SCOPE_BITS
 from everhold.memories.builtin.words import content, dense, tokens
 
-WEIGHTS: Final = (1.0, 0.5, 0.5, 1.0)
-"""What a word counts in a message itself, its author's name, the message before it, and its pairs of characters."""
 POSTINGS: Final = 4_000
-"""Places in the index one search may walk through; the commonest words are left out beyond that."""
-CANDIDATES: Final = 200
-"""Chunks each way of looking may propose."""
+"""Places in the index one search may walk through in a scope; the commonest words are left out beyond that."""
+LOOK: Final = 512
+"""Places by which a word is judged to be common: the newest."""
+TERMS: Final = 24
+"""Words of a question that are looked up; of a longer one the rarest."""
 
 _COLUMNS: Final = (
-    "pos, session, seq, scope, kind, author, person, name, address, at, state, before, size, first, chunks"
+    "pos, session, seq, scope, kind, author, person, name, address, origin, at, state, before, size, first, chunks"
 )
+_ITEM: Final = ", ".join(f"i.{column}" for column in _COLUMNS.split(", "))
 
 
 class Row(Struct, frozen=True, array_like=True):
@@ -39,6 +40,7 @@ class Row(Struct, frozen=True, array_like=True):
     person: str
     name: str
     address: str
+    origin: str
     at: float
     state: int
     before: int
@@ -46,14 +48,39 @@ class Row(Struct, frozen=True, array_like=True):
     first: int
     chunks: int
 
+    @property
+    def live(self) -> bool:
+        return self.state == State.LIVE
 
-def scopes(db: apsw.Connection, *, agent: str, audience: Iterable[str]) -> list[int]:
-    """The scopes that whoever is present may hear of: all of them must be in its audience. Nobody hears nothing."""
-    present = set(audience)
-    if not present:
-        return []
-    rows = db.execute("select id, audience from scopes where agent = ?", (agent,))
-    return [id for id, members in rows if present <= set(msgspec.json.decode(members, type=list[str]))]
+
+class Scope(Struct, frozen=True):
+    """One audience's part of the index."""
+
+    id: int
+    chunks: int
+    """Numbers given to chunks so far, those that went included."""
+    items: int
+
+
+def scopes(db: apsw.Connection, *, agent: str | None, audience: Iterable[str] | None) -> list[Scope]:
+    """The scopes that whoever is present may hear of: all of them must be in its audience. Nobody hears nothing.
+
+    None is whoever may see everything: any agent, any audience.
+    """
+    where, values = ("", ()) if agent is None else (" and agent = ?", (agent,))
+    if audience is None:
+        return [Scope(*row) for row in db.execute(f"select id, next, items from scopes where true{where}", values)]
+    shared: set[int] | None = None
+    for member in set(audience):
+        of_member: set[Any] = {
+            row[0] for row in db.execute(f"select scope from members where member = ?{where}", (member, *values))
+        }
+        shared = of_member if shared is None else shared & of_member
+    rows = db.execute(
+        "select id, next, items from scopes where id in (select value from json_each(?))",
+        (_list(sorted(shared or ())),),
+    )
+    return [Scope(*row) for row in rows]
 
 
 def span(scope: int) -> tuple[int, int]:
@@ -61,64 +88,102 @@ def span(scope: int) -> tuple[int, int]:
     return scope << SCOPE_BITS, ((scope + 1) << SCOPE_BITS) - 1
 
 
-def names(db: apsw.Connection, scopes: Sequence[int]) -> dict[str, set[str]]:
-    """Name -> the authors who go by it, of everybody who spoke in these scopes."""
-    found: dict[str, set[str]] = {}
+def named(db: apsw.Connection, text: str, scopes: Iterable[int]) -> tuple[set[str], set[str]]:
+    """Names of those who spoke in these scopes that occur in a text, and the authors they stand for."""
+    words = msgspec.json.encode(list(set(tokens(text)))).decode()
+    names: set[str] = set()
+    authors: set[str] = set()
     for scope in scopes:
-        for name, author in db.execute("select name, person from names where scope = ?", (scope,)):
-            found.setdefault(name, set()).add(author)
-    return found
+        for name, author in db.execute(
+            "select name, author from names where scope = ? and name in (select value from json_each(?))",
+            (scope, words),
+        ):
+            names.add(name)
+            authors.add(author)
+    return names, authors
 
 
-def expression(db: apsw.Connection, text: str) -> str:
-    """The full-text query for a question: its words that say something, without the commonest once that would cost."""
-    terms = content(text)
-    stem = db.fts5_tokenizer(*TOKENIZER)
-    counted: list[tuple[int, str]] = []
-    for term in terms:
-        stems = list(
-            stem(term.encode(), apsw.FTS5_TOKENIZE_QUERY, None, include_offsets=False, include_colocated=False)
-        )
-        if stems:
-            count = db.execute("select doc from vocab where term = ?", (str(stems[0]),)).get or 0
-            if count:
-                counted.append((count, f'"{term}"'))
-    counted.sort()
-    chosen: list[str] = []
-    walked = 0
-    for count, term in counted:
-        walked += count
-        if chosen and walked > POSTINGS:
-            break
-        chosen.append(term)
-    parts = [f"{{self who ctx}} : ({' OR '.join(chosen)})"] if chosen else []
+def authors(db: apsw.Connection, names: Iterable[str]) -> list[int]:
+    """The numbers of these authors."""
+    found = (db.execute("select id from authors where author = ?", (name,)).get for name in names)
+    return [id for id in found if isinstance(id, int)]
+
+
+def terms(text: str, rarity: Callable[[str], int] = len) -> list[str]:
+    """The full-text queries for a question, one for each of its words that say something; of too many, the rarest."""
+    words = content(text)
+    if len(words) > TERMS:
+        words = sorted(words, key=rarity, reverse=True)[:TERMS]
     pairs = [f'"{pair}"' if len(pair) > 1 else f'"{pair}" *' for pair in dense(text)]
-    if pairs:
-        parts.append(f"{{grams}} : ({' OR '.join(pairs)})")
-    return " OR ".join(parts)
+    return [*(f'"{word}"' for word in words), *pairs[:TERMS]]
+
+
+def postings(db: apsw.Connection, term: str, scope: int, limit: int) -> list[int]:
+    """The newest chunks of a scope that a word stands in, counted from the scope's first, newest first."""
+    low, high = span(scope)
+    rows = db.execute(
+        "select rowid - ? from words where words match ? and rowid between ? and ? order by rowid desc limit ?",
+        (low, term, low, high, limit),
+    )
+    return [row[0] for row in rows]
+
+
+def walk(db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int) -> list[tuple[float, list[int], str]]:
+    """For each word worth it: in how many of the scope's chunks it stands (about), in which, and the word.
+
+    The rarest first, until enough places were walked through. A word that is too common for that alone is followed
+    through the newest chunks only.
+    """
+    looked: list[tuple[float, list[int], str]] = []
+    first = POSTINGS if chunks <= POSTINGS else LOOK
+    for term in terms:
+        rows = postings(db, term, scope, first)
+        if rows:
+            spread = max(1, chunks - rows[-1])
+            count = len(rows) if len(rows) < first else max(len(rows), len(rows) * chunks / spread)
+            looked.append((count, rows, term))
+    looked.sort(key=lambda one: (one[0], one[2]))
+    chosen: list[tuple[float, list[int], str]] = []
+    left = POSTINGS
+    for count, rows, term in looked:
+        if count > left and chosen:
+            break
+        if len(rows) < count <= left:
+            rows = postings(db, term, scope, left)
+            count = len(rows)
+        chosen.append((count, rows, term))
+        left -= len(rows)
+    return chosen
 
 
 def full_text(
-    db: apsw.Connection, match: str, scopes: Sequence[int], *, session: str | None = None, limit: int = CANDIDATES
+    db: apsw.Connection, terms: Sequence[str], scope: int, *, since: int, limit: int, session: str | None = None
 ) -> dict[int, float]:
-    """Chunk -> how well it matches, the best `limit` of these scopes."""
-    if not match:
-        return {}
-    within = (
-        ""
-        if session is None
-        else " and rowid in (select c.id from chunks c join items i using (pos) where i.session = :session)"
+    """Chunk -> how well it matches any of these words, the best of a scope from one of its chunks on."""
+    low, high = span(scope)
+    within = "" if session is None else " and rowid in (select value from json_each(?))"
+    rows = db.execute(
+        f"select rowid, rank from words where words match ? and rowid between ? and ?{within} order by rank limit ?",
+        (" OR ".join(terms), low + since, high, *([] if session is None else [_list(_chunks(db, session))]), limit),
     )
-    found: dict[int, float] = {}
-    for scope in scopes:
-        low, high = span(scope)
-        rows = db.execute(
-            f"select rowid, rank from words where words match :match and rowid between :low and :high{within}"
-            f" and rank match 'bm25({', '.join(map(str, WEIGHTS))})' order by rank limit :limit",
-            {"match": match, "low": low, "high": high, "limit": limit, "session": session},
-        )
-        found.update((id, -rank) for id, rank in rows)
+    return {id: -rank for id, rank in rows}
+
+
+def seen(db: apsw.Connection, session: str, seqs: Iterable[int]) -> dict[int, list[int]]:
+    """Scope -> first chunks of the items at these places of a session."""
+    rows = db.execute(
+        "select scope, first from items where session = ? and seq in (select value from json_each(?))",
+        (session, _list(seqs)),
+    )
+    found: dict[int, list[int]] = {}
+    for scope, first in rows:
+        found.setdefault(scope, []).append(first)
     return found
+
+
+def within(db: apsw.Connection, session: str) -> list[int]:
+    """The first chunks of a session's items."""
+    return [row[0] for row in db.execute("select first from items where session = ?", (session,))]
 
 
 def owners(db: apsw.Connection, chunks: Iterable[int]) -> dict[int, int]:
@@ -132,12 +197,27 @@ def rows(db: apsw.Connection, items: Iterable[int]) -> dict[int, Row]:
     return {row[0]: Row(*row) for row in found}
 
 
-def neighbours(db: apsw.Connection, items: Iterable[int]) -> dict[int, Row]:
-    """The items right after these in their sessions. The ones right before are named in their rows."""
+def following(db: apsw.Connection, items: Iterable[Row]) -> dict[int, Row]:
+    """The items right after these in their conversations."""
+    found: dict[int, Row] = {}
+    for item in items:
+        row = db.execute(
+            f"select {_COLUMNS} from items where session = ? and seq > ? order by seq limit 1",
+            (item.session, item.seq),
+        ).fetchone()
+        if row is not None and Row(*row).before == item.pos:
+            found[row[0]] = Row(*row)
+    return found
+
+
+def heads(db: apsw.Connection, firsts: Iterable[int]) -> dict[int, Row]:
+    """First chunk -> its item."""
     found = db.execute(
-        f"select {_COLUMNS} from items where before in (select value from json_each(?))", (_list(items),)
+        f"select {_ITEM} from json_each(?) j join chunks c on c.id = j.value join items i on i.pos = c.pos",
+        (_list(firsts),),
     )
-    return {row[0]: Row(*row) for row in found}
+    rows = (Row(*row) for row in found)
+    return {row.first: row for row in rows}
 
 
 def texts(db: apsw.Connection, chunks: Iterable[int]) -> dict[int, str]:
@@ -145,14 +225,19 @@ def texts(db: apsw.Connection, chunks: Iterable[int]) -> dict[int, str]:
     return dict(rows)
 
 
-def live(row: Row) -> bool:
-    return row.state == State.LIVE
+def pieces(db: apsw.Connection, where: str, *values: int) -> list[Piece]:
+    """Chunks with what they are read with."""
+    rows = db.execute(
+        "select c.id, c.self, ifnull((select b.self from places p join chunks b on b.id = p.before"
+        f" where p.first = c.id and p.flags & {int(Flag.AFTER)}), '') from chunks c {where}",
+        values,
+    )
+    return [Piece(*row) for row in rows]
 
 
-def named(text: str, known: dict[str, set[str]]) -> tuple[set[str], set[str]]:
-    """Names that occur in a text, and the authors they stand for."""
-    spoken = {word for word in tokens(text) if word in known}
-    return spoken, {author for name in spoken for author in known[name]}
+def _chunks(db: apsw.Connection, session: str) -> Iterator[int]:
+    for first, count in db.execute("select first, chunks from items where session = ?", (session,)):
+        yield from range(first, first + count)
 
 
 def _list(numbers: Iterable[int]) -> str:

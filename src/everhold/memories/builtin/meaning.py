@@ -1,33 +1,28 @@
-"""What chunks mean: makes their vectors, and scores candidates by them. With nothing installed it has no opinion."""
+"""What chunks mean: makes their vectors, and asks by them. With nothing installed it has no opinion."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Final, Literal
 
 import apsw
-import msgspec
-from msgspec import Struct
 
-from everhold.memories.builtin import encoder, table
+from everhold.memories.builtin import encoder, lookup, table
 from everhold.memories.builtin.intake import Piece
-from everhold.memories.builtin.lookup import span
+from everhold.memories.builtin.lookup import Scope
+from everhold.memories.builtin.rank import DEEP, KNOBS, Knobs, Ranked
 from everhold.memories.builtin.schema import meta, put
-from everhold.memories.builtin.vectors import Kept, Shelves, compare
+from everhold.memories.builtin.words import without
+
+if TYPE_CHECKING:
+    from everhold.memories.builtin.shelf import Shelves, Stack
 
 Use = Literal["auto", "table", "none"]
 BEHIND: Final = 64
 """Chunks that may lack their stronger vector; beyond that a scope is judged by the table."""
 AT_ONCE: Final = 500
-
-
-class Question(Struct, frozen=True):
-    """A question without the names in it, and how it is to be judged."""
-
-    text: str
-    kept: Kept
-    wanted: tuple[int, ...]
-    """Rows of its telling word pieces."""
+TELLING: Final = 24
+"""Word pieces of a question that are compared one by one; of a longer one the rarest."""
 
 
 class Meaning:
@@ -36,7 +31,9 @@ class Meaning:
     def __init__(self, use: Use = "auto") -> None:
         self.table = use != "none" and table.available()
         self.deep = self.table and use == "auto" and encoder.available()
-        self._shelves = Shelves()
+        self.ready = not self.table
+        """Whether everything that takes a while to load is loaded."""
+        self._shelves: Shelves | None = None
 
     @property
     def level(self) -> str:
@@ -44,122 +41,117 @@ class Meaning:
 
     # -- making
 
-    def embed(self, db: apsw.Connection, pieces: Sequence[Piece]) -> None:
+    def embed(self, db: apsw.Connection, pieces: Collection[Piece]) -> None:
         """Make the table's vectors of these chunks, and put them in line for the stronger ones."""
         if not pieces:
             return
-        with db:
-            if not self.table:
-                put(db, "bare", "1")
-                return
-            known = table.load()
-            for piece in pieces:
-                db.execute(
-                    "insert or replace into vectors values (?, ?, ?, ?)",
-                    (
-                        piece.id, known.stored(piece.text, piece.context),
-                        known.packed(piece.text), known.packed(piece.context),
-                    ),
-                )  # fmt: skip
-                db.execute("insert or ignore into shallow values (?)", (piece.id,))
+        if not self.table:
+            put(db, "bare", "1")
+            return
+        known = table.load()
+        db.executemany(
+            "insert or replace into vectors values (?, ?, ?)",
+            ((piece.id, known.stored(piece.text, piece.context), known.packed(piece.text)) for piece in pieces),
+        )
+        if self.deep:
+            db.executemany("insert or ignore into shallow values (?)", ((piece.id,) for piece in pieces))
+        self.ready = True
 
-    def mend(self, db: apsw.Connection) -> int:
-        """Make up for vectors that could not be made when their chunks came; how many were."""
+    def mend(self, db: apsw.Connection) -> list[int]:
+        """Make up for vectors that could not be made when their chunks came; the chunks that got theirs."""
         model = str(table.MODEL)
-        if not self.table or (meta(db, "bare", "0") == "0" and meta(db, "table", model) == model):
-            if self.table and not meta(db, "table"):
-                put(db, "table", model)
-            return 0
+        if not self.table:
+            return []
+        done: list[int] = []
         with db:
             if meta(db, "table", model) != model:
                 db.execute("delete from vectors")
+                put(db, "bare", "1")
             put(db, "table", model)
-            put(db, "bare", "1")
-        rows: list[Any] = db.execute(
-            f"select id, self, ctx from chunks where id not in (select chunk from vectors) limit {AT_ONCE}"
-        ).fetchall()
-        self.embed(db, [Piece(*row) for row in rows])
-        if len(rows) < AT_ONCE:
-            put(db, "bare", "0")
-        self.changed()
-        return len(rows)
+            if meta(db, "bare", "0") == "1":
+                rows = lookup.pieces(db, f"where c.id not in (select chunk from vectors) limit {AT_ONCE}")
+                self.embed(db, rows)
+                done = [row.id for row in rows]
+                if len(rows) < AT_ONCE:
+                    put(db, "bare", "0")
+            model = str(encoder.MODEL)
+            if self.deep and meta(db, "deep") != model:
+                if meta(db, "deep"):
+                    db.execute("delete from deep")
+                db.execute(
+                    "insert or ignore into shallow select id from chunks where id not in (select chunk from deep)"
+                )
+                put(db, "deep", model)
+        return done
 
     def waiting(self, db: apsw.Connection, limit: int) -> list[Piece]:
         """Chunks in line for their stronger vectors, the newest first: they are the likeliest to be asked about."""
         if not self.deep:
             return []
-        rows = db.execute(
-            "select id, self, ctx from shallow join chunks on id = chunk order by chunk desc limit ?", (limit,)
-        )
-        return [Piece(*row) for row in rows]
+        return lookup.pieces(db, "join shallow s on s.chunk = c.id order by c.id desc limit ?", limit)
 
     def encode(self, pieces: Sequence[Piece]) -> list[bytes]:
         return encoder.load().stored([(piece.text, piece.context) for piece in pieces])
 
-    def fill(self, db: apsw.Connection, pieces: Sequence[Piece], vectors: Sequence[bytes]) -> None:
-        """Keep stronger vectors, of chunks that are still what they were when their turn came."""
+    def fill(self, db: apsw.Connection, pieces: Sequence[Piece], vectors: Sequence[bytes]) -> list[int]:
+        """Keep stronger vectors, of chunks that are still what they were when their turn came; which those are."""
+        done: list[int] = []
         with db:
             for piece, vector in zip(pieces, vectors, strict=True):
-                same = db.execute(
-                    "select 1 from chunks where id = ? and self = ? and ctx = ?", (piece.id, piece.text, piece.context)
-                ).get
-                if same:
+                if lookup.pieces(db, "where c.id = ?", piece.id) == [piece]:
                     db.execute("insert or replace into deep values (?, ?)", (piece.id, vector))
                     db.execute("delete from shallow where chunk = ?", (piece.id,))
-        self.changed()
+                    done.append(piece.id)
+        return done
+
+    # -- what is kept in memory
 
     def changed(self) -> None:
-        """Something other than new chunks at the end: what is kept in memory is read again."""
-        self._shelves.clear()
+        """Nobody knows what changed: what is kept in memory is read again."""
+        if self._shelves is not None:
+            self._shelves.clear()
+
+    def touch(self, db: apsw.Connection, chunks: Collection[int]) -> None:
+        """These chunks are not what they were."""
+        if self._shelves is not None and chunks:
+            self._shelves.touch(db, chunks)
 
     # -- judging
 
-    def question(self, db: apsw.Connection, text: str, scopes: Sequence[int]) -> Question | None:
-        if not self.table:
-            return None
-        kept: Kept = "deep" if self.deep and self._filled(db, scopes) else "vectors"
-        return Question(text, kept, tuple(table.load().telling(text)))
+    def rank(
+        self,
+        db: apsw.Connection,
+        scopes: Sequence[Scope],
+        text: str,
+        *,
+        spoken: Collection[str],
+        authors: Collection[str],
+        knobs: Knobs | None,
+        only: Sequence[int] | None,
+        skip: Sequence[int],
+    ) -> list[Ranked]:
+        """The candidates in these scopes, best first. Names that are `spoken` say who is asked about, not what."""
+        from everhold.memories.builtin import near, shelf  # numpy comes with them
 
-    def nearest(self, db: apsw.Connection, question: Question, scopes: Sequence[int], count: int) -> dict[int, float]:
-        return self._shelves.nearest(db, question.kept, scopes, _vector(question), count)
-
-    def near(self, db: apsw.Connection, question: Question, chunks: Sequence[int]) -> dict[int, float]:
-        """How near these chunks are. One that still waits for its stronger vector is judged by the table's."""
-        found = compare(db, question.kept, chunks, _vector(question))
-        missing = [id for id in chunks if id not in found]
-        if question.kept == "deep" and missing and found:
-            plain = compare(db, "vectors", chunks, table.load().question(question.text))
-            top, top_plain = max(found.values()), max(plain.values(), default=0.0)
-            if top_plain > 0:
-                found.update((id, plain[id] * top / top_plain) for id in missing if id in plain)
-        return found
-
-    def plain(self, db: apsw.Connection, question: Question, chunks: Sequence[int]) -> dict[int, float]:
-        """How near these chunks are by the table, where the stronger model judges, too."""
-        return compare(db, "vectors", chunks, table.load().question(question.text))
-
-    def alike(self, db: apsw.Connection, question: Question, chunks: Iterable[int]) -> dict[int, float]:
-        """The share of the question's words that each chunk has something like."""
-        rows: list[Any] = db.execute(
-            "select chunk, pieces, context from vectors where chunk in (select value from json_each(?))",
-            (msgspec.json.encode(list(chunks)).decode(),),
-        ).fetchall()
-        scores = table.load().alike(question.wanted, [(row[1], row[2]) for row in rows])
-        return dict(zip([row[0] for row in rows], scores.tolist(), strict=True))
-
-    def _filled(self, db: apsw.Connection, scopes: Sequence[int]) -> bool:
-        missing = 0
-        for scope in scopes:
-            low, high = span(scope)
-            missing += len(
-                db.execute(
-                    f"select 1 from shallow where chunk between ? and ? limit {BEHIND + 1}", (low, high)
-                ).fetchall()
-            )
-        return missing <= BEHIND
+        if self._shelves is None:
+            self._shelves = shelf.Shelves(deep=self.deep)
+        known = table.load()
+        stack = self._shelves.stack(db, scopes)
+        about = without(text, spoken)
+        deep = self.deep and _filled(stack)
+        asked = near.Asked(
+            terms=lookup.terms(about, known.rarity),
+            wanted=known.rarest(known.telling(about), TELLING),
+            vector=known.question(about),
+            deep=encoder.load().question(about) if deep else None,
+            authors=lookup.authors(db, authors),
+        )
+        self.ready = True
+        return near.rank(
+            db, stack, known, asked, knobs or (DEEP if deep else KNOBS),
+            only=None if only is None else stack.rows(only), skip=stack.rows(skip),
+        )  # fmt: skip
 
 
-def _vector(question: Question) -> table.Floats:
-    if question.kept == "deep":
-        return encoder.load().question(question.text)
-    return table.load().question(question.text)
+def _filled(stack: Stack) -> bool:
+    return sum(shelf.waiting for shelf in stack.shelves) <= BEHIND

@@ -15,6 +15,8 @@ from everhold.ports.platform import Delivery
 from everhold.ports.store import Store
 
 NAME: Final = "builtin"
+LETTERS: Final = 5
+"""Letters found for each token that can be shown: somewhat more than it has, so that a duplicate can be left out."""
 
 
 class Builtin:
@@ -44,7 +46,9 @@ class Builtin:
             agent=query.agent,
             audience=query.audience,
             here=query.session,
+            seen=query.seen,
             limit=query.limit,
+            letters=query.tokens * LETTERS if query.tokens else None,
         )
         return [found(hit) for hit in hits]
 

@@ -35,6 +35,18 @@ KNOBS: Final = Knobs()
 DEEP: Final = Knobs(words=0.25, meaning=0.125, alike=0.25, deep=0.375)
 """With the stronger model, which takes most of the table's share."""
 DAY: Final = 86_400.0
+CLOSER: Final = 80
+"""Items that are looked at closely, with what stands beside them."""
+BESIDE: Final = 0.5
+"""What a word counts that stands in the message before, if the two are read together."""
+
+
+class Ranked(Struct, frozen=True):
+    """An item, by its first chunk; and its best chunk."""
+
+    first: int
+    score: float
+    best: int
 
 
 class Sign(Struct, frozen=True):

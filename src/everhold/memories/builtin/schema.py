@@ -8,7 +8,7 @@ from typing import Final
 
 import apsw
 
-VERSION: Final = "2"
+VERSION: Final = "3"
 """Raised whenever what is derived changes; a file of another version is built anew."""
 PATIENCE_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
@@ -22,29 +22,32 @@ create table meta (key text primary key, value) without rowid;
 create table sessions (id text primary key, agent text not null) without rowid;
 create table scopes (
     id integer primary key, agent text not null, audience text not null, next integer not null default 0,
-    unique (agent, audience)
+    items integer not null default 0, unique (agent, audience)
 );
+create table members (agent text, member text, scope integer, primary key (agent, member, scope)) without rowid;
+create table authors (id integer primary key, author text not null unique);
 create table items (
     pos integer primary key, session text not null, seq integer not null, scope integer not null, kind text not null,
     op integer, author text not null, person text not null, name text not null, address text not null,
-    at real not null, fact text not null, state integer not null default 0, cause text not null default '',
-    before integer not null, size integer not null, first integer not null, chunks integer not null
+    origin text not null, at real not null, fact text not null, state integer not null default 0,
+    cause text not null default '', before integer not null, size integer not null, first integer not null,
+    chunks integer not null
 );
 create unique index items_place on items (session, seq);
-create index items_before on items (before);
 create index items_cause on items (cause) where cause <> '';
 create index items_fact on items (scope, fact) where fact <> '';
+create table places (
+    first integer primary key, before integer not null, chunks integer not null, author integer not null,
+    flags integer not null, at real not null
+);
 create table takes (session text, seq integer, op integer, primary key (session, op, seq)) without rowid;
-create table names (scope integer, name text, person text, primary key (scope, name, person)) without rowid;
-create table chunks (id integer primary key, pos integer not null, self text, who text, ctx text, grams text);
-create index chunks_pos on chunks (pos);
+create table names (scope integer, name text, author text, primary key (scope, name, author)) without rowid;
+create table chunks (id integer primary key, pos integer not null, self text not null);
 create virtual table words using fts5 (
-    self, who, ctx, grams, content='chunks', content_rowid='id', tokenize="{TOKENIZER[0]} {" ".join(TOKENIZER[1])}"
+    self, grams, content='', tokenize="{TOKENIZER[0]} {" ".join(TOKENIZER[1])}"
 );
 insert into words (words, rank) values ('secure-delete', 1);
-create table vectors (
-    chunk integer primary key, vector blob not null, pieces blob not null, context blob not null
-);
+create table vectors (chunk integer primary key, vector blob not null, pieces blob not null);
 create table deep (chunk integer primary key, vector blob not null);
 create table shallow (chunk integer primary key);
 """
@@ -69,7 +72,6 @@ def for_reading(path: Path) -> apsw.Connection:
     db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
     db.pragma("temp_store", "memory")
     db.pragma("cache_size", -CACHE_KIB)
-    db.execute("create virtual table temp.vocab using fts5vocab(main, words, row)")
     db.pragma("query_only", "on")
     return db
 

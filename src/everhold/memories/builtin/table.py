@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +27,7 @@ MODEL: Final = 1
 """Raised when the table changes: vectors of another number are made again."""
 UNIT: Final = 127.0
 """What 1.0 is in a stored vector."""
-STEP: Final = 64
+STEP: Final = 1_000
 LIKE: Final = 0.2
 """Two words less alike than this have nothing to do with each other."""
 CONTEXT: Final = 0.5
@@ -88,29 +88,37 @@ class Table:
         """A chunk's telling pieces, as they are kept."""
         return bytes(self.np.array(self.telling(text), self.np.uint16).tobytes())
 
-    def alike(self, question: Sequence[int], kept: Sequence[tuple[bytes, bytes]]) -> Floats:
-        """For each chunk (its pieces, and those of its context) the share of the question that it speaks of.
+    def rarity(self, word: str) -> int:
+        """How rare a word is: its place in the vocabulary, which begins with what is common."""
+        ids = self._pieces.ids(word)
+        return ids[0] if len(ids) == 1 else len(self._rows) + FIRST
+
+    def rarest(self, rows: Iterable[int], most: int) -> list[int]:
+        """At most so many of these rows, the rarest; in their order."""
+        found = list(rows)
+        if len(found) > most:
+            kept = set(sorted(found, reverse=True)[:most])  # the vocabulary begins with what is common
+            found = [row for row in found if row in kept]
+        return found
+
+    def share(self, question: Sequence[int], own: Floats, beside: Floats) -> Floats:
+        """For each chunk (columns) the share of the question (rows) that it speaks of, or what it is read with does.
 
         Every word of the question counts as much as the word most like it in the chunk, rare ones more.
         """
         np = self.np
-        if not question or not kept:
-            nothing: Floats = np.zeros(len(kept), np.float32)
-            return nothing
         weights = self._rarity[list(question)]
-        weights = weights / weights.sum()
-        best = self._best(question, [own for own, _ in kept] + [context for _, context in kept])
-        own, context = best[:, : len(kept)], best[:, len(kept) :]
-        found: Floats = weights @ (own + CONTEXT * np.maximum(own, context)) / (1 + CONTEXT)
+        weights = weights / max(float(weights.sum()), 1e-9)
+        found: Floats = np.einsum("i,ij->j", weights, own + CONTEXT * np.maximum(own, beside)) / (1 + CONTEXT)
         return found
 
-    def _best(self, question: Sequence[int], kept: Sequence[bytes]) -> Floats:
+    def best(self, question: Sequence[int], kept: Sequence[bytes]) -> Floats:
         """Per word of the question (rows) and packed text (columns): how alike the most similar word is."""
         np = self.np
-        counts = np.array([len(one) // 2 for one in kept])
+        counts = np.array([len(one) // 2 for one in kept], np.int64)
         best: Floats = np.zeros((len(question), len(kept)), np.float32)
         full = counts.nonzero()[0]
-        if len(full):
+        if len(full) and len(question):
             joined = np.frombuffer(b"".join(kept), np.uint16)
             there = np.zeros(len(self._rows), np.bool_)
             there[joined] = True
@@ -129,8 +137,10 @@ class Table:
         """
         np = self.np
         near: Floats = np.empty((len(rows), wanted.shape[1]), np.float32)
-        for low in range(0, len(rows), STEP):
-            np.matmul(self._units(rows[low : low + STEP]), wanted, out=near[low : low + STEP])
+        step = max(8, STEP // wanted.shape[1])
+        for low in range(0, len(rows), step):
+            np.matmul(self._rows[rows[low : low + step]].astype(np.float32), wanted, out=near[low : low + step])
+        near *= self._inverse[rows, None]
         return near
 
     def _units(self, rows: npt.NDArray[np.int64]) -> Floats:

@@ -28,6 +28,8 @@ class Hit(Struct, frozen=True, kw_only=True):
     person: str
     name: str
     address: str
+    origin: str
+    """Whose words these are if not those of somebody here: another bot's, a tool's, a file's."""
     at: float
     size: int
     """Characters of the whole; `text` is a passage of it when it is longer than that."""
@@ -37,21 +39,23 @@ def scan(
     entries: Sequence[Entry],
     text: str,
     *,
-    agent: str,
-    audience: Iterable[str],
+    agent: str | None,
+    audience: Iterable[str] | None,
     agents: Mapping[str, str],
     session: str | None = None,
 ) -> list[Hit]:
     """The entries that share words with `text` and may be heard by everybody present, whatever their order."""
-    present = set(audience)
+    present = None if audience is None else set(audience)
     wanted = _forms(text)
     erased = {(one.session, seq) for one in entries if isinstance(one.body, Erased) for seq in one.body.seqs}
     hits: list[Hit] = []
     for entry in entries:
         words = words_of(entry)
-        if words is None or agents[entry.session] != agent or (session is not None and entry.session != session):
+        if words is None or (session is not None and entry.session != session) or not words.stamp.audience:
             continue
-        if not present or not present <= set(words.stamp.audience) or (entry.session, entry.seq) in erased:
+        if (agent is not None and agents[entry.session] != agent) or (entry.session, entry.seq) in erased:
+            continue
+        if present is not None and not (present and present <= set(words.stamp.audience)):
             continue
         share = len(wanted & _forms(words.text)) / max(1, len(wanted))
         if share:
@@ -59,7 +63,7 @@ def scan(
                 Hit(
                     text=words.text, score=share, session=entry.session, seq=entry.seq, pos=entry.pos,
                     kind=str(entry.kind), author=entry.author, person=words.stamp.person, name=words.name,
-                    address=words.stamp.address, at=entry.at, size=len(words.text),
+                    address=words.stamp.address, origin=words.origin, at=entry.at, size=len(words.text),
                 )
             )  # fmt: skip
     return hits
