@@ -49,6 +49,8 @@ _SECRET_SHAPE: Final = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+_SHORT: Final = 64
+_REMEMBERED: Final = 4_096
 _SHORTEST: Final = 6
 _DEPTH: Final = 6
 _DESCRIBE: Final = reprlib.Repr()  # bounded, and unlike repr() it survives an object that cannot describe itself
@@ -61,6 +63,8 @@ class Redaction:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
+        self._clean: dict[str, str] = {}
+        """Short texts that were looked at before: the same few ids and names are in most lines."""
 
     def hide(self, *secrets: str) -> None:
         """Never show these again, however they are escaped. What is too short to be one would blot out whole lines."""
@@ -69,9 +73,20 @@ class Redaction:
                 self._known |= {secret, quote(secret, safe=""), json.dumps(secret)[1:-1]}
         longest_first = sorted(self._known, key=lambda secret: (-len(secret), secret))
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._clean.clear()
 
     def scrub(self, text: str) -> str:
         """`text` without secrets."""
+        if len(text) > _SHORT:
+            return self._scrub(text)
+        found = self._clean.get(text)
+        if found is None:
+            if len(self._clean) >= _REMEMBERED:
+                self._clean.clear()
+            found = self._clean[text] = self._scrub(text)
+        return found
+
+    def _scrub(self, text: str) -> str:
         if self._pattern is not None:
             text = self._pattern.sub(HIDDEN, text)
         return _SECRET_SHAPE.sub(lambda found: (found["keep"] or found["also"] or found["user"] or "") + HIDDEN, text)
@@ -172,17 +187,17 @@ class RotatingFile:
         self._max_bytes = max_bytes
         self._names = [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, keep + 1))]
         self._file: int | None = None
+        self._size = 0
 
     def __call__(self, line: str) -> None:
         data = line.encode("utf-8", "backslashreplace") + b"\n"
         if self._file is None:
             self._file = self._open()
-        size = os.fstat(self._file).st_size
-        if size and size + len(data) > self._max_bytes:
+        if self._size and self._size + len(data) > self._max_bytes:
             self.close()
             self._rotate()
             self._file = self._open()
-        os.write(self._file, data)
+        self._size += os.write(self._file, data)
 
     def close(self) -> None:
         if self._file is not None:
@@ -192,7 +207,9 @@ class RotatingFile:
     def _open(self) -> int:
         path = self._names[0]
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._size = os.fstat(file).st_size
+        return file
 
     def _rotate(self) -> None:
         for newer, older in reversed(list(zip(self._names, self._names[1:], strict=False))):

@@ -6,6 +6,7 @@ nothing, whatever restarted meanwhile. Growing replies come as `piece` events wi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -22,6 +23,8 @@ PAGE: Final = 200
 HEARTBEAT_SECONDS: Final = 15.0
 RETRY_MS: Final = 1_000
 MOST_STREAMS: Final = 256
+GATHER_SECONDS: Final = 0.005
+"""What happens within so short a time goes out together: a turn is several commits in a few milliseconds."""
 HEADERS: Final = {"x-accel-buffering": "no"}
 
 
@@ -64,7 +67,9 @@ async def _stream(call: Call, after: int | None, only: str) -> AsyncIterator[byt
                 yield text.encode()
             if len(page) == PAGE:
                 continue
-            if not await watch.wait(POLL_SECONDS):
+            if await watch.wait(POLL_SECONDS):
+                await asyncio.sleep(GATHER_SECONDS)
+            else:
                 quiet += POLL_SECONDS
                 if quiet >= HEARTBEAT_SECONDS:
                     quiet = 0.0
@@ -85,11 +90,15 @@ async def _pieces(call: Call, watch: Watch) -> str:
 async def _entries(call: Call, page: list[Entry], only: str) -> str:
     return "".join(
         [
-            f"id: {entry.pos}\nevent: entry\ndata: {_json({'session': entry.session, **entry_json(entry)})}\n\n"
+            call.office.tail.shown(entry, _event)
             for entry in page
             if (not only or entry.session == only) and await call.office.may_see(call.caller, entry.session)
         ]
     )
+
+
+def _event(entry: Entry) -> str:
+    return f"id: {entry.pos}\nevent: entry\ndata: {_json({'session': entry.session, **entry_json(entry)})}\n\n"
 
 
 def _json(value: object) -> str:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from everhold.core.entries import Entry
 from everhold.ports.store import Change, Store
 
 POLL_SECONDS: Final = 2.0
 MOST_PIECES: Final = 2_000
 """What a watcher that does not keep up can have waiting; older pieces are dropped, as they may be."""
+
+MOST_SHOWN: Final = 256
 
 
 class Piece(NamedTuple):
@@ -65,6 +68,7 @@ class Tail:
         """How many there were of each step, since this process started."""
         self._end = 0
         self._watches: set[Watch] = set()
+        self._shown: dict[tuple[int, bool], str] = {}
 
     def committed(self, change: Change) -> None:
         """Something was written: for the store to call after each commit."""
@@ -79,6 +83,15 @@ class Tail:
         for watch in self._watches:
             if not watch.session or watch.session == session:
                 watch.add(Piece(session, op, text))
+
+    def shown(self, entry: Entry, show: Callable[[Entry], str]) -> str:
+        """What `show` makes of an entry; made once for everybody who watches."""
+        key = (entry.pos, entry.body is None)  # what is erased looks different from then on
+        if key not in self._shown:
+            if len(self._shown) >= MOST_SHOWN:
+                self._shown.clear()
+            self._shown[key] = show(entry)
+        return self._shown[key]
 
     @contextlib.contextmanager
     def watching(self, session: str = "") -> Iterator[Watch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 from typing import Final
@@ -16,6 +17,8 @@ from everhold.logs import adopt_stdlib, open_log
 
 LOOK_SECONDS: Final = 0.5
 """How often the gateway asks whether its store can still keep its promise."""
+COLLECT_AFTER: Final = 10_000
+"""Objects made and not yet let go of before a look for cycles; a turn makes a few hundred."""
 GRACE_SECONDS: Final = 2.0
 """What is left for closing after the second signal."""
 
@@ -42,12 +45,20 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
         parts = ["ready", count(len(settings.agents), "agent"), f"resuming {count(waiting, 'message')}", url]
         screen.say(" · ".join(part for part in parts if part))
         screen.out.flush()
+        _settle_down()
         await _until(app, signals)
     finally:
         await _stop(app, signals)
     if app.broken is not None:
         raise app.broken
     return 0
+
+
+def _settle_down() -> None:
+    """What is there now stays for as long as the gateway does: the collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 10, 100)
 
 
 async def _serve(app: App, port: int | None) -> str:
