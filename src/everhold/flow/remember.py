@@ -28,9 +28,6 @@ PAGE: Final = 200
 HOOK_SECONDS: Final = 10.0
 """For a provider to take note of something that concerns nobody else."""
 READ: Final = (*PLACES, Kind.FOLDED)
-HOOK_SECONDS: Final = 10.0
-"""For a provider to take note of something that concerns nobody else."""
-READ: Final = (*PLACES, Kind.FOLDED)
 
 
 def reader_of(instance: str) -> str:
