@@ -59,7 +59,9 @@ export class House {
   know(session) {
     const before = this.sessions.get(session.id);
     const seen = before?.seen ?? bornAt(session.id);
-    this.sessions.set(session.id, { ...session, busy: session.state === "turn", seen, words: before?.words });
+    // an answer that was long on its way knows less than the events that overtook it
+    const news = before && before.last_seq > session.last_seq ? before : { ...session, busy: session.state === "turn" };
+    this.sessions.set(session.id, { ...session, ...news, seen, words: before?.words });
   }
 
   async learn(id) {
