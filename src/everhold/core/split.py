@@ -7,6 +7,11 @@ from typing import Final
 _SEAMS: Final = ("\n\n", "\n", ". ", " ")
 
 
+def units(text: str) -> int:
+    """How long a text is, as platforms count."""
+    return len(text) + sum(char > "\uffff" for char in text)
+
+
 def split(text: str, limit: int) -> tuple[str, ...]:
     """`text` in parts of at most `limit` UTF-16 units, cut at the best seam in the second half of each part.
 

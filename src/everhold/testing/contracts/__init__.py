@@ -2,5 +2,5 @@
 
 import pytest
 
-for suite in ("scene", "store", "store_lanes", "store_log", "store_operations"):
+for suite in ("platform", "platform_desk", "scene", "store", "store_lanes", "store_log", "store_operations"):
     pytest.register_assert_rewrite(f"{__name__}.{suite}")

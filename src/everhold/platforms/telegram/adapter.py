@@ -1,0 +1,366 @@
+"""One bot. Reads updates in a loop of its own: commit, then confirm; sends, edits, types, and brings files both ways.
+
+Telegram has no key for what is sent: after a lost answer nobody can tell whether a message is there, so a send is in
+doubt and follows the account's policy. An edit may be repeated, so a reply that takes a draft's place is safe.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import msgspec
+from telegram import Bot, BotCommand, InputFile, Message, ReplyParameters, Update
+from telegram.error import ChatMigrated, Conflict, InvalidToken, RetryAfter, TelegramError
+from telegram.request import HTTPXRequest
+
+from everhold.core.access import NOTICE
+from everhold.core.attachments import absent, attachment
+from everhold.core.entries import Attachment, Place
+from everhold.core.retry import wait_seconds
+from everhold.core.split import units
+from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.platforms.telegram import faults, reading
+from everhold.platforms.telegram.settings import NAME, TelegramSettings
+from everhold.platforms.unreadable import unreadable
+from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
+from everhold.ports.plugin import Context
+from everhold.ports.store import Position
+
+API: Final = "https://api.telegram.org"
+TEXT_UNITS: Final = 4096
+CAPTION_UNITS: Final = 1024
+MOST_COMMANDS: Final = 100
+FETCH_TRIES: Final = 3
+IDLE_SECONDS: Final = 5 * 86_400.0
+"""After a week without updates Telegram numbers them anew: then the offset is let go of in time."""
+
+
+class Polling(HTTPXRequest):
+    """The connection for news. It keeps them as they came: one that nobody can read must not take the rest along."""
+
+    def __init__(self, *, read_timeout: float) -> None:
+        super().__init__(connection_pool_size=1, read_timeout=read_timeout)
+        self.news: list[Any] = []
+
+    def parse_json_payload(self, payload: bytes) -> dict[str, Any]:  # type: ignore[override]  # a method will do
+        found: dict[str, Any] = HTTPXRequest.parse_json_payload(payload)
+        if isinstance(found.get("result"), list):
+            self.news, found["result"] = found["result"], []
+        return found
+
+
+class Telegram:
+    """One account. Implements `Platform`, `Drafting`, `Typing` and `Leaving`."""
+
+    name = NAME
+    delivery = Delivery.BLIND
+    text_limit = TEXT_UNITS
+    visible_after = 0.0
+
+    def __init__(self, settings: TelegramSettings, context: Context) -> None:
+        assert context.station is not None, "a platform has a station"
+        self.account = context.instance
+        self._settings = settings
+        self._station = context.station
+        self._context = context
+        self._log = context.log
+        self._token = settings.token
+        base = (settings.base_url or API).rstrip("/")
+        self._files = f"{base}/file/bot{settings.token.reveal()}/"
+        self._polling = Polling(read_timeout=10.0)
+        for noisy in ("httpx", "httpcore"):  # they tell URLs, and this API's URLs carry the token
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        self._bot = Bot(
+            settings.token.reveal(),
+            base_url=f"{base}/bot",
+            base_file_url=f"{base}/file/bot",
+            request=HTTPXRequest(connection_pool_size=64, read_timeout=20.0, connect_timeout=10.0, pool_timeout=5.0),
+            get_updates_request=self._polling,
+        )
+        self._ready = False
+        self._quiet: dict[str, float] = {}
+        """Chats that Telegram wants left alone, and until when."""
+
+    async def aclose(self) -> None:
+        await self._bot.shutdown()
+
+    # -- hearing -----------------------------------------------------------------------------------------------------
+
+    async def listen(self, accept: Accept) -> None:
+        failures = 0
+        offset: int | None = None
+        heard_at = self._context.clock.monotonic()
+        announced = False
+        while True:
+            try:
+                if not announced:
+                    await self._connect()
+                    await self._bot.delete_webhook(drop_pending_updates=False)
+                    await self._announce()
+                    announced = True
+                news = await self._news(offset)
+            except TelegramError as error:
+                failures += 1
+                await self._trouble(error, failures)
+                continue
+            self._station.report()
+            failures = 0
+            for raw in news:
+                offset = max(offset or 0, await self._hear(raw, accept))
+            now = self._context.clock.monotonic()
+            if news:
+                heard_at = now
+            elif now - heard_at > IDLE_SECONDS:
+                offset, heard_at = None, now
+
+    async def _connect(self) -> None:
+        if not self._ready:
+            await self._bot.initialize()
+            self._ready = True
+
+    async def _announce(self) -> None:
+        """Show the commands where people look for them."""
+        commands = [BotCommand(name, line[:256]) for name, line in self._station.commands.items()]
+        try:
+            await self._bot.set_my_commands(commands[:MOST_COMMANDS])
+        except TelegramError as error:
+            self._log.warning(
+                "commands.unannounced", error=faults.ours(error, what="a list of commands", token=self._token)
+            )
+
+    async def _news(self, offset: int | None) -> list[Any]:
+        self._polling.news = []
+        await self._bot.get_updates(
+            offset=offset, timeout=self._settings.poll_seconds, limit=100, allowed_updates=reading.WANTED
+        )
+        return self._polling.news
+
+    async def _trouble(self, error: TelegramError, failures: int) -> None:
+        """Say what is wrong and wait, longer each time; a token that is not known is for somebody to mend."""
+        found = faults.ours(error, what="the bot", token=self._token)
+        if isinstance(error, InvalidToken):
+            raise found
+        trouble = found.message if not isinstance(found, InDoubt) else f"Telegram does not answer: {found.message}"
+        remedy = found.remedy or "it is tried again by itself"
+        self._station.report(trouble, remedy)
+        wait = wait_seconds(failures, jitter=self._station.chance.random()) or 300.0
+        if isinstance(error, RetryAfter):
+            wait = faults.seconds_of(error)
+        elif isinstance(error, Conflict):
+            wait = max(wait, 10.0)  # two that fight over a bot's messages would both lose
+        await self._station.sleep(wait)
+
+    async def _hear(self, raw: Any, accept: Accept) -> int:
+        """Hand one update over; the offset behind it. Nothing is confirmed before it is kept, or nothing to keep."""
+        behind = _behind(raw)
+        position = Position(platform=NAME, account=self.account, name="offset", value=str(behind))
+        heard = await self._read(raw, position)
+        if heard is None:
+            await self._station.positions.move("offset", str(behind))
+        else:
+            await accept(heard)
+        return behind
+
+    async def _read(self, raw: Any, position: Position) -> Incoming | None:
+        if isinstance(raw, dict) and not reading.wanted(raw):
+            return None
+        try:
+            update = Update.de_json(raw, self._bot)
+            heard = reading.incoming(update, account=self.account, me=self._bot.bot)
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._log.warning("update.unreadable", error=reason)
+            id = str(raw.get("update_id") if isinstance(raw, dict) else position.value)
+            return unreadable(raw, platform=NAME, account=self.account, id=id, reason=reason, position=position)
+        if heard is None:
+            return None
+        heard = msgspec.structs.replace(heard, position=position)
+        message = reading.message_of(update)
+        file = reading.file_of(message) if message is not None else None
+        return heard if file is None else await self._with_file(heard, file)
+
+    async def _with_file(self, heard: Incoming, file: reading.File) -> Incoming:
+        """The message with its file, or with the word that there was one."""
+        most = self._station.most_bytes
+        try:
+            data = await self._download(file)
+        except EverholdError as error:
+            self._log.warning("file.missing", name=file.name, size=file.size, error=error)
+            note = f"[{file.name} was not taken in: {error.message}]"
+            text = f"{heard.text}\n{note}" if heard.text else note
+            missing = absent(name=file.name, media=file.media, size=file.size)
+            return msgspec.structs.replace(heard, text=text, attachments=(missing,))
+        assert len(data) <= most
+        kept = attachment(data, name=file.name, media=file.media)
+        return msgspec.structs.replace(heard, attachments=(kept,), files=(data,))
+
+    async def _download(self, file: reading.File) -> bytes:
+        most = self._station.most_bytes
+        if file.size > most:
+            raise Refused(f"it is larger than {most:,} bytes")
+        for attempt in range(1, FETCH_TRIES + 1):
+            try:
+                found = await self._bot.get_file(file.id)
+                if not (found.file_path or "").startswith(self._files):
+                    raise Refused("Telegram says it lies somewhere else")  # a path on this machine is not opened
+                if (found.file_size or 0) > most:
+                    raise Refused(f"it is larger than {most:,} bytes")
+                data = await self._bot.request.retrieve(found.file_path or "")
+            except TelegramError as error:
+                problem = faults.ours(error, what="the file", token=self._token)
+                if isinstance(problem, Refused) or attempt == FETCH_TRIES:
+                    raise Refused(problem.message) from error
+                await self._station.sleep(getattr(problem, "retry_after", None) or float(attempt))
+            else:
+                if len(data) > most:
+                    raise Refused(f"it is larger than {most:,} bytes")
+                return bytes(data)
+        raise AssertionError("the last try returns or raises")
+
+    # -- saying ------------------------------------------------------------------------------------------------------
+
+    async def send(self, out: Outgoing) -> str:
+        text = self._worded(out)
+        if out.edits:
+            remote = await self._replace(out, text)
+            await self._attach(out, out.attachments)
+            return remote
+        if len(out.attachments) == 1 and units(text) <= CAPTION_UNITS:
+            return await self._attach(out, out.attachments, caption=text)
+        remote = await self._say(out, text)
+        await self._attach(out, out.attachments)
+        return remote
+
+    async def probe(self, out: Outgoing) -> str | None:
+        raise Refused("Telegram cannot be asked what was sent")
+
+    async def draft(self, out: Outgoing) -> str:
+        return await self._say(out, out.text)
+
+    async def revise(self, remote: str, out: Outgoing) -> None:
+        await self._edit(out.to, remote, out.text)
+
+    async def typing(self, to: Place) -> None:
+        async with self._calling("typing", to):
+            await self._bot.send_chat_action(_chat(to), "typing", message_thread_id=_number(to.thread))
+
+    def _worded(self, out: Outgoing) -> str:
+        """The text; in a group a notice is marked, so that no other bot answers it."""
+        marked = out.notice and out.to.chat.startswith("-") and units(out.text) + units(NOTICE) <= TEXT_UNITS
+        return NOTICE + out.text if marked else out.text
+
+    async def _replace(self, out: Outgoing, text: str) -> str:
+        """Put the final text in a draft's place. A repeat changes nothing, so a lost answer is no doubt."""
+        try:
+            await self._edit(out.to, out.edits, text)
+        except InDoubt as error:
+            raise Transient(error.message) from error
+        except Gone:
+            return await self._say(out, text)
+        return out.edits
+
+    async def _edit(self, to: Place, remote: str, text: str) -> None:
+        try:
+            async with self._calling("an edit", to):
+                await self._bot.edit_message_text(text, chat_id=_chat(to), message_id=int(remote))
+        except Refused as error:
+            cause = error.__cause__
+            assert isinstance(cause, TelegramError | None)
+            if cause is not None and faults.says(cause, *faults.GONE):
+                raise Gone(error.message) from cause
+            if cause is None or not faults.says(cause, faults.NOT_MODIFIED):
+                raise
+
+    async def _say(self, out: Outgoing, text: str) -> str:
+        async def say(chat: int | str) -> Message:
+            return await self._bot.send_message(
+                chat, text, message_thread_id=_number(out.to.thread), reply_parameters=_reply(out.to)
+            )
+
+        async with self._calling("a message", out.to):
+            try:
+                return str((await say(_chat(out.to))).message_id)
+            except ChatMigrated as moved:
+                return str((await say(moved.new_chat_id)).message_id)
+
+    async def _attach(self, out: Outgoing, files: tuple[Attachment, ...], *, caption: str | None = None) -> str:
+        remote = ""
+        for file in files:
+            data = await self._context.blob(file.blob) if self._context.blob is not None else None
+            if data is None:
+                self._log.warning("file.unknown", name=file.name)
+                continue
+            async with self._calling("a file", out.to):
+                sent = await self._bot.send_document(
+                    _chat(out.to),
+                    InputFile(data, filename=file.name or "file"),
+                    caption=caption,
+                    message_thread_id=_number(out.to.thread),
+                    reply_parameters=_reply(out.to),
+                )
+                remote = str(sent.message_id)
+        if not remote and caption is not None:
+            return await self._say(out, caption)
+        return remote
+
+    def _calling(self, what: str, to: Place) -> Calling:
+        return Calling(self, what, to)
+
+
+class Gone(Refused):
+    """What was to be edited is not there any more."""
+
+
+class Calling:
+    """Around a call for a chat: waits that Telegram asked for are kept, and its errors become ours."""
+
+    def __init__(self, telegram: Telegram, what: str, to: Place) -> None:
+        self._telegram = telegram
+        self._what = what
+        self._chat = to.chat
+
+    async def __aenter__(self) -> None:
+        telegram = self._telegram
+        left = telegram._quiet.get(self._chat, 0.0) - telegram._context.clock.monotonic()
+        if left > 0:
+            raise Transient(f"Telegram wants this chat left alone for {left:.0f} s", retry_after=left)
+        telegram._quiet.pop(self._chat, None)
+        try:
+            await telegram._connect()
+        except TelegramError as error:
+            problem = faults.ours(error, what="the bot", token=telegram._token)
+            # nothing of what was to be sent has left
+            raise Transient(problem.message, remedy=problem.remedy) from error
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, TelegramError):
+            return
+        telegram = self._telegram
+        problem = faults.ours(error, what=self._what, token=telegram._token)
+        if isinstance(problem, Transient) and problem.retry_after is not None:
+            telegram._quiet[self._chat] = telegram._context.clock.monotonic() + problem.retry_after
+        raise problem from error
+
+
+def _behind(raw: Any) -> int:
+    """The offset that confirms an update. One without a number cannot be confirmed by itself: the next one does it."""
+    id = raw.get("update_id") if isinstance(raw, dict) else None
+    return id + 1 if isinstance(id, int) and not isinstance(id, bool) else 0
+
+
+def _chat(to: Place) -> int | str:
+    return _number(to.chat) or to.chat
+
+
+def _number(text: str) -> int | None:
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
+
+
+def _reply(to: Place) -> ReplyParameters | None:
+    """In a group an answer hangs on what it answers; alone with somebody that says nothing."""
+    id = _number(to.message)
+    if id is None or not to.chat.startswith("-"):
+        return None
+    return ReplyParameters(message_id=id, allow_sending_without_reply=True)

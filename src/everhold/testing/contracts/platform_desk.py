@@ -1,0 +1,255 @@
+"""Both ends of a platform adapter: the far side as a test plays it, and the near side with the real store and door.
+
+"Kept" means committed. Time is real and short; waits that an adapter asks for pass at once and are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path, PurePath
+from typing import Any, Final, Protocol, TypeVar
+
+from msgspec import Struct
+
+from everhold.accounts import Ledger
+from everhold.core.access import Admission
+from everhold.core.commands import COMMANDS
+from everhold.core.entries import Heard, Kind, Place
+from everhold.flow.accept import Accept
+from everhold.flow.gates import Bells, Gates
+from everhold.ports.platform import Incoming, Leaving, Outgoing, Platform, Verdict
+from everhold.ports.plugin import Context, Fetched, Station
+from everhold.ports.store import Change, Position, Step
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.contracts.store import Dice
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS: Final = 20.0
+"""How long anything on loopback may take on a busy machine before it is taken for never."""
+HOUR: Final = 3600.0
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """A message as the people in a chat see it."""
+
+    id: str
+    text: str
+    files: tuple[bytes, ...] = ()
+
+
+class Stage(Protocol):
+    """A far side with people in it, and the adapter's way there. `chat` is a direct chat, `group` a group."""
+
+    platform: str
+    chat: str
+    group: str
+    sender: str
+    offers: frozenset[str]
+    """Of `edits groups drafts typing files commands redelivery poison rivals`, what the platform has at all."""
+
+    def build(self, context: Context) -> Platform:
+        """A new adapter, as another process would have it."""
+
+    async def write(self, text: str, *, to: str) -> str:
+        """A person writes; the message's id."""
+
+    async def edit(self, id: str, text: str, *, to: str) -> None: ...
+
+    async def mention(self, text: str, *, to: str) -> str:
+        """A person writes in a group and means the agent."""
+
+    async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str: ...
+
+    async def poison(self) -> None:
+        """Something arrives that nobody can take apart."""
+
+    async def oddity(self) -> None:
+        """Something arrives of a kind that nobody has heard of."""
+
+    async def redeliver(self, chance: random.Random) -> None:
+        """Everything arrives again, three times, in any order."""
+
+    def shown(self, chat: str) -> list[Seen]:
+        """What the agent said in a chat, as it stands there."""
+
+    def fail(self, how: str) -> None:
+        """The next send goes wrong: `drop before`, `drop after`, `hang`, `limit` (wait 7 s), `broken` (an error of
+        theirs), `dead` (this chat is gone for good)."""
+
+    def cut(self) -> None:
+        """The far side cannot be reached, until `mend`."""
+
+    def mend(self) -> None: ...
+
+
+class Killed(BaseException):
+    """The process is gone, in the middle of something."""
+
+
+class Clock:
+    def now(self) -> float:
+        return 1_700_000_000.0 + asyncio.get_running_loop().time()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Desk:
+    """The near side: store, door and station of one account, and the process that listens."""
+
+    def __init__(self, stage: Stage, path: Path) -> None:
+        self.stage = stage
+        self.clock = Clock()
+        self.store = SqliteStore.open(path / "log.db", chance=Dice())
+        gates = Gates(store=self.store, clock=self.clock, chance=Dice(), log=Silence(), owner="contract")
+        self._door = Accept(gates, reception=self._admit, bells=Bells())
+        self.waits: list[float] = []
+        self.troubles: list[str] = []
+        self.well = 0
+        self.dies: str = ""
+        """`before` or `after` the next commit."""
+        self.verdicts: list[Verdict] = []
+        self._listener: asyncio.Task[None] | None = None
+        self.platform = stage.build(self.context())
+
+    def context(self) -> Context:
+        platform = self.stage.platform
+        return Context(
+            agent="main",
+            instance="main",
+            directory=PurePath("nowhere"),
+            log=Silence(),
+            clock=self.clock,
+            blob=self.store.blob,
+            station=Station(
+                account="main",
+                positions=Ledger(self.store, self.clock, platform=platform, account="main"),
+                fetch=self._fetch,
+                chance=Dice(),
+                sleep=self._sleep,
+                commands=COMMANDS,
+                report=self._report,
+                most_bytes=100_000,
+            ),
+        )
+
+    async def close(self) -> None:
+        await self.stop()
+        if isinstance(self.platform, Leaving):
+            await self.platform.aclose()
+        await self.store.close()
+
+    # -- the process
+
+    def start(self) -> None:
+        self._listener = asyncio.get_running_loop().create_task(self.platform.listen(self._accept))
+
+    async def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+            self._listener = None
+
+    async def restart(self) -> None:
+        """Another process on the same disk."""
+        await self.stop()
+        if isinstance(self.platform, Leaving):
+            await self.platform.aclose()
+        self.dies = ""
+        self.platform = self.stage.build(self.context())
+        self.start()
+
+    async def killed(self) -> None:
+        """Wait until the process has died as it was to."""
+        assert self._listener is not None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            done = await asyncio.gather(self._listener, return_exceptions=True)
+        assert isinstance(done[0], Killed), f"it should have died: {done[0]!r}"
+
+    # -- what it was given
+
+    async def _accept(self, incoming: Incoming) -> Verdict:
+        if self.dies == "before":
+            raise Killed
+        verdict = await self._door(incoming)
+        if self.dies == "after" and verdict.outcome == "accepted":
+            raise Killed
+        self.verdicts.append(verdict)
+        return verdict
+
+    async def _admit(self, incoming: Incoming) -> Admission:
+        return Admission(agent="main", person=incoming.sender, group="shared")
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        await asyncio.sleep(min(seconds, 0.002))
+
+    def _report(self, trouble: str = "", remedy: str = "") -> None:
+        if trouble:
+            self.troubles.append(trouble)
+        else:
+            self.well += 1
+
+    async def _fetch(self, url: str, *, headers: Mapping[str, str] | None = None) -> Fetched:
+        from everhold.fetch import Fetcher  # as in the house, but loopback is all there is
+
+        return await Fetcher(allows=lambda ip: ip.is_loopback, most_bytes=100_000)(url, headers=headers)
+
+    # -- looking
+
+    async def heard(self) -> list[Heard]:
+        """Everything that was kept, in the order it was."""
+        entries = [entry for entry in await self.store.feed(limit=10_000) if entry.kind is Kind.HEARD]
+        return [entry.body for entry in entries if isinstance(entry.body, Heard)]
+
+    async def texts(self) -> list[str]:
+        return [body.text for body in await self.heard()]
+
+    async def until(self, met: Callable[[], Awaitable[bool]], *, what: str) -> None:
+        """Wait for something that has no event of its own."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not await met():
+                    if self._listener is not None and self._listener.done():
+                        self._listener.result()
+                        raise AssertionError("the listener ended by itself")
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"never happened: {what}; heard {await self.texts()}") from None
+
+    async def until_heard(self, *texts: str) -> None:
+        async def met() -> bool:
+            return set(texts) <= set(await self.texts())
+
+        await self.until(met, what=f"hearing {texts}")
+
+    def place(self, chat: str = "", message: str = "") -> Place:
+        return Place(platform=self.stage.platform, account="main", chat=chat or self.stage.chat, message=message)
+
+    def out(self, text: str, key: str = "s:1:0", **more: Any) -> Outgoing:
+        return Outgoing(to=more.pop("to", self.place()), text=text, key=key, **more)
+
+    async def keep(self, data: bytes) -> None:
+        """Have a file in the store."""
+        position = Position(platform="contract", account="main", name="file", value="kept")
+        change = Change(step=Step.POSITION, session="", at=self.clock.now(), position=position, blobs=(data,))
+        await self.store.commit(change)
+
+    async def within(self, work: Coroutine[Any, Any, T]) -> T:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await work
+
+
+class Silence:
+    """A log that nobody reads."""
+
+    def debug(self, event: str, /, **fields: object) -> None: ...
+
+    info = warning = error = debug
+
+    def bind(self, **fields: object) -> Silence:
+        return self

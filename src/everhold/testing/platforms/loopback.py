@@ -1,0 +1,244 @@
+"""A small HTTP server for fakes: it takes requests apart, and fails them before or after they were carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import email.parser
+import email.policy
+import json
+import socket
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+_PHRASES: Final = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    409: "Conflict",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, taken apart. `files` are what came as multipart: name -> (file name, content)."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    query: dict[str, str]
+    body: bytes
+    fields: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int = 200
+    body: bytes = b""
+    media: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def json(cls, value: Any, *, status: int = 200, **headers: str) -> Answer:
+        return cls(status=status, body=json.dumps(value).encode(), headers=headers)
+
+
+Kind = Literal["drop before", "drop after", "hang", "answer"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with the next call of a kind. `drop after` loses the answer to something that was done."""
+
+    on: str
+    kind: Kind
+    answer: Answer | None = None
+
+
+class Loopback:
+    """Serves on 127.0.0.1. Subclasses say what a call is named, and answer it."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        """(name, fields) of every call there was, failed ones too."""
+        self.down = False
+        """Nobody can connect, and whoever is connected is cut off at the next call."""
+        self.held = asyncio.Event()
+        """Set while a call hangs: something to wait for."""
+        self._faults: deque[Fault] = deque()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def fault(self, on: str, kind: Kind, *, answer: Answer | None = None, times: int = 1) -> None:
+        """Let the next `times` calls of `on` go wrong."""
+        self._faults.extend([Fault(on, kind, answer)] * times)
+
+    def disconnect(self) -> None:
+        """Nobody gets through until `reconnect`."""
+        self.down = True
+        for writer in list(self._writers):
+            _abort(writer)
+
+    def reconnect(self) -> None:
+        self.down = False
+
+    async def __aenter__(self) -> Any:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=2**20)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    # -- for subclasses
+
+    def name(self, request: Request) -> str:
+        """What a call is called, for faults and for the list of calls."""
+        raise NotImplementedError
+
+    async def answer(self, request: Request) -> Answer:
+        """Carry a call out."""
+        raise NotImplementedError
+
+    # -- a connection
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.down:
+            _abort(writer)
+            return
+        self._writers.add(writer)
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (request := await _read(reader)) is not None and not self.down:
+                if not await self._handle(request, writer):
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the caller left
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _handle(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+        name = self.name(request)
+        self.calls.append((name, {**request.query, **request.fields}))
+        fault = next((fault for fault in self._faults if fault.on == name), None)
+        if fault is not None:
+            self._faults.remove(fault)
+        match fault:
+            case Fault(kind="drop before"):
+                _abort(writer)
+                return False
+            case Fault(kind="hang"):
+                self.held.set()
+                await asyncio.Event().wait()
+            case Fault(kind="answer", answer=Answer() as answer):
+                await _write(writer, answer)
+                return True
+            case _:
+                pass
+        answer = await self.answer(request)
+        if fault is not None and fault.kind == "drop after":
+            _abort(writer)
+            return False
+        await _write(writer, answer)
+        return True
+
+
+async def _read(reader: asyncio.StreamReader) -> Request | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
+    method, target, _ = first.split(" ", 2)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    body = await _body(reader, headers)
+    parts = urlsplit(target)
+    fields, files = _form(headers.get("content-type", ""), body)
+    return Request(
+        method=method,
+        path=unquote(parts.path),
+        headers=headers,
+        query=dict(parse_qsl(parts.query, keep_blank_values=True)),
+        body=body,
+        fields=fields,
+        files=files,
+    )
+
+
+async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if headers.get("transfer-encoding") != "chunked":
+        return await reader.readexactly(int(headers.get("content-length", "0")))
+    data = b""
+    while size := int((await reader.readline()).strip() or b"0", 16):
+        data += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return data
+
+
+def _form(media: str, body: bytes) -> tuple[dict[str, Any], dict[str, tuple[str, bytes]]]:
+    if media.startswith("application/json"):
+        value = json.loads(body or b"{}")
+        return (value if isinstance(value, dict) else {}), {}
+    if media.startswith("application/x-www-form-urlencoded"):
+        return dict(parse_qsl(body.decode(), keep_blank_values=True)), {}
+    if not media.startswith("multipart/form-data"):
+        return {}, {}
+    fields: dict[str, Any] = {}
+    files: dict[str, tuple[str, bytes]] = {}
+    whole = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(
+        b"Content-Type: %s\r\n\r\n%s" % (media.encode(), body)
+    )
+    for part in whole.iter_parts():
+        name = str(part.get_param("name", header="content-disposition"))
+        content, file = part.get_payload(decode=True), part.get_filename()
+        assert isinstance(content, bytes)
+        if file is None:
+            fields[name] = content.decode()
+        else:
+            files[name] = (file, content)
+    return fields, files
+
+
+async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    headers = {"content-type": answer.media, "content-length": str(len(answer.body)), **answer.headers}
+    lines = [
+        f"HTTP/1.1 {answer.status} {_PHRASES.get(answer.status, 'Status')}",
+        *(f"{k}: {v}" for k, v in headers.items()),
+    ]
+    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + answer.body)
+    await writer.drain()
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    handle: socket.socket | None = writer.get_extra_info("socket")
+    if handle is not None and handle.fileno() >= 0:
+        handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

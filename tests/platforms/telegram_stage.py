@@ -1,0 +1,89 @@
+"""Telegram as the contract's far side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from everhold.platforms.telegram.adapter import Telegram
+from everhold.platforms.telegram.settings import TelegramSettings
+from everhold.ports.platform import Platform
+from everhold.ports.plugin import Context
+from everhold.secret import Secret
+from everhold.testing.contracts.platform import Seen
+from everhold.testing.platforms.loopback import Answer
+from everhold.testing.platforms.telegram import Failed, TelegramServer
+
+TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw-canary"
+
+
+class TelegramStage:
+    platform = "telegram"
+    chat = "1001"
+    group = "-100123"
+    sender = "1001"
+    offers = frozenset("edits groups drafts typing files redelivery poison rivals".split())
+
+    def __init__(self, server: TelegramServer) -> None:
+        self.server = server
+
+    def build(self, context: Context) -> Platform:
+        settings = TelegramSettings(token=Secret(TOKEN), base_url=self.server.url, poll_seconds=1)
+        return Telegram(settings, context)
+
+    async def write(self, text: str, *, to: str) -> str:
+        return str(await self.server.write(text, chat=int(to)))
+
+    async def edit(self, id: str, text: str, *, to: str) -> None:
+        await self.server.edit(int(id), text, chat=int(to))
+
+    async def mention(self, text: str, *, to: str) -> str:
+        return await self.write(f"@everhold_bot {text}", to=to)
+
+    async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
+        return str(await self.server.write(text, chat=int(to), file=(name, data)))
+
+    async def poison(self) -> None:
+        await self.server.press({"message": {"message_id": "not a number", "chat": 7, "date": "yesterday"}})
+
+    async def oddity(self) -> None:
+        await self.server.press({"holographic_message": {"id": 1}})
+
+    async def redeliver(self, chance: random.Random) -> None:
+        await self.server.redeliver(times=3, chance=chance)
+
+    def shown(self, chat: str) -> list[Seen]:
+        bots = {bot.id for bot in self.server.bots.values()}
+        return [
+            Seen(id=str(it.id), text=it.text, files=(it.file[1],) if it.file else ())
+            for it in self.server.shown(int(chat))
+            if it.by in bots
+        ]
+
+    def fail(self, how: str) -> None:
+        match how:
+            case "limit":
+                self.server.busy[int(self.chat)] = 7
+            case "dead":
+                self.server.gone[int(self.chat)] = Failed(403, "Forbidden: bot was blocked by the user")
+            case "broken":
+                told = {"ok": False, "error_code": 502, "description": "Bad Gateway"}
+                self.server.fault("sendMessage", "answer", answer=Answer.json(told, status=502))
+            case "drop before" | "drop after" | "hang":
+                self.server.fault("sendMessage", how)
+            case _:
+                raise AssertionError(how)
+
+    def cut(self) -> None:
+        self.server.disconnect()
+
+    def mend(self) -> None:
+        self.server.reconnect()
+
+
+@asynccontextmanager
+async def telegram_stage() -> AsyncIterator[TelegramStage]:
+    async with TelegramServer() as server:
+        server.bot(TOKEN, reads_all=True)
+        yield TelegramStage(server)

@@ -1,0 +1,13 @@
+"""Telegram keeps every promise of a platform, driven by the unmodified library against a server on loopback."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+from everhold.testing.contracts.platform import PlatformContract, Stage
+from tests.platforms.telegram_stage import telegram_stage
+
+
+class TestTelegram(PlatformContract):
+    def stage(self) -> AbstractAsyncContextManager[Stage]:
+        return telegram_stage()
