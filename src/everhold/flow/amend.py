@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.core import review
+from everhold.core import forgetting, review
 from everhold.core.context import IN_VIEW, live
 from everhold.core.entries import (
     Began,
@@ -39,7 +39,7 @@ ERASABLE: Final = (
     Kind.TOLD,
     Kind.FOLDED,
 )
-"""Kinds that hold somebody's words. The others hold the session together and say nothing."""
+"""Kinds that hold somebody's words. The others hold the session together; of them only some changes say something."""
 
 
 class Amendment(Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
     missing = [seq for seq in seqs if seq not in entries]
     if missing:
         raise NotFound(f"session {session.id} has no entry {missing[0]}")
-    structure = [seq for seq in seqs if entries[seq].kind not in ERASABLE]
+    structure = [seq for seq in seqs if not erasable(entries[seq])]
     if structure:
         raise Misuse(
             f"entry {structure[0]} of session {session.id} is {entries[structure[0]].kind}: it holds no words to erase",
@@ -132,13 +132,20 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
     for entry in entries.values():
         if isinstance(entry.body, Folded) and entry.op in folds:
             gone.add(entry.seq)
-        if isinstance(entry.body, Thought) and entry.seq > first and entry.body.recall:
-            blobs.add(entry.body.recall)
+        if isinstance(entry.body, Thought) and entry.seq > first:
+            blobs.update(blob for blob in (entry.body.recall, entry.body.why) if blob)
         if _rests_on(entry, gone):
             gone.add(entry.seq)
     running = tuple(op.op for op in operations if op.state == "running" and op.op >= min(holders, default=first))
     erased = Erased(seqs=tuple(sorted(gone)), folds=folds, by=by, why=why)
     return Erasure(seqs=erased.seqs, bodies=(erased,), ends=running, blobs=tuple(sorted(blobs)))
+
+
+def erasable(entry: Entry) -> bool:
+    """Whether an entry holds words. Of changes only those do that somebody put into words."""
+    if entry.kind is Kind.CHANGED:
+        return entry.body is None or forgetting.wordy(entry)
+    return entry.kind in ERASABLE
 
 
 def _rests_on(entry: Entry, seqs: set[int]) -> bool:

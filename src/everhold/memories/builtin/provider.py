@@ -4,13 +4,13 @@ nothing but a hint that there is more to take in, and forgetting follows from wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final
 
 from everhold.core.exchange import note_key
 from everhold.memories.builtin.index import Index
 from everhold.memories.builtin.tail import Hit
-from everhold.ports.memory import Batch, Found, Query
+from everhold.ports.memory import Batch, Capability, Forgotten, Found, Query
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Store
 
@@ -22,6 +22,7 @@ LETTERS: Final = 5
 class Builtin:
     """One agent's view of the index. Many instances may share one index; the store is the log it is derived from."""
 
+    capabilities = frozenset({Capability.FORGET, Capability.EXPORT})
     delivery = Delivery.KEYED
     deadline = 5.0
     visible_after = 0.0
@@ -66,10 +67,17 @@ class Builtin:
     async def probe(self, batch: Batch) -> Sequence[str]:
         return [item.key for item in batch.items]
 
-    async def forget(self, keys: Sequence[str]) -> None:
+    async def forget(self, person: str) -> Forgotten:
         """Erased entries leave the index with the `erased` that names them; this only makes it happen now."""
         while await self.index.catch_up(self.store_of_record):
             pass
+        return Forgotten(deleted=0)
+
+    async def export(self, person: str) -> AsyncIterator[Found]:
+        """Nothing: all it has stands in the log."""
+        nothing: tuple[Found, ...] = ()
+        for found in nothing:
+            yield found
 
 
 def found(hit: Hit) -> Found:

@@ -84,7 +84,7 @@ def remove(path: Path) -> None:
 
 def wipe(db: apsw.Connection) -> None:
     """Leave no byte of what was removed in the files: pages are overwritten as rows go, the log beside them here."""
-    db.pragma("wal_checkpoint(truncate)")
+    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 def meta(db: apsw.Connection, key: str, default: str = "") -> str:

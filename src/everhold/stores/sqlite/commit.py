@@ -183,8 +183,10 @@ def _erase(cur: apsw.Cursor, change: Change, seq: int, body: Erased) -> None:
         raise Misuse("what is erased and what the log says was erased must be the same")
     if any(erased >= seq for erased in gone):
         raise NotFound(f"session {session}: what is not yet in the log cannot be erased from it")
+    touched = operations.endings(cur, session, gone)
     if lanes.has_flights(cur, session):
-        lanes.void_flights(cur, session, gone | operations.endings(cur, session, gone))
+        lanes.void_flights(cur, session, gone | touched)
+    outcomes.drop(cur, session, gone, touched)
     entries.erase(cur, session, change.erase)
     operations.forget_pending(cur, session, change.erase)
     operations.hide(cur, session, seq, body.folds)

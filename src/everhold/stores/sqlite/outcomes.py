@@ -31,6 +31,20 @@ def unpark(cur: apsw.Cursor, ids: Iterable[int]) -> None:
     cur.executemany("update parked set state = 'replayed' where id = ?", [(id,) for id in ids])
 
 
+def drop(cur: apsw.Cursor, session: str, gone: Iterable[int], touched: Iterable[int]) -> None:
+    """Dead letters of what was erased are none any more; no reason given for one, here or by a lane, repeats it."""
+    cur.executemany(
+        "update parked set state = 'dropped', reason = '' where session = ? and seq = ? and state = 'parked'",
+        [(session, seq) for seq in gone],
+    )
+    scrubbed = "something of it was erased since"
+    cur.executemany(
+        "update parked set reason = ? where session = ? and seq = ? and reason <> ''",
+        [(scrubbed, session, seq) for seq in (*gone, *touched)],
+    )
+    cur.execute("update lanes set error = ? where session = ? and error <> ''", (scrubbed, session))
+
+
 def replay(cur: apsw.Cursor, ids: Sequence[int], *, at: float) -> int:
     """Hand dead letters back to their lanes, which take them up before anything new."""
     count = 0

@@ -1,0 +1,140 @@
+"""Which words of a log are a person's, so that they can be erased: what they said, what was said to them, what was
+noted of them, and what repeats it to others. It errs on the side of forgetting.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from everhold.core.entries import (
+    Began,
+    Changed,
+    Entry,
+    Folded,
+    Heard,
+    Kind,
+    Noted,
+    Returned,
+    Said,
+    Stamp,
+    Tasked,
+    Thought,
+    Titled,
+    Told,
+    Took,
+    Wanted,
+)
+
+SHORTEST: Final = 4
+"""Characters of a word by which something can be told to be repeated."""
+_WORD: Final = re.compile(r"\w+")
+_WORDY: Final = (Kind.HEARD, Kind.THOUGHT, Kind.RETURNED, Kind.NOTED, Kind.SAID, Kind.TOLD, Kind.FOLDED)
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """What of a session is a person's."""
+
+    seqs: tuple[int, ...] = ()
+    alone: bool = False
+    """Nobody else ever spoke there: all of it is theirs."""
+    repeated: tuple[int, ...] = ()
+    """Those of `seqs` that were said to, or made for, somebody else, and use words only this person brought in."""
+
+
+def wordy(entry: Entry) -> bool:
+    """Whether an entry holds words that are still there."""
+    if isinstance(entry.body, Changed):
+        return isinstance(entry.body.change, Tasked | Titled | Wanted)
+    return entry.body is not None and entry.kind in _WORDY
+
+
+def spoken_by(entry: Entry, names: Collection[str]) -> bool:
+    """Whether these are their own words, or words kept in their name. What was erased still has its author."""
+    if entry.author.startswith("person:") and entry.author.removeprefix("person:") in names:
+        return True
+    stamp = stamp_of(entry)
+    return stamp is not None and stamp.person in names
+
+
+def stamp_of(entry: Entry) -> Stamp | None:
+    match entry.body:
+        case Heard(stamp=stamp) | Said(stamp=stamp) | Noted(stamp=stamp) | Changed(change=Tasked(stamp=stamp)):
+            return stamp
+        case _:
+            return None
+
+
+def theirs(entries: Sequence[Entry], names: Collection[str], *, others: Collection[str] = ()) -> Part:
+    """What of one session's entries is theirs. `others` are words that somebody else uses, too, here or elsewhere."""
+    heard = [entry for entry in entries if entry.kind is Kind.HEARD]
+    mine = {entry.seq for entry in entries if spoken_by(entry, names)}
+    if not mine:
+        return Part()
+    if all(spoken_by(entry, names) for entry in heard if entry.author.startswith("person:")):
+        return Part(seqs=tuple(entry.seq for entry in entries if wordy(entry)), alone=True)
+    ops = {
+        entry.op
+        for entry in entries
+        if isinstance(entry.body, Began | Took) and not mine.isdisjoint(entry.body.takes) and entry.op is not None
+    }
+    gone = {entry.seq for entry in entries if wordy(entry) and (entry.seq in mine or entry.op in ops)}
+    # what was said to them is theirs, too, but the words are the agent's
+    brought = [entry for entry in entries if entry.seq in mine and not isinstance(entry.body, Said)]
+    own = set().union(*(vocabulary(words(entry)) for entry in brought))
+    told = set().union(*(vocabulary(words(entry)) for entry in heard if entry.seq not in mine))
+    distinct = own - told - set(others)
+    first = min(mine)
+    repeated = {
+        entry.seq
+        for entry in entries
+        if entry.seq > first
+        and entry.seq not in gone
+        and wordy(entry)
+        and not isinstance(entry.body, Heard | Folded | Changed)
+        and not distinct.isdisjoint(vocabulary(words(entry)))
+    }
+    return Part(seqs=tuple(sorted(gone | repeated)), repeated=tuple(sorted(repeated)))
+
+
+def words(entry: Entry) -> str:
+    """All that an entry says."""
+    match entry.body:
+        case Heard(text=text) | Said(text=text) | Noted(text=text) | Told(text=text) | Returned(text=text):
+            return text
+        case Thought(text=text, reasoning=reasoning, calls=calls):
+            asked = [json.dumps(call.arguments, ensure_ascii=False, default=str) for call in calls]
+            return "\n".join((text, reasoning, *asked))
+        case Folded(summary=summary, kept=kept, effects=effects):
+            return "\n".join((summary, *(one.text for one in kept), *effects))
+        case (
+            Changed(change=Tasked(text=text)) | Changed(change=Titled(title=text)) | Changed(change=Wanted(focus=text))
+        ):
+            return text
+        case _:
+            return ""
+
+
+def vocabulary(text: str) -> set[str]:
+    """The words of a text that could betray it: long ones, numbers, and pieces of scripts that have no spaces."""
+    found: set[str] = set()
+    for word in _WORD.findall(text.casefold()):
+        if word.isascii():
+            if len(word) >= SHORTEST or (len(word) > 1 and any(letter.isdigit() for letter in word)):
+                found.add(word)
+        else:
+            found.update(word[at : at + SHORTEST] for at in range(max(1, len(word) - SHORTEST + 1)))
+    return found
+
+
+def spoken_of(entries: Iterable[Entry], names: Collection[str]) -> set[str]:
+    """Words that somebody other than `names` uses."""
+    found: set[str] = set()
+    for entry in entries:
+        if isinstance(entry.body, Heard) and not spoken_by(entry, names):
+            found |= vocabulary(entry.body.text)
+    return found

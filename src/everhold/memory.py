@@ -1,0 +1,459 @@
+"""What a person in charge may ask of memory, across the log and every provider: search, why, status, forget, export.
+
+Forgetting a person is written down before it begins and finished after a crash: the words go from the log, then from
+whatever was made of them, then from every provider that can delete. What cannot be deleted is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from everhold.control import Control, entry_json
+from everhold.core import forgetting
+from everhold.core.entries import Heard, Kind, Noted, Said, Thought
+from everhold.core.facts import Fact
+from everhold.core.recall import Recalled, Why, merge, trace
+from everhold.errors import EverholdError, Misuse, NotFound
+from everhold.flow import memo, remember
+from everhold.flow.perform import hand_over
+from everhold.ports.memory import Capability, Found, Query
+from everhold.ports.store import Change, Session, Step
+
+MOST_ROUNDS: Final = 5
+"""How often it is looked again whether something came back while it was being forgotten."""
+PATIENCE_SECONDS: Final = 60.0
+"""How long a forgetting waits for batches on their way to be settled before it says that they are not."""
+SEARCH_SECONDS: Final = 10.0
+SEARCH_TOKENS: Final = 8_000
+
+
+class Going(Struct, frozen=True, kw_only=True):
+    """What of one session would go, or went."""
+
+    session: str
+    agent: str
+    seqs: tuple[int, ...]
+    alone: bool
+    repeated: int
+    """Entries said to, or made for, somebody else that use words only this person brought in."""
+    blobs: tuple[str, ...] = ()
+    """Attachments that came with it."""
+
+
+class Reach(Struct, frozen=True, kw_only=True):
+    """One provider's part in a forgetting."""
+
+    agent: str
+    memory: str
+    can: bool
+    deleted: int = 0
+    kept: tuple[str, ...] = ()
+    """What is still there, a line each, with the reason."""
+    done: bool = False
+
+
+class Forgetting(Struct, frozen=True, kw_only=True):
+    """A plan, or what came of it."""
+
+    person: str
+    names: tuple[str, ...]
+    done: bool
+    sessions: tuple[Going, ...]
+    recalls: int
+    """Records elsewhere of what a model was shown that tell of it."""
+    parked: int
+    providers: tuple[Reach, ...]
+    remains: tuple[str, ...]
+    """What is not deleted, and why."""
+
+    @property
+    def entries(self) -> int:
+        return sum(len(going.seqs) for going in self.sessions)
+
+
+class Memory:
+    """One per home. `people` maps a person to every name they go by; `agents` are those there are."""
+
+    def __init__(
+        self,
+        control: Control,
+        *,
+        agents: Callable[[], Collection[str]],
+        people: Callable[[str], Collection[str]] = lambda person: (person,),
+        backups: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.control = control
+        self.gates = control.gates
+        self.store = control.store
+        self.runtimes = control.runtimes
+        self.agents = agents
+        self.people = people
+        self.backups = backups
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    async def search(self, text: str, *, agent: str, person: str, limit: int = 20) -> dict[str, Any]:
+        """What an agent's memories find for a person as if they were alone with it, merged as for a turn."""
+        if not text.strip():
+            raise Misuse("search for what?", remedy="everhold memory search 'some words'")
+        if agent not in self.agents():
+            raise NotFound(f"there is no agent {agent!r}", remedy="`everhold agents` lists them")
+        if not person:
+            raise Misuse("whose memory?", remedy="name the person: --person NAME")
+        runtime = self.runtimes.runtime(agent, {})
+        query = Query(
+            text=text, agent=agent, session="", name="", audience=(f"person:{person}",), person=person, limit=limit
+        )
+        answers: dict[str, Sequence[Found]] = {}
+        silent: list[str] = []
+        for name in runtime.recalls:
+            provider = self.runtimes.memory(name, agent)
+            if provider is None:
+                continue
+            try:
+                answers[name] = await hand_over(
+                    f"search in {name}",
+                    lambda provider=provider: provider.find(query),  # type: ignore[misc]
+                    self.gates,
+                    deadline=SEARCH_SECONDS,
+                )
+            except EverholdError as error:
+                silent.append(f"{name}: {error}")
+        merged = merge(answers, budget=SEARCH_TOKENS, precedence=runtime.recalls)
+        allowed = [item for item in merged.shown if await self._may_see(item, agent, person)]
+        return {"agent": agent, "person": person, "memories": [_found(item) for item in allowed], "silent": silent}
+
+    async def _may_see(self, item: Recalled, agent: str, person: str) -> bool:
+        """What stands in the log is shown to those it was for, whoever found it."""
+        found = item.found
+        if not (found.session and found.seq):
+            return True
+        try:
+            session, entry = await self.store.session(found.session), await self.store.entry(found.session, found.seq)
+        except NotFound:
+            return True
+        stamp = forgetting.stamp_of(entry)
+        return session.agent == agent and stamp is not None and f"person:{person}" in stamp.audience
+
+    async def facts(self, agent: str, person: str) -> list[Fact]:
+        """What an agent keeps in mind of a person, what held before included."""
+        runtime = self.runtimes.runtime(agent, {})
+        everything = await runtime.facts.all(agent) if runtime.facts is not None else []
+        return [fact for fact in everything if f"person:{person}" in fact.stamp.audience]
+
+    async def why(self, name: str, *, at: int | None = None) -> dict[str, Any]:
+        """What was recalled for the answer at, or last before, entry `at`, from where, and what was left out."""
+        session = await self.control.find(name)
+        found = await memo.reason(self.store, session, at=at)
+        if found is None:
+            raise NotFound(
+                f"nothing was recalled for any recent answer in session {session.id}",
+                remedy="`everhold sessions context` shows what the model saw",
+            )
+        entry, why = found
+        words = await memo.words(self.store, why, session.agent)
+        plain: dict[str, Any] = msgspec.to_builtins(why)
+        for kind in ("facts", "shown", "left_out"):
+            for one in plain.get(kind, ()):
+                one.setdefault("text", words.get((one.get("session", ""), one.get("seq", 0)), ""))
+        return {"session": session.id, "op": entry.op, "at": entry.seq, **plain}
+
+    async def status(self) -> dict[str, Any]:
+        """Every memory of every agent: what waits for it, since when, what was given up, and the last complaint."""
+        lanes = await self.store.lanes(waiting=True)
+        parked = await self.store.parked()
+        agents = {lane.session: "" for lane in lanes} | {item.session: "" for item in parked}
+        for session in agents:
+            agents[session] = (await self.store.session(session)).agent
+        rows = []
+        for agent in self.agents():
+            for memory in self._memories(agent):
+                reader = remember.reader_of(memory)
+                mine = [lane for lane in lanes if lane.reader == reader and agents[lane.session] == agent]
+                provider = self.runtimes.memory(memory, agent)
+                rows.append(
+                    {
+                        "agent": agent,
+                        "memory": memory,
+                        "there": provider is not None,
+                        "waiting": len(mine),
+                        "since": min((lane.since for lane in mine if lane.since is not None), default=None),
+                        "in_doubt": sum(lane.flight is not None and lane.flight.state == "doubt" for lane in mine),
+                        "parked": sum(it.reader == reader and agents[it.session] == agent for it in parked),
+                        "error": next((lane.error for lane in mine if lane.error), ""),
+                    }
+                )
+        return {"memories": rows, "forgetting": [list(names) for names in self._unfinished()]}
+
+    # -- forgetting --------------------------------------------------------------------------------------------------
+
+    async def plan(self, person: str) -> Forgetting:
+        """What forgetting would do. Nothing is changed."""
+        names = self._names(person)
+        return await self._plan(names, before=self.gates.clock.now())
+
+    async def forget(self, person: str, *, by: str = "operator") -> Forgetting:
+        """Forget a person; what went, and what could not."""
+        names, at = self._names(person), self.gates.clock.now()
+        self._write_down(names, at, done=False)
+        return await self._forget(names, at=at, by=by)
+
+    async def take_up(self) -> int:
+        """Erase again what an unfinished forgetting left in the log, before anybody reads it; how many there are."""
+        unfinished = self._unfinished()
+        for names, at in unfinished.items():
+            await self._erase(names, at=at, by="system")
+        return len(unfinished)
+
+    async def finish(self) -> None:
+        """Finish every forgetting that a crash, or a provider that was away, left unfinished."""
+        for names, at in self._unfinished().items():
+            await self._forget(names, at=at, by="system")
+
+    def _names(self, person: str) -> tuple[str, ...]:
+        if not person.strip():
+            raise Misuse("forget whom?", remedy="everhold memory forget NAME")
+        return tuple(dict.fromkeys((person, *self.people(person))))
+
+    async def _forget(self, names: tuple[str, ...], *, at: float, by: str) -> Forgetting:
+        plan = await self._plan(names, before=at)
+        gone, recalls = await self._erase(names, at=at, by=by)
+        reached = [await self._reach(reach, names) for reach in plan.providers]
+        # while a provider could still be asked, something it remembered may have been recalled again
+        later, more = await self._erase(names, at=at, by=by)
+        done = all(reach.done for reach in reached)
+        if done:
+            self._write_down(names, at, done=True)
+        self.gates.log.info("person.forgotten", entries=sum(len(it.seqs) for it in (*gone, *later)), done=done)
+        return msgspec.structs.replace(
+            plan,
+            done=done,
+            sessions=(*gone, *later),
+            recalls=recalls + more,
+            providers=tuple(reached),
+            remains=(*plan.remains, *(line for reach in reached for line in reach.kept)),
+        )
+
+    async def _erase(self, names: tuple[str, ...], *, at: float, by: str) -> tuple[list[Going], int]:
+        """Erase what is theirs from the log, and what tells of it; what went, and how many records did."""
+        gone: list[Going] = []
+        for _ in range(MOST_ROUNDS):
+            found = await self._parts(names, before=at)
+            if not found:
+                break
+            for going in found:
+                await self.control.erase(going.session, going.seqs, by=by, why="a person was forgotten")
+            gone += found
+        sweep = await self._sweep(names, {(it.session, seq) for it in gone for seq in it.seqs})
+        blobs = await self._unshared({blob for it in gone for blob in it.blobs})
+        if sweep or blobs:
+            now = self.gates.clock.now()
+            await self.store.commit(Change(step=Step.ERASE, session="", at=now, drop_blobs=(*sweep, *blobs)))
+        return gone, len(sweep)
+
+    async def _plan(self, names: tuple[str, ...], *, before: float) -> Forgetting:
+        parts = await self._parts(names, before=before)
+        places = {(going.session, seq) for going in parts for seq in going.seqs}
+        parked = sum((item.session, item.seq) in places for item in await self.store.parked())
+        remains = [
+            "that they were there: the ids of their messages, chats and sessions, and when they spoke",
+            "what others said about them",
+        ]
+        if copies := self.backups():
+            remains.append(f"{copies} backups hold it until they are replaced; restoring one forgets it again")
+        return Forgetting(
+            person=names[0],
+            names=names,
+            done=False,
+            sessions=tuple(parts),
+            recalls=len(await self._sweep(names, places)),
+            parked=parked,
+            providers=tuple(self._providers()),
+            remains=tuple(remains),
+        )
+
+    async def _parts(self, names: tuple[str, ...], *, before: float) -> list[Going]:
+        """What of each session is theirs and still there, as far as it was there by then."""
+        sessions = [session async for session in self._sessions()]
+        others: set[str] = set()
+        concerned: list[Session] = []
+        for session in sessions:
+            entries = await self.store.entries(session.id)
+            others |= forgetting.spoken_of(entries, names)
+            if any(forgetting.spoken_by(entry, names) for entry in entries):
+                concerned.append(session)
+            await asyncio.sleep(0)
+        found = []
+        for session in concerned:
+            entries = [entry for entry in await self.store.entries(session.id) if entry.at <= before]
+            part = forgetting.theirs(entries, names, others=others)
+            if part.seqs:
+                found.append(
+                    Going(
+                        session=session.id,
+                        agent=session.agent,
+                        seqs=part.seqs,
+                        alone=part.alone,
+                        repeated=len(part.repeated),
+                        blobs=tuple(
+                            attachment.blob
+                            for entry in entries
+                            if entry.seq in part.seqs and isinstance(entry.body, Heard)
+                            for attachment in entry.body.attachments
+                        ),
+                    )
+                )
+            await asyncio.sleep(0)
+        return found
+
+    async def _sweep(self, names: Collection[str], places: Collection[tuple[str, int]]) -> list[str]:
+        """The blobs that tell what a model was shown of it, wherever that was."""
+        found: list[str] = []
+        async for session in self._sessions():
+            for entry in await self.store.entries(session.id, kinds=(Kind.THOUGHT,)):
+                if not isinstance(entry.body, Thought) or not entry.body.why:
+                    continue
+                blob = await self.store.blob(entry.body.why)
+                why = msgspec.json.decode(blob, type=Why) if blob else None
+                if why is not None and _tells_of(why, names, places):
+                    found += [it for it in (entry.body.why, entry.body.recall) if it and await self.store.blob(it)]
+            await asyncio.sleep(0)
+        return list(dict.fromkeys(found))
+
+    async def _unshared(self, blobs: set[str]) -> set[str]:
+        """Those attachments that nobody else sent, too."""
+        if not blobs:
+            return blobs
+        async for session in self._sessions():
+            for entry in await self.store.entries(session.id, kinds=(Kind.HEARD,)):
+                if isinstance(entry.body, Heard):
+                    blobs -= {attachment.blob for attachment in entry.body.attachments}
+        return blobs
+
+    def _memories(self, agent: str) -> tuple[str, ...]:
+        """Every memory of an agent: those that are asked, and those that are only told."""
+        runtime = self.runtimes.runtime(agent, {})
+        return tuple(dict.fromkeys((*runtime.recalls, *runtime.memories)))
+
+    def _providers(self) -> list[Reach]:
+        found = []
+        for agent in self.agents():
+            for memory in self._memories(agent):
+                provider = self.runtimes.memory(memory, agent)
+                can = provider is not None and provider.can(Capability.FORGET)
+                found.append(Reach(agent=agent, memory=memory, can=can))
+        return found
+
+    async def _reach(self, reach: Reach, names: Collection[str]) -> Reach:
+        """Let one provider forget, once nothing is on its way to it any more that could bring it back."""
+        what = f"{reach.memory} (agent {reach.agent})"
+        provider = self.runtimes.memory(reach.memory, reach.agent)
+        if provider is None:
+            line = f"{what}: it is not there now; what it holds goes once it is, at the next start"
+            return msgspec.structs.replace(reach, kept=(line,))
+        if not reach.can:
+            line = f"{what}: it cannot delete; remove what it holds there, by its own means"
+            return msgspec.structs.replace(reach, kept=(line,), done=True)
+        if not await self._settled(reach):
+            line = f"{what}: a batch that held some of it is on its way; it is asked again at the next start"
+            return msgspec.structs.replace(reach, kept=(line,))
+        deleted = 0
+        kept: list[str] = []
+        for name in names:
+            try:
+                forgotten = await hand_over(
+                    f"forgetting in {reach.memory}",
+                    lambda name=name: provider.forget(name),  # type: ignore[misc]
+                    self.gates,
+                    deadline=provider.deadline,
+                )
+            except EverholdError as error:
+                line = f"{what}: {error}; it is asked again at the next start"
+                return msgspec.structs.replace(reach, deleted=deleted, kept=(*kept, line))
+            deleted += forgotten.deleted
+            kept += [f"{what}: {line}" for line in forgotten.kept]
+        return msgspec.structs.replace(reach, deleted=deleted, kept=tuple(kept), done=True)
+
+    async def _settled(self, reach: Reach) -> bool:
+        """Whether no flight to a provider holds something that was erased: waits for those that do."""
+        reader = remember.reader_of(reach.memory)
+        until = self.gates.clock.monotonic() + PATIENCE_SECONDS
+        while True:
+            lanes = [lane for lane in await self.store.lanes(reader=reader) if lane.flight is not None]
+            if not any(lane.flight is not None and lane.flight.state == "void" for lane in lanes):
+                return True
+            if self.gates.clock.monotonic() >= until:
+                return False
+            await self.gates.sleep(1.0)
+
+    def _write_down(self, names: Sequence[str], at: float, *, done: bool) -> None:
+        """Note beside the database that somebody is being, or was, forgotten. Read again at the next start."""
+        if self.control.erasures is None:
+            return
+        line = {"session": "", "seqs": [], "forget": list(names), "at": at, "done": done}
+        handle = os.open(self.control.erasures, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(handle, msgspec.json.encode(line) + b"\n")
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _unfinished(self) -> dict[tuple[str, ...], float]:
+        """Whom somebody began to forget, and as of when."""
+        found: dict[tuple[str, ...], float] = {}
+        path = self.control.erasures
+        for line in path.read_bytes().splitlines() if path is not None and path.exists() else ():
+            record = msgspec.json.decode(line) if b'"forget"' in line else {}
+            if names := tuple(record.get("forget", ())):
+                if record["done"]:
+                    found.pop(names, None)
+                else:
+                    found[names] = record["at"]
+        return found
+
+    async def _sessions(self) -> AsyncIterator[Session]:
+        after = ""
+        while page := await self.store.sessions(limit=500, after=after):
+            for session in page:
+                yield session
+            after = page[-1].id
+
+    # -- exporting ---------------------------------------------------------------------------------------------------
+
+    async def export(self, person: str) -> AsyncIterator[dict[str, Any]]:
+        """Everything that is a person's, one record each: from the log, then from every provider that can tell."""
+        names = self._names(person)
+        async for session in self._sessions():
+            for entry in await self.store.entries(session.id, kinds=(Kind.HEARD, Kind.SAID, Kind.NOTED)):
+                if isinstance(entry.body, Heard | Said | Noted) and forgetting.spoken_by(entry, names):
+                    yield {"from": "log", "agent": session.agent, "session": session.id, **entry_json(entry)}
+            await asyncio.sleep(0)
+        for reach in self._providers():
+            provider = self.runtimes.memory(reach.memory, reach.agent)
+            about = {"from": reach.memory, "agent": reach.agent}
+            if provider is None or not provider.can(Capability.EXPORT):
+                yield {**about, "missing": "it cannot be asked for everything of a person"}
+                continue
+            for name in names:
+                try:
+                    async for found in provider.export(name):
+                        yield {**about, **msgspec.to_builtins(found)}
+                except EverholdError as error:
+                    yield {**about, "missing": str(error)}
+
+
+def _found(item: Recalled) -> dict[str, Any]:
+    return {**msgspec.to_builtins(trace(item)), "text": item.found.text, "score": item.found.score}
+
+
+def _tells_of(why: Why, names: Collection[str], places: Collection[tuple[str, int]]) -> bool:
+    traces = (*why.facts, *why.shown, *why.left_out)
+    return any(one.person in names or (one.session, one.seq) in places for one in traces) or any(
+        f"person:{name}" in why.audience for name in names
+    )

@@ -1,0 +1,343 @@
+"""A person is forgotten: in the log and in whatever was made of it, for good, and what cannot go is named."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.core.entries import Attachment, Heard, Said
+from everhold.errors import Refused, Transient
+from everhold.memories.builtin import Builtin, Index
+from everhold.memory import Memory
+from everhold.ports.memory import Capability, Exchange, Forgotten, Found, Note
+from everhold.ports.model import Answer
+from everhold.ports.store import Change, Step
+from everhold.testing.fakes import FakeProvider, ScriptedModel, wording
+from everhold.testing.house import House
+
+from .conftest import HeldModel
+from .noting import add, asked_for, furnish
+from .test_working import die_at
+
+CANARY = "zanzibar7391"
+OTHER = "quokka2248"
+
+
+class Forgetful(FakeProvider):
+    """A provider that can delete, and tell, what belongs to a person."""
+
+    capabilities = frozenset({Capability.FORGET, Capability.EXPORT})
+
+    def __init__(self, *, keeps: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.keeps = keeps
+        self.asked: list[str] = []
+
+    async def forget(self, person: str) -> Forgotten:
+        self.faults.before()
+        self.asked.append(person)
+        deleted = 0
+        for name, items in self.kept.items():
+            left = [item for item in items if not (isinstance(item, Exchange | Note) and item.stamp.person == person)]
+            deleted += len(items) - len(left)
+            self.kept[name] = left
+        return Forgotten(deleted=deleted, kept=self.keeps)
+
+    async def export(self, person: str) -> AsyncIterator[Found]:
+        for items in self.kept.values():
+            for item in items:
+                if isinstance(item, Exchange | Note) and item.stamp.person == person:
+                    yield Found(text=wording(item), key=item.key, person=person)
+
+    @property
+    def words(self) -> str:
+        return " ".join(wording(item) for items in self.kept.values() for item in items)
+
+
+class Dumb(FakeProvider):
+    """A provider that can do neither."""
+
+
+def memory(house: House, **more: Any) -> Memory:
+    return Memory(house.control, agents=lambda: ("main", "other"), **more)
+
+
+def builtin(house: House) -> Index:
+    """The real index over the house's log, as a memory that is asked about every message."""
+    index = Index(house.path / "index.db", inline=True, embeddings="none")
+    house.furniture.memories["builtin"] = Builtin(index=index, store=house.store, agent="main")
+    house.furniture.settings.update(recalls=("builtin", *(n for n in house.furniture.memories if n != "builtin")))
+    house.furniture.settings["recall_seconds"] = 1.0
+    return index
+
+
+def everywhere(path: Path, word: str) -> list[str]:
+    """The files that hold a word, in any of the forms it is stored in."""
+    forms = (word.encode(), word.encode().hex().encode(), word.encode("utf-16-le"))
+    return [file.name for file in path.rglob("*") if file.is_file() and any(it in file.read_bytes() for it in forms)]
+
+
+def live(house: House) -> str:
+    return " ".join(str(entry.body) for s in house.run(house.store.sessions()) for entry in house.log(s.id))
+
+
+def tell_everything(house: House) -> None:
+    """Ada leaves her word wherever words are kept; Bob speaks, too."""
+    house.say(f"my secret is {CANARY}")
+    house.say(asked_for(add(f"keeps {CANARY}")))
+    house.say(f"/memory note {CANARY} again")
+    house.say(f"/title all about {CANARY}")
+    house.say(f"what about {CANARY}?", chat="second")
+    house.say("/memory why", chat="second")
+    house.say(f"/background look into {CANARY}", chat="second")
+    house.say("/compress here 0")
+    house.say(f"hello all, {CANARY} it is", chat="room", kind="group")
+    house.say(f"I am bob and like {OTHER}", chat="room", kind="group", who="bob")
+    house.say(f"private to bob: {OTHER}", chat="bobs", who="bob")
+
+
+class TestForgetting:
+    def test_the_plan_changes_nothing_and_names_everything(self, house: House) -> None:
+        house.furniture.memories = {"a": Forgetful(), "b": Dumb()}
+        index = builtin(house)
+        furnish(house)
+        tell_everything(house)
+        before = live(house)
+        plan = house.run(memory(house, backups=lambda: 3).plan("ada"))
+        assert live(house) == before
+        assert not plan.done
+        assert len(plan.sessions) == 3
+        assert [going.alone for going in plan.sessions] == [True, True, False]
+        assert plan.entries > 10
+        assert plan.recalls > 0
+        assert {(reach.memory, reach.can) for reach in plan.providers if reach.agent == "main"} == {
+            ("builtin", True),
+            ("a", True),
+            ("b", False),
+        }
+        assert any("3 backups" in line for line in plan.remains)
+        house.run(index.close())
+
+    def test_no_file_holds_a_word_of_it_afterwards(self, house: House) -> None:
+        house.furniture.memories = {"a": Forgetful(), "b": Dumb()}
+        index = builtin(house)
+        furnish(house)
+        tell_everything(house)
+        assert CANARY in live(house)
+        assert {name.partition(".")[0] for name in everywhere(house.path, CANARY)} == {"log", "index"}
+        report = house.run(memory(house).forget("ada"))
+        house.rest()
+        assert CANARY not in live(house)
+        assert everywhere(house.path, CANARY) == []
+        provider = house.furniture.memories["a"]
+        assert isinstance(provider, Forgetful)
+        assert CANARY not in provider.words
+        assert provider.asked
+        assert any("b (agent main): it cannot delete" in line for line in report.remains)
+        # and nobody else's are touched
+        assert OTHER in live(house)
+        assert OTHER in provider.words
+        house.sound()
+        house.run(index.close())
+
+    def test_it_does_not_come_back_with_a_rebuilt_index_or_a_restart(self, house: House) -> None:
+        index = builtin(house)
+        furnish(house)
+        tell_everything(house)
+        house.run(memory(house).forget("ada"))
+        house.crash()
+        house.start()
+        house.run(house.control.reapply_erasures())
+        furnish(house)
+        house.run(index.rebuild())
+        index = builtin(house)
+        house.say(f"do you know {CANARY[:-4]} something?", chat="new")
+        assert CANARY not in "".join(message.text for message in house.furniture.model.asked[-1].messages)
+        house.run(index.close())
+
+    def test_what_is_said_afterwards_is_kept(self, house: House) -> None:
+        furnish(house)
+        house.say("one")
+        house.run(memory(house).forget("ada"))
+        session = house.say("two").session
+        assert [body.text for body in house.bodies(session, Heard)] == ["two"]
+        house.run(memory(house).finish())
+        assert [body.text for body in house.bodies(session, Heard)] == ["two"]
+
+    def test_every_name_a_person_goes_by_is_meant(self, house: House) -> None:
+        furnish(house)
+        house.say(f"{CANARY} here", who="telegram:7", chat="t")
+        house.say(f"{CANARY} there", who="ada")
+        report = house.run(memory(house, people=lambda person: (person, "telegram:7")).forget("ada"))
+        assert report.names == ("ada", "telegram:7")
+        assert CANARY not in live(house)
+
+    def test_the_answer_to_somebody_else_that_repeats_it_goes_and_the_rest_stays(self, house: House) -> None:
+        house.furniture.model = house.furniture.summariser = ScriptedModel(
+            lambda request: Answer(text=f"as ada said, {CANARY}" if "who" in request.messages[-1].text else "fine")
+        )
+        group: dict[str, Any] = {"chat": "room", "kind": "group"}
+        session = house.say(f"the word is {CANARY}", **group).session
+        house.say("how are you?", who="bob", **group)
+        house.say("who knows?", who="bob", **group)
+        report = house.run(memory(house).forget("ada"))
+        assert [going.repeated for going in report.sessions] == [2]
+        assert [body.text for body in house.bodies(session, Heard)] == ["how are you?", "who knows?"]
+        assert [body.text for body in house.bodies(session, Said)] == ["fine"]
+        house.sound()
+
+    def test_attachments_go_unless_somebody_else_sent_the_same(self, house: House) -> None:
+        def put(data: bytes) -> str:
+            import hashlib
+
+            house.run(house.store.commit(Change(step=Step.POSITION, session="", at=1.0, blobs=(data,))))
+            return hashlib.sha256(data).hexdigest()
+
+        hers, shared = put(CANARY.encode()), put(b"a picture of both")
+        house.say("mine", attachments=(Attachment(blob=hers), Attachment(blob=shared)))
+        house.say("mine, too", attachments=(Attachment(blob=shared),), who="bob", chat="bobs")
+        house.run(memory(house).forget("ada"))
+        assert house.run(house.store.blob(hers)) is None
+        assert house.run(house.store.blob(shared)) is not None
+
+    def test_dead_letters_of_it_are_gone_and_their_reasons_say_nothing(self, house: House) -> None:
+        provider = Forgetful()
+        provider.faults.fail(Refused(f"I will not take {CANARY}"), times=5)
+        house.furniture.memories = {"a": provider}
+        furnish(house)
+        session = house.say(f"/memory note {CANARY}").session
+        assert house.run(house.store.parked())
+        house.run(memory(house).forget("ada"))
+        assert house.run(house.store.parked()) == []
+        assert everywhere(house.path, CANARY) == []
+        assert house.run(house.control.replay()) == 0
+        house.rest()
+        assert CANARY not in provider.words
+        assert session
+
+
+class TestInTheMiddle:
+    def test_a_turn_that_has_read_it_writes_nothing_of_it(self, house: House) -> None:
+        house.furniture.model = held = HeldModel()
+        session = house.say(f"tell me about {CANARY}", rest=False).session
+        house.tick()
+        house.run(memory(house).forget("ada"))
+        held.text = f"{CANARY} is an island"
+        held.free = True
+        house.rest()
+        assert CANARY not in live(house)
+        assert CANARY not in "".join(house.heard_back())
+        assert [entry.body for entry in house.log(session) if entry.kind in ("heard", "said")] == [None]
+        house.sound()
+
+    def test_a_batch_on_its_way_is_settled_before_the_provider_is_asked(self, house: House) -> None:
+        provider = Forgetful()
+        house.furniture.memories = {"a": provider}
+        furnish(house)
+        provider.faults.lose(times=1)
+        house.say(f"remember {CANARY}", rest=False)
+        house.tick(0.5)
+        assert CANARY in provider.words
+        house.run(memory(house).forget("ada"))
+        house.rest(120)
+        assert CANARY not in provider.words
+
+    @pytest.mark.parametrize("after", [False, True])
+    @pytest.mark.parametrize("number", [1, 2, 3])
+    def test_whoever_falls_in_the_middle_is_finished_by_the_next(self, house: House, number: int, after: bool) -> None:
+        provider = Forgetful()
+        house.furniture.memories = {"a": provider}
+        index = builtin(house)
+        furnish(house)
+        tell_everything(house)
+        die_at_nth(house, Step.ERASE, number, after=after)
+        task = house.loop.create_task(memory(house).forget("ada"))
+        house.tick(5)
+        assert not task.done()
+        house.start()
+        furnish(house)
+        builtin(house)
+        again = memory(house)
+        house.run(house.control.reapply_erasures())
+        assert house.run(again.status())["forgetting"] == [["ada"]]
+        assert house.run(again.take_up()) == 1
+        assert CANARY not in live(house)
+        house.run(again.finish())
+        house.rest()
+        assert house.run(again.status())["forgetting"] == []
+        assert everywhere(house.path, CANARY) == []
+        assert CANARY not in provider.words
+        house.sound()
+        house.run(index.close())
+
+    def test_a_provider_that_is_away_is_asked_again(self, house: House) -> None:
+        provider = Forgetful()
+        house.furniture.memories = {"a": provider}
+        furnish(house)
+        builtin(house)
+        house.say(f"remember {CANARY}")
+        provider.faults.fail(Transient("away"), times=2)
+        report = house.run(memory(house).forget("ada"))
+        assert not report.done
+        assert any("away" in line and "asked again" in line for line in report.remains)
+        assert CANARY in provider.words
+        house.run(memory(house).finish())
+        assert CANARY not in provider.words
+        assert house.run(memory(house).status())["forgetting"] == []
+
+    def test_a_backup_put_back_forgets_again(self, house: House) -> None:
+        furnish(house)
+        tell_everything(house)
+        copy = {file.name: file.read_bytes() for file in house.path.glob("log.db*")}
+        house.run(memory(house).forget("ada"))
+        house.crash()
+        for file in house.path.glob("log.db*"):
+            file.unlink()
+        for name, data in copy.items():
+            (house.path / name).write_bytes(data)
+        house.start()
+        assert CANARY in live(house)
+        assert house.run(house.control.reapply_erasures()) > 0
+        assert CANARY not in live(house)
+        house.sound()
+
+
+def die_at_nth(house: House, step: Step, number: int, *, after: bool) -> None:
+    assert house.process is not None
+    process, real, count = house.process, house.process.disk.commit, 0
+
+    async def commit(change: Change) -> Any:
+        nonlocal count
+        count += change.step is step
+        if change.step is step and count == number:
+            process.disk.commit = real  # type: ignore[method-assign]
+            die_at(house, step, after=after)
+            return await process.disk.commit(change)
+        return await real(change)
+
+    process.disk.commit = commit  # type: ignore[method-assign]
+
+
+class TestExport:
+    def test_it_tells_all_that_is_theirs_and_nothing_else(self, house: House) -> None:
+        house.furniture.memories = {"a": Forgetful(), "b": Dumb()}
+        index = builtin(house)
+        furnish(house)
+        tell_everything(house)
+
+        async def collect() -> list[dict[str, Any]]:
+            return [record async for record in memory(house).export("ada")]
+
+        records = house.run(collect())
+        # what the built-in memory has stands in the log
+        assert {record["from"] for record in records} == {"log", "a", "b"}
+        assert CANARY in str(records)
+        assert OTHER not in str(records)
+        assert any(record["from"] == "a" and CANARY in record["text"] for record in records if "text" in record)
+        assert any(record["from"] == "b" and "missing" in record for record in records)
+        kinds = {record["kind"] for record in records if record["from"] == "log"}
+        assert kinds == {"heard", "said", "noted"}
+        house.run(index.close())
