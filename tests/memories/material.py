@@ -71,7 +71,10 @@ def retraction(seq: int, *ops: int, session: str = "s1") -> Retraction:
 
 
 def batch(*items: Memory, name: str = "agent-main-fake-dm-1", replaced: dict[str, str] | None = None) -> Batch:
-    return Batch(name=name, items=items, replaced=replaced or {})
+    heard_by: dict[str, tuple[str, ...]] = {
+        key: ("person:ada",) for item in items if isinstance(item, Retraction) for key in item.keys
+    }
+    return Batch(name=name, items=items, replaced=replaced or {}, heard_by=heard_by)
 
 
 def query(text: str, *, who: str = "ada", room: str = "", name: str = "agent-main-fake-dm-1", **more: Any) -> Query:

@@ -174,10 +174,13 @@ class FakeProvider:
         """(session name, key) of every write there was, repeats too."""
         self.replaced: dict[str, str] = {}
         """key -> what a superseded note said, as it was told."""
+        self.heard_by: dict[str, tuple[str, ...]] = {}
+        """key -> who had heard what was retracted, as it was told."""
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
         lost = self.faults.before()
         self.replaced |= batch.replaced
+        self.heard_by |= batch.heard_by
         for item in batch.items:
             self.receive(batch.name, item)
         _finish(lost)

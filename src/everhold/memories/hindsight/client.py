@@ -128,9 +128,6 @@ class Client:
             if len(page.items) < PAGE:
                 return found
 
-    async def banks(self) -> list[str]:
-        return [bank.bank_id for bank in (await self.ask("listing banks", lambda sdk: sdk.banks.list_banks())).banks]
-
     async def ask(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
         """One request, its failure in our words."""
         sdk = await self.sdk()

@@ -78,7 +78,7 @@ class HindsightMemory:
         remotes: dict[str, str] = {}
         for item in batch.items:
             self.learn(item.session, batch.name)
-        placed = [(await self._banks_of(batch, item), item) for item in batch.items]
+        placed = [(self._banks_of(batch, item), item) for item in batch.items]
         for (banks, kind), group in itertools.groupby(placed, lambda it: (it[0], _kind(it[1]))):
             items = [item for _, item in group]
             try:
@@ -134,7 +134,7 @@ class HindsightMemory:
     async def probe(self, batch: Batch) -> Sequence[str]:
         arrived = []
         for item in batch.items:
-            banks = await self._banks_of(batch, item)
+            banks = self._banks_of(batch, item)
             gone = [
                 await self.client.document(bank, document_id(key)) is None
                 for bank in banks
@@ -237,13 +237,12 @@ class HindsightMemory:
         if len(self.names) > 1_000:
             del self.names[next(iter(self.names))]
 
-    async def _banks_of(self, batch: Batch, item: Memory) -> tuple[str, ...]:
-        """Where an item belongs. What was undone does not say to whom it was said; its documents are unmistakable."""
+    def _banks_of(self, batch: Batch, item: Memory) -> tuple[str, ...]:
+        """Where an item belongs: one bank, or those of everybody who heard what is taken back."""
         if not isinstance(item, Retraction):
             return (self.bank(item.stamp.audience, batch.name),)
-        if "{person}" not in self.settings.bank:
-            return (self.bank((), batch.name),)
-        return tuple(await self.client.banks())
+        audiences = [batch.heard_by.get(key, ()) for key in item.keys] or [()]
+        return tuple(dict.fromkeys(self.bank(audience, batch.name) for audience in audiences))
 
     def _document(self, name: str, item: Memory) -> dict[str, Any] | None:
         """What is retained for an item; None if there is nothing in it."""

@@ -42,7 +42,6 @@ class HindsightService(Service):
     routes = (
         ("GET", "/health", "health"),
         ("GET", "/version", "version"),
-        ("GET", "/v1/default/banks", "list_banks"),
         ("PUT", _BANK, "put_bank"),
         ("DELETE", _BANK, "delete_bank"),
         ("POST", f"{_BANK}/import", "import_template"),
@@ -92,15 +91,6 @@ class HindsightService(Service):
     def _bank(self, bank: str) -> Row:
         row: Row = self.state.banks.setdefault(bank, {})
         return row
-
-    def list_banks(self, call: Received) -> Row:
-        traits = {"skepticism": 3, "literalism": 3, "empathy": 3}
-        return {
-            "banks": [{"bank_id": bank, "disposition": traits} for bank in self.state.banks],
-            "total": len(self.state.banks),
-            "limit": 100,
-            "offset": 0,
-        }
 
     def delete_bank(self, call: Received, bank: str) -> Row:
         self.state.banks.pop(bank, None)
