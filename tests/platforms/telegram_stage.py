@@ -25,12 +25,13 @@ class TelegramStage:
     sender = "1001"
     offers = frozenset("edits groups drafts typing files redelivery poison rivals".split())
 
-    def __init__(self, server: TelegramServer) -> None:
+    def __init__(self, server: TelegramServer, adapter: type[Telegram] = Telegram) -> None:
         self.server = server
+        self.adapter = adapter
 
     def build(self, context: Context) -> Platform:
         settings = TelegramSettings(token=Secret(TOKEN), base_url=self.server.url, poll_seconds=1)
-        return Telegram(settings, context)
+        return self.adapter(settings, context)
 
     async def write(self, text: str, *, to: str) -> str:
         return str(await self.server.write(text, chat=int(to)))
@@ -83,7 +84,7 @@ class TelegramStage:
 
 
 @asynccontextmanager
-async def telegram_stage() -> AsyncIterator[TelegramStage]:
+async def telegram_stage(adapter: type[Telegram] = Telegram) -> AsyncIterator[TelegramStage]:
     async with TelegramServer() as server:
         server.bot(TOKEN, reads_all=True)
-        yield TelegramStage(server)
+        yield TelegramStage(server, adapter)

@@ -24,12 +24,14 @@ import pytest
 from everhold.core.attachments import attachment
 from everhold.errors import InDoubt, Refused, Transient
 from everhold.ports.platform import Delivery, Drafting, Leaving, Outgoing, Typing
-from everhold.testing.contracts.platform_desk import HOUR, Desk, Seen, Stage
+from everhold.testing.contracts.platform_desk import HOUR, PATIENCE_SECONDS, Desk, Seen, Stage
 
 __all__ = ["Desk", "PlatformContract", "Seen", "Stage"]
 
 
 class Stages(Protocol):
+    patience: float
+
     def stage(self) -> AbstractAsyncContextManager[Stage]: ...
 
 
@@ -42,7 +44,7 @@ def promise(*needs: str) -> Callable[[Callable[[Any, Desk], Awaitable[None]]], C
                 async with self.stage() as stage:
                     if missing := set(needs) - stage.offers:
                         pytest.skip(f"{stage.platform} has no {', '.join(sorted(missing))}")
-                    desk = Desk(stage, tmp_path)
+                    desk = Desk(stage, tmp_path, patience=self.patience)
                     try:
                         await test(self, desk)
                         assert await desk.store.verify() == []
@@ -59,6 +61,8 @@ def promise(*needs: str) -> Callable[[Callable[[Any, Desk], Awaitable[None]]], C
 
 
 class PlatformContract:
+    patience = PATIENCE_SECONDS
+
     def stage(self) -> AbstractAsyncContextManager[Stage]:
         """A far side of its own for one promise."""
         raise NotImplementedError

@@ -100,8 +100,9 @@ class Clock:
 class Desk:
     """The near side: store, door and station of one account, and the process that listens."""
 
-    def __init__(self, stage: Stage, path: Path) -> None:
+    def __init__(self, stage: Stage, path: Path, *, patience: float = PATIENCE_SECONDS) -> None:
         self.stage = stage
+        self.patience = patience
         self.clock = Clock()
         self.store = SqliteStore.open(path / "log.db", chance=Dice())
         gates = Gates(store=self.store, clock=self.clock, chance=Dice(), log=Silence(), owner="contract")
@@ -166,7 +167,7 @@ class Desk:
     async def killed(self) -> None:
         """Wait until the process has died as it was to."""
         assert self._listener is not None
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(self.patience):
             done = await asyncio.gather(self._listener, return_exceptions=True)
         assert isinstance(done[0], Killed), f"it should have died: {done[0]!r}"
 
@@ -212,7 +213,7 @@ class Desk:
     async def until(self, met: Callable[[], Awaitable[bool]], *, what: str) -> None:
         """Wait for something that has no event of its own."""
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(self.patience):
                 while not await met():
                     if self._listener is not None and self._listener.done():
                         self._listener.result()
@@ -240,7 +241,7 @@ class Desk:
         await self.store.commit(change)
 
     async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(self.patience):
             return await work
 
 

@@ -54,6 +54,8 @@ class Bot:
     """Without it a bot in a group sees commands, mentions and replies to it, and nothing else."""
     updates: deque[dict[str, Any]] = field(default_factory=deque)
     past: list[dict[str, Any]] = field(default_factory=list)
+    again: list[dict[str, Any]] = field(default_factory=list)
+    """What is told once more whatever was confirmed: the real one does that, too, when it has had a bad day."""
     confirmed: int = 0
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     poll: int = 0
@@ -148,7 +150,7 @@ class TelegramServer(Loopback):
             if chance is not None:
                 chance.shuffle(again)
             async with bot.news:
-                bot.updates.extend(again)
+                bot.again.extend(again)
                 bot.news.notify_all()
 
     def shown(self, chat: int) -> list[Shown]:
@@ -204,7 +206,7 @@ class TelegramServer(Loopback):
                 bot.updates.popleft()
                 bot.confirmed += 1
             bot.news.notify_all()
-            while not bot.updates and (left := until - time.monotonic()) > 0:
+            while not bot.updates and not bot.again and (left := until - time.monotonic()) > 0:
                 try:
                     await asyncio.wait_for(bot.news.wait(), left)
                 except TimeoutError:
@@ -215,6 +217,9 @@ class TelegramServer(Loopback):
                         "Conflict: terminated by other getUpdates request; "
                         "make sure that only one bot instance is running",
                     )
+            if bot.again:
+                told, bot.again = bot.again[:limit], bot.again[limit:]
+                return told
             return list(itertools.islice(bot.updates, limit))
 
     async def _sendMessage(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:

@@ -1,0 +1,236 @@
+"""The contract can fail: each adapter here has one fault that adapters really have, and one promise finds it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from telegram.error import TelegramError
+
+from everhold.core.entries import Attachment, Place
+from everhold.errors import InDoubt, Refused, Transient
+from everhold.platforms.telegram.adapter import Telegram
+from everhold.ports.platform import Accept, Incoming, Outgoing
+from everhold.ports.store import Position
+from everhold.testing.contracts.platform import PlatformContract, Stage
+from tests.platforms.telegram_stage import telegram_stage
+
+
+class ConfirmsFirst(Telegram):
+    """Confirms what it was told, then hands it over: what stock receive loops do."""
+
+    async def _hear(self, raw: Any, accept: Accept) -> int:
+        await self._bot.get_updates(offset=raw["update_id"] + 1, timeout=0)
+        return await super()._hear(raw, accept)
+
+
+class StartsAfresh(Telegram):
+    """Throws away what was written while it was down."""
+
+    async def _connect(self) -> None:
+        if not self._ready:
+            await super()._connect()
+            await self._bot.delete_webhook(drop_pending_updates=True)
+
+
+class Altered(Telegram):
+    """Hands over something else than what it read."""
+
+    def alter(self, heard: Incoming) -> Incoming:
+        return heard
+
+    async def _read(self, raw: Any, position: Position) -> Incoming | None:
+        heard = await super()._read(raw, position)
+        return None if heard is None else self.alter(heard)
+
+
+class EditsAreOne(Altered):
+    def alter(self, heard: Incoming) -> Incoming:
+        return msgspec.structs.replace(heard, revision="", event="message")
+
+
+class ForgetsIds(Altered):
+    def alter(self, heard: Incoming) -> Incoming:
+        return msgspec.structs.replace(heard, origin=msgspec.structs.replace(heard.origin, message=""))
+
+
+class GoesByNames(Altered):
+    def alter(self, heard: Incoming) -> Incoming:
+        return msgspec.structs.replace(heard, sender=heard.name)
+
+
+class TakesAllForItself(Altered):
+    def alter(self, heard: Incoming) -> Incoming:
+        return msgspec.structs.replace(heard, addressed=True)
+
+
+class BelievesPaths(Altered):
+    def alter(self, heard: Incoming) -> Incoming:
+        files = tuple(msgspec.structs.replace(it, name=f"../{it.name}") for it in heard.attachments)
+        return msgspec.structs.replace(heard, attachments=files)
+
+
+class ChokesOnCharacters(Altered):
+    def alter(self, heard: Incoming) -> Incoming:
+        heard.text.encode()
+        return heard
+
+
+class DropsFiles(Altered):
+    def alter(self, heard: Incoming) -> Incoming:
+        return msgspec.structs.replace(heard, attachments=(), files=())
+
+
+class StopsAtPoison(Telegram):
+    async def _read(self, raw: Any, position: Position) -> Incoming | None:
+        heard = await super()._read(raw, position)
+        if heard is not None and heard.origin.chat == "unreadable":
+            raise ValueError("what is this?")
+        return heard
+
+
+class SkipsPoison(Telegram):
+    async def _read(self, raw: Any, position: Position) -> Incoming | None:
+        heard = await super()._read(raw, position)
+        return None if heard is not None and heard.origin.chat == "unreadable" else heard
+
+
+class ChokesOnNews(Telegram):
+    async def _read(self, raw: Any, position: Position) -> Incoming | None:
+        if not {"message", "edited_message"} & set(raw):
+            raise KeyError("message")
+        return await super()._read(raw, position)
+
+
+class Hammers(Telegram):
+    async def _trouble(self, error: TelegramError, failures: int) -> None:
+        self._station.report("trouble")
+        await self._station.sleep(5.0)
+
+
+class SuffersInSilence(Telegram):
+    async def _trouble(self, error: TelegramError, failures: int) -> None:
+        await self._station.sleep(60.0)
+
+
+class NeverWell(Telegram):
+    async def _news(self, offset: int | None) -> list[Any]:
+        self._station = msgspec.structs.replace(self._station, report=lambda trouble="", remedy="": None)
+        return await super()._news(offset)
+
+
+class CallsItDone(Telegram):
+    async def send(self, out: Outgoing) -> str:
+        try:
+            return await super().send(out)
+        except (InDoubt, Transient):
+            return ""
+
+
+class CallsItUnsent(Telegram):
+    async def send(self, out: Outgoing) -> str:
+        try:
+            return await super().send(out)
+        except InDoubt as error:
+            raise Transient(error.message) from error
+
+
+class Impatient(Telegram):
+    async def send(self, out: Outgoing) -> str:
+        try:
+            return await super().send(out)
+        except Transient as error:
+            raise Transient(error.message, retry_after=1.0) from error
+
+
+class CutsShort(Telegram):
+    async def send(self, out: Outgoing) -> str:
+        return await super().send(msgspec.structs.replace(out, text=out.text[: self.text_limit]))
+
+
+class NeverGivesUp(Telegram):
+    async def send(self, out: Outgoing) -> str:
+        try:
+            return await super().send(out)
+        except Refused as error:
+            raise Transient(error.message) from error
+
+
+class OneAtATime(Telegram):
+    def __init__(self, settings: Any, context: Any) -> None:
+        super().__init__(settings, context)
+        self.line = asyncio.Lock()
+
+    async def send(self, out: Outgoing) -> str:
+        async with self.line:
+            return await super().send(out)
+
+
+class SaysItTwice(Telegram):
+    async def _replace(self, out: Outgoing, text: str) -> str:
+        return await self._say(out, text)
+
+
+class LeavesFilesBehind(Telegram):
+    async def _attach(self, out: Outgoing, files: tuple[Attachment, ...], *, caption: str | None = None) -> str:
+        return await self._say(out, caption) if caption is not None else ""
+
+
+class CannotType(Telegram):
+    async def typing(self, to: Place) -> None:
+        raise InDoubt("typing is not for me")
+
+
+BROKEN = [
+    (ConfirmsFirst, "nothing_is_confirmed_before_it_is_kept"),
+    (StartsAfresh, "what_was_written_while_nobody_listened_is_heard"),
+    (EditsAreOne, "an_edit_is_heard_as_a_new_one_and_once"),
+    (ForgetsIds, "what_was_kept_and_not_confirmed_is_not_heard_twice"),
+    (ForgetsIds, "what_arrives_again_and_in_any_order_is_heard_once"),
+    (GoesByNames, "what_is_written_is_heard_once_and_in_order"),
+    (TakesAllForItself, "in_a_group_it_is_told_what_is_meant_for_the_agent"),
+    (BelievesPaths, "a_file_is_kept_by_what_is_in_it_and_its_name_is_no_path"),
+    (DropsFiles, "a_file_that_is_too_large_is_named_and_left"),
+    (ChokesOnCharacters, "odd_characters_harm_nobody"),
+    (StopsAtPoison, "what_nobody_can_read_is_kept_and_its_neighbours_are_heard"),
+    (SkipsPoison, "what_nobody_can_read_is_kept_and_its_neighbours_are_heard"),
+    (ChokesOnNews, "kinds_that_nobody_has_heard_of_are_passed_by"),
+    (Hammers, "an_hour_without_a_connection_loses_nothing"),
+    (SuffersInSilence, "an_hour_without_a_connection_loses_nothing"),
+    (SuffersInSilence, "two_that_listen_to_one_account_say_so_and_lose_nothing"),
+    (NeverWell, "a_connection_that_stands_is_reported"),
+    (CallsItDone, "a_lost_answer_is_no_answer"),
+    (CallsItUnsent, "a_lost_answer_is_no_answer"),
+    (CallsItDone, "a_request_that_was_lost_is_never_taken_for_done"),
+    (CallsItDone, "an_error_of_theirs_is_never_taken_for_done"),
+    (CallsItDone, "who_cannot_be_reached_was_not_sent_to"),
+    (Impatient, "a_wait_that_is_asked_for_is_passed_on"),
+    (CutsShort, "a_text_at_the_limit_is_shown_whole_and_a_longer_one_is_refused"),
+    (NeverGivesUp, "a_chat_that_is_gone_is_given_up"),
+    (OneAtATime, "a_slow_chat_keeps_no_other_waiting"),
+    (SaysItTwice, "the_final_text_takes_the_draft_s_place"),
+    (LeavesFilesBehind, "a_file_goes_out_with_its_message"),
+    (CannotType, "typing_is_shown"),
+]
+
+
+@pytest.mark.parametrize("adapter, promise", BROKEN, ids=lambda it: it if isinstance(it, str) else it.__name__)
+def test_a_broken_adapter_is_found(adapter: type[Telegram], promise: str, tmp_path: Path) -> None:
+    class Broken(PlatformContract):
+        patience = 1.0
+
+        def stage(self) -> AbstractAsyncContextManager[Stage]:
+            return telegram_stage(adapter)
+
+    with pytest.raises((AssertionError, ValueError, KeyError, TimeoutError, InDoubt)):
+        getattr(Broken(), f"test_{promise}")(tmp_path)
+
+
+def test_every_promise_has_somebody_who_breaks_it() -> None:
+    promises = {name.removeprefix("test_") for name in vars(PlatformContract) if name.startswith("test_")}
+    # a text that is shown is shown: nobody was found who gets that wrong and anything else right
+    assert promises - {promise for _, promise in BROKEN} == {"what_is_said_is_shown_once"}
