@@ -1,0 +1,289 @@
+"""Mem0 through its own package, over the network or in this process: the same four verbs, each in a thread.
+
+The package's clients block, and one of them asks the network when it is made. Telemetry is off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from everhold.errors import InDoubt, Transient
+from everhold.memories.faults import failed
+from everhold.memories.sdk import load
+from everhold.secret import Secret
+
+if TYPE_CHECKING:
+    from everhold.memories.mem0.settings import Mem0Settings
+
+T = TypeVar("T")
+REMEDY: Final = "pip install 'everhold[mem0]'"
+PAGE: Final = 100
+MOST: Final = 10_000
+"""The library gives back 20 unless told otherwise, and does not say that there is more."""
+
+
+class Backend(Protocol):
+    async def add(self, text: str, *, user: str, metadata: Mapping[str, Any], infer: bool) -> None:
+        """Store a text. Returns once it is said to be stored, raises InDoubt while that is open."""
+
+    async def search(self, text: str, *, user: str, limit: int) -> list[dict[str, Any]]: ...
+
+    async def those(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+        """Memories of a user whose metadata has one of the given values under each given name."""
+
+    async def delete(self, memory: str) -> bool:
+        """Whether it was there. Safe to repeat."""
+
+    async def close(self) -> None: ...
+
+
+async def package(directory: PurePath) -> Any:
+    """The package; it reports home and writes into the home of whoever runs it unless told not to."""
+    os.environ.setdefault("MEM0_TELEMETRY", "False")
+    os.environ.setdefault("MEM0_DIR", str(directory))
+    return await load("mem0", offers="MemoryClient", remedy=REMEDY)
+
+
+class Platform:
+    """Over the network."""
+
+    def __init__(self, settings: Mem0Settings, directory: PurePath) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._client: Any = None
+        self._making = asyncio.Lock()
+
+    async def add(self, text: str, *, user: str, metadata: Mapping[str, Any], infer: bool) -> None:
+        answer = await self._ask(
+            "adding a memory",
+            lambda client: client.add(
+                [{"role": "user", "content": text}], user_id=user, metadata=dict(metadata), infer=infer
+            ),
+            writes=True,
+        )
+        event = _event(answer)
+        if not event:
+            raise InDoubt("Mem0 said that a memory was taken, and not under which event")
+        await self._settled(event)
+
+    async def _settled(self, event: str) -> None:
+        """Wait for a queued event to end, for a while."""
+        loop = asyncio.get_running_loop()
+        until, wait = loop.time() + self._settings.confirm_seconds, 0.05
+        while self._settings.confirm:
+            try:
+                answer = await self._ask("asking about an event", lambda client: _read(client, f"/v1/event/{event}/"))
+            except Gone as error:
+                raise InDoubt("Mem0 accepted a memory, and does not know its event any more") from error
+            status = answer.get("status") if isinstance(answer, dict) else None
+            if status == "SUCCEEDED":
+                return
+            if status == "FAILED":
+                raise Transient("Mem0 could not store a memory that it had accepted")
+            if loop.time() + wait > until:
+                raise InDoubt("Mem0 accepted a memory, and has not stored it yet")
+            await asyncio.sleep(wait)
+            wait = min(2.0, wait * 2)
+
+    async def search(self, text: str, *, user: str, limit: int) -> list[dict[str, Any]]:
+        answer = await self._ask(
+            "searching", lambda client: client.search(text, filters={"user_id": user}, top_k=limit)
+        )
+        return _results(answer)
+
+    async def those(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+        conditions: list[dict[str, Any]] = [{"user_id": user}]
+        for name, values in where.items():
+            conditions.append({"OR": [{"metadata": {name: value}} for value in values]})
+        found: list[dict[str, Any]] = []
+        page = 1
+        while True:
+            number = page
+            answer = await self._ask(
+                "listing memories",
+                lambda client, number=number: client.get_all(filters={"AND": conditions}, page=number, page_size=PAGE),
+            )
+            results = _results(answer)
+            found += results
+            if len(results) < PAGE:
+                return found
+            page += 1
+
+    async def delete(self, memory: str) -> bool:
+        try:
+            await self._ask("deleting a memory", lambda client: client.delete(memory))
+        except Gone:
+            return False
+        return True
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await asyncio.to_thread(client.client.close)
+
+    async def _ask(self, what: str, question: Callable[..., T], *, writes: bool = False) -> T:
+        async with self._making:
+            if self._client is None:
+                module = await package(self._directory)
+                with self._told("saying hello", writes=False):
+                    self._client = await asyncio.to_thread(self._make, module)
+        client = self._client
+        with self._told(what, writes=writes):
+            return await asyncio.to_thread(question, client)
+
+    def _make(self, module: Any) -> Any:
+        import httpx
+
+        settings = self._settings
+        key = settings.api_key.reveal().strip() if settings.api_key else "none"
+        http = httpx.Client(timeout=settings.deadline_seconds)
+        return module.MemoryClient(api_key=key, host=settings.base_url, client=http)
+
+    @contextlib.contextmanager
+    def _told(self, what: str, *, writes: bool) -> Iterator[None]:
+        import httpx
+        from mem0 import exceptions as theirs
+
+        hide = (self._settings.api_key or Secret("")).hide
+        where = f"Mem0, {what}"
+        try:
+            yield
+        except theirs.MemoryNotFoundError as error:
+            raise Gone(f"{where}: it is not there") from error
+        except theirs.MemoryError as error:
+            raise failed(
+                where,
+                hide(error.message),
+                status=int(error.debug_info.get("status_code") or 0),
+                retry_after=error.debug_info.get("retry_after"),
+                writes=writes,
+                unsent=error.error_code == "NET_CONNECT",
+            ) from error
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == 404:
+                raise Gone(f"{where}: it is not there") from error
+            raise failed(where, hide(str(error)), status=error.response.status_code, writes=writes) from error
+        except httpx.HTTPError as error:
+            unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            raise failed(where, hide(str(error)) or type(error).__name__, writes=writes, unsent=unsent) from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise failed(where, hide(f"{type(error).__name__}: {error}"), writes=writes) from error
+
+
+class Local:
+    """In this process. One thread: the vectors on disk bear no second."""
+
+    def __init__(self, settings: Mem0Settings, directory: PurePath) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._memory: Any = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mem0")
+
+    async def add(self, text: str, *, user: str, metadata: Mapping[str, Any], infer: bool) -> None:
+        answer = await self._ask(
+            lambda memory: memory.add(
+                [{"role": "user", "content": text}], user_id=user, metadata=dict(metadata), infer=infer
+            )
+        )
+        if not infer and not any(one.get("id") for one in _results(answer)):
+            # it says so when whoever embeds for it is down, too
+            raise InDoubt("Mem0 said that a memory was added, and shows none")
+
+    async def search(self, text: str, *, user: str, limit: int) -> list[dict[str, Any]]:
+        return _results(
+            await self._ask(lambda memory: memory.search(text, filters={"user_id": user}, top_k=limit, threshold=0.0))
+        )
+
+    async def those(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for narrower in [{name: value} for name, values in where.items() for value in values] or [{}]:
+            filters = {"user_id": user, **narrower}
+            answer = await self._ask(lambda memory, filters=filters: memory.get_all(filters=filters, top_k=MOST))
+            found |= {one["id"]: one for one in _results(answer)}
+        return list(found.values())
+
+    async def delete(self, memory: str) -> bool:
+        def gone(library: Any) -> bool:
+            try:
+                library.delete(memory)
+            except ValueError:  # what is not there any more
+                return False
+            return True
+
+        return await self._ask(gone)
+
+    async def close(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, _let_go, memory)
+        self._thread.shutdown(wait=False)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mem0")
+
+    async def _ask(self, question: Callable[..., T]) -> T:
+        # what the library raises is anybody's: whoever calls takes it for doubt, and doubt is asked about
+        module = await package(self._directory)
+
+        def work() -> T:
+            if self._memory is None:
+                self._memory = module.Memory.from_config(self._config())
+            return question(self._memory)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _config(self) -> dict[str, Any]:
+        config: dict[str, Any] = _opened(self._settings.config)
+        directory = self._directory
+        vectors: dict[str, Any] = {"path": str(directory / "vectors"), "on_disk": True}
+        if size := config.get("embedder", {}).get("config", {}).get("embedding_dims"):
+            vectors["embedding_model_dims"] = size
+        config.setdefault("vector_store", {"provider": "qdrant", "config": vectors})
+        config.setdefault("history_db_path", str(directory / "history.db"))
+        return config
+
+
+class Gone(Transient):
+    """What is asked about is not there."""
+
+
+def _opened(value: Any) -> Any:
+    if isinstance(value, Secret):
+        return value.reveal()
+    if isinstance(value, Mapping):
+        return {key: _opened(item) for key, item in value.items()}
+    return [_opened(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _let_go(memory: Any) -> None:
+    memory.close()
+    vectors = getattr(memory.vector_store, "client", None)
+    if vectors is not None and hasattr(vectors, "close"):
+        vectors.close()  # the next to open them would find them locked
+
+
+def _read(client: Any, path: str) -> Any:
+    """What the package has no method for, through its own connection."""
+    answer = client.client.get(path)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def _event(answer: Any) -> str:
+    """The event something was queued under; the platform's answer has had two shapes."""
+    if not isinstance(answer, dict):
+        return ""
+    inner = answer.get("results")
+    first = inner[0] if isinstance(inner, list) and inner and isinstance(inner[0], dict) else {}
+    return str(answer.get("event_id") or first.get("event_id") or "")
+
+
+def _results(answer: Any) -> list[dict[str, Any]]:
+    results = answer.get("results") if isinstance(answer, dict) else answer
+    if not isinstance(results, list) or not all(isinstance(one, dict) for one in results):
+        raise Transient("Mem0 gave an answer that cannot be read")
+    return results

@@ -1,0 +1,245 @@
+"""Mem0 as a memory provider: one memory for each exchange or note, with its key in the metadata.
+
+Mem0 recognises no repeat, so whoever doubts asks for the key first. With `infer` on, what arrives is whatever a
+language model made of it: nobody can tell then, and doubt follows the configured policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from everhold.errors import EverholdError, InDoubt
+from everhold.memories.faults import partly
+from everhold.memories.mem0.backends import Backend, Local, Platform
+from everhold.memories.mem0.tools import tools_of
+from everhold.memories.scope import alone, handle, token
+from everhold.memories.signature import signature
+from everhold.memories.wording import told
+from everhold.ports.log import Log
+from everhold.ports.memory import (
+    Batch,
+    Capability,
+    Exchange,
+    Forgotten,
+    Found,
+    Health,
+    Memory,
+    Note,
+    Query,
+    Retraction,
+)
+from everhold.ports.platform import Delivery
+from everhold.ports.tool import Tool
+
+if TYPE_CHECKING:
+    from everhold.memories.mem0.settings import Mem0Settings
+
+
+class Mem0Memory:
+    """One instance for one agent."""
+
+    capabilities: ClassVar = frozenset(
+        {
+            Capability.PROBE,
+            Capability.RETRACT,
+            Capability.TOOLS,
+            Capability.FORGET,
+            Capability.EXPORT,
+            Capability.HEALTH,
+            Capability.CLOSE,
+            Capability.SIGNATURE,
+        }
+    )
+
+    def __init__(self, settings: Mem0Settings, *, agent: str, log: Log, directory: PurePath) -> None:
+        self.settings = settings
+        self.agent = agent
+        self.log = log
+        self.delivery = Delivery.BLIND if settings.infer else Delivery.PROBE
+        self.deadline = settings.deadline_seconds + settings.confirm_seconds
+        # in this process nothing is carried out later
+        self.visible_after = settings.visible_seconds if settings.mode == "platform" else 0.0
+        kind = Platform if settings.mode == "platform" else Local
+        self.backend: Backend = kind(settings, directory)
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        remotes: dict[str, str] = {}
+        for item in batch.items:
+            try:
+                remotes[item.key] = await self._keep(batch, item)
+            except EverholdError as error:
+                raise partly(bool(remotes), error) from error
+        return remotes
+
+    async def _keep(self, batch: Batch, item: Memory) -> str:
+        if isinstance(item, Retraction):
+            await self._delete(await self._undone(batch, item))
+            return ""
+        await self._delete(await self._outdated(item))
+        text = _text(item)
+        if not text:
+            return ""
+        if isinstance(item, Note) and item.action == "replace" and (there := await self._there(item)):
+            return str(there[0]["id"])
+        await self.backend.add(
+            text, user=self.user(item.stamp.audience), metadata=self._metadata(item), infer=self.settings.infer
+        )
+        if self.settings.infer or not self.settings.confirm:
+            return ""
+        there = await self._there(item)
+        if not there:
+            raise InDoubt("Mem0 said that a memory was stored, and it is not there")
+        return str(there[0]["id"])
+
+    async def _delete(self, memories: Sequence[dict[str, Any]]) -> int:
+        return sum([await self.backend.delete(str(memory["id"])) for memory in memories])
+
+    # -- asking what is there ----------------------------------------------------------------------------------------
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        arrived = []
+        for item in batch.items:
+            if isinstance(item, Retraction):
+                here = not await self._undone(batch, item)
+            else:
+                here = not await self._outdated(item) and (not _text(item) or bool(await self._there(item)))
+            if here:
+                arrived.append(item.key)
+        return arrived
+
+    async def _there(self, item: Exchange | Note) -> list[dict[str, Any]]:
+        """The memory of an item. If a request was carried out twice there are several: all but one are deleted."""
+        found = await self.backend.those(self.user(item.stamp.audience), {"everhold": [item.key]})
+        found = [one for one in found if _about(one).get("everhold") == item.key]
+        if len(found) > 1 and not self.settings.infer:
+            found.sort(key=lambda one: (str(one.get("created_at") or ""), str(one["id"])))
+            await self._delete(found[1:])
+            self.log.warning("memory.doubled", key=item.key, deleted=len(found) - 1)
+        return found[:1] if not self.settings.infer else found
+
+    async def _outdated(self, item: Exchange | Note) -> list[dict[str, Any]]:
+        """What a note takes back."""
+        if not isinstance(item, Note) or item.action == "add":
+            return []
+        where = {"everhold": [item.supersedes]} if item.supersedes else {"everhold_fact": [item.fact]}
+        if not any(value for values in where.values() for value in values):
+            return []
+        found = await self.backend.those(self.user(item.stamp.audience), where)
+        return [one for one in found if _about(one).get("everhold") != item.key]
+
+    async def _undone(self, batch: Batch, item: Retraction) -> list[dict[str, Any]]:
+        found = []
+        for user in dict.fromkeys(self.user(batch.heard_by.get(key, ())) for key in item.keys):
+            found += await self.backend.those(user, {"everhold": list(item.keys)})
+        return [one for one in found if _about(one).get("everhold") in item.keys]
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        if query.agent != self.agent or not query.audience or not query.text.strip():
+            return ()
+        found = await self.backend.search(
+            query.text.strip(), user=self.user(query.audience), limit=max(1, min(100, query.limit))
+        )
+        return [_found(one, alone(query.audience)) for one in found if self._may_hear(one, query)]
+
+    def _may_hear(self, memory: Mapping[str, Any], query: Query) -> bool:
+        about = _about(memory)
+        if not about.get("everhold"):
+            # from before, or from elsewhere: it belongs to the user it is filed under, who is alone here
+            return bool(alone(query.audience))
+        return about.get("everhold_audience") == token(query.audience) and (
+            self.settings.share_agents or about.get("everhold_agent") == self.agent
+        )
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def tools(self) -> Sequence[Tool]:
+        return tools_of(self)
+
+    async def forget(self, person: str) -> Forgotten:
+        """What was said to the agent alone. What was said in company is filed under the room, and named."""
+        mine = await self.backend.those(self.user((f"person:{person}",)), {})
+        return Forgotten(
+            deleted=await self._delete(mine),
+            kept=("memories of rooms: they are filed under the room, not under who spoke there",),
+        )
+
+    async def export(self, person: str) -> AsyncIterator[Found]:
+        for one in await self.backend.those(self.user((f"person:{person}",)), {}):
+            yield _found(one, person)
+
+    async def health(self) -> Health:
+        try:
+            await self.backend.those(self.user(("person:nobody",)), {"everhold": ["nothing"]})
+        except EverholdError as error:
+            return Health(well=False, text=error.message)
+        return Health(well=True)
+
+    async def close(self) -> None:
+        await self.backend.close()
+
+    def cache_busting_signature(self) -> dict[str, str] | None:
+        return signature("mem0", self.settings)
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def user(self, audience: Sequence[str]) -> str:
+        """The user_id that stands for those who are present."""
+        who = alone(audience) or token(audience) or "nobody"
+        agent = "shared" if self.settings.share_agents else self.agent
+        return handle(self.settings.user.replace("{agent}", agent).replace("{person}", who))
+
+    def _metadata(self, item: Exchange | Note) -> dict[str, Any]:
+        seq = (*item.heard, *item.said)[0].seq if isinstance(item, Exchange) else item.seq
+        about = {
+            "everhold": item.key,
+            "everhold_agent": item.agent,
+            "everhold_audience": token(item.stamp.audience),
+            "everhold_session": item.session,
+            "everhold_seq": seq,
+            "everhold_person": item.stamp.person,
+            "everhold_at": item.at,
+            "everhold_parent": item.parent if isinstance(item, Exchange) else "",
+            "everhold_fact": item.fact if isinstance(item, Note) else "",
+            "everhold_tags": ",".join(item.tags),
+        }
+        return {name: value for name, value in about.items() if value not in ("", None)}
+
+
+def _text(item: Exchange | Note) -> str:
+    """What is kept of an item; nothing of one that only takes something back."""
+    if isinstance(item, Exchange):
+        return told(item)
+    return "" if item.action == "remove" else item.text.strip()
+
+
+def _about(memory: Mapping[str, Any]) -> Mapping[str, Any]:
+    about = memory.get("metadata")
+    return about if isinstance(about, Mapping) else {}
+
+
+def _found(memory: Mapping[str, Any], person: str) -> Found:
+    about = _about(memory)
+    score = memory.get("score")
+    return Found(
+        text=str(memory.get("memory") or ""),
+        score=float(score) if isinstance(score, int | float) else 0.0,
+        session=str(about.get("everhold_session", "")),
+        seq=int(about.get("everhold_seq") or 0),
+        person=str(about.get("everhold_person", "")) or person,
+        at=float(about.get("everhold_at") or _at(memory.get("created_at"))),
+        key=str(about.get("everhold", "")),
+    )
+
+
+def _at(when: object) -> float:
+    try:
+        return datetime.fromisoformat(str(when)).timestamp() if when else 0.0
+    except ValueError:
+        return 0.0

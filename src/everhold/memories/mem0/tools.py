@@ -1,0 +1,69 @@
+"""Mem0's tools, under the names people know. They see what whoever is present may know, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from everhold.core.entries import Noted
+from everhold.ports.memory import Query
+from everhold.ports.model import ToolSpec
+from everhold.ports.tool import Effect, Result, Tool, ToolContext
+
+if TYPE_CHECKING:
+    from everhold.memories.mem0.provider import Mem0Memory
+
+MOST: Final = 20
+NOBODY: Final = Result(text="It is not known who is present: nothing of Mem0's can be shown here.", error=True)
+
+
+def tools_of(memory: Mem0Memory) -> Sequence[Tool]:
+    return (Mem0Tool(memory, "mem0_search"), Mem0Tool(memory, "mem0_add"))
+
+
+class Mem0Tool:
+    """One of them. Running it again does no harm: what is added is a note that commits with the result."""
+
+    effect = Effect.PURE
+    deadline = 15.0
+
+    def __init__(self, memory: Mem0Memory, name: str) -> None:
+        adds = name == "mem0_add"
+        self.needs = "content" if adds else "query"
+        about = "What to keep, in a sentence that stands by itself." if adds else "What to look for."
+        self.spec = ToolSpec(
+            name=name,
+            description="Keep a fact for later." if adds else "Search what was said and kept earlier.",
+            parameters={
+                "type": "object",
+                "properties": {self.needs: {"type": "string", "description": about}},
+                "required": [self.needs],
+                "additionalProperties": False,
+            },
+        )
+        self._memory = memory
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+        memory = self._memory
+        if not context.stamp.audience or context.agent != memory.agent:
+            return NOBODY
+        given = arguments.get(self.needs)
+        if not isinstance(given, str) or not given.strip():
+            return Result(text=f"`{self.needs}` is missing.", error=True)
+        if self.needs == "content":
+            return Result(text="Kept; it will be delivered to Mem0.", notes=(Noted(text=given.strip()),))
+        found = await memory.find(
+            Query(
+                text=given,
+                agent=context.agent,
+                session=context.session,
+                name=context.session,
+                audience=context.stamp.audience,
+                person=context.stamp.person,
+                limit=MOST,
+            )
+        )
+        return Result(text="\n\n".join(it.text for it in found) or "Nothing was found.")
+
+    async def probe(self, context: ToolContext) -> Result | None:
+        return None

@@ -1,0 +1,159 @@
+"""Mem0's platform on loopback, as its API answers: memories are added through a queue, searched, listed and deleted.
+
+Nothing that is added has a key, and a repeat is another memory. Extraction by a language model is replaced by keeping
+each message as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from everhold.testing.services.base import Received, Refusal, Reply, Service, alike
+
+Row = dict[str, Any]
+_BEGINNING: Final = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class State:
+    """What the service keeps."""
+
+    memories: dict[str, Row] = field(default_factory=dict)
+    events: dict[str, Row] = field(default_factory=dict)
+
+
+class Mem0Service(Service):
+    """The service. `holding` keeps what was added in the queue until `work`; `breaking` makes so many of them fail."""
+
+    routes = (
+        ("GET", "/v1/ping", "ping"),
+        ("POST", "/v3/memories/add", "add"),
+        ("POST", "/v3/memories/search", "search"),
+        ("POST", "/v3/memories", "list_memories"),
+        ("GET", "/v1/memories/{memory}", "get"),
+        ("DELETE", "/v1/memories/{memory}", "delete"),
+        ("GET", "/v1/event/{event}", "event"),
+    )
+
+    def __init__(self, *, key: str | None = None) -> None:
+        super().__init__(key=key)
+        self.state = State()
+        self.holding = False
+        self.breaking = 0
+        self._count = itertools.count(1)
+
+    def authorised(self, headers: Mapping[str, str]) -> bool:
+        return self.key is None or headers.get("authorization") == f"Token {self.key}"
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def texts(self, user: str = "") -> list[str]:
+        return [row["memory"] for row in self.state.memories.values() if not user or row["user_id"] == user]
+
+    def work(self) -> None:
+        """Do what is in the queue."""
+        for event in self.state.events.values():
+            if event["status"] == "PENDING":
+                self._process(event)
+
+    # -- answering ---------------------------------------------------------------------------------------------------
+
+    def ping(self, call: Received) -> Row:
+        return {"status": "ok", "org_id": "org", "project_id": "project", "user_email": ""}
+
+    def add(self, call: Received) -> Row:
+        given = call.json or {}
+        if not given.get("messages") or not (given.get("user_id") or given.get("agent_id") or given.get("run_id")):
+            raise Refusal(400, {"detail": "messages and one of user_id, agent_id, run_id are needed"})
+        event = f"event-{next(self._count)}"
+        row: Row = {"id": event, "status": "PENDING", "given": given, "results": []}
+        self.state.events[event] = row
+        if not self.holding:
+            self._process(row)
+        return {"message": "Memory processing has been queued", "status": "PENDING", "event_id": event}
+
+    def _process(self, event: Row) -> None:
+        if self.breaking:
+            self.breaking -= 1
+            event["status"] = "FAILED"
+            return
+        given = event["given"]
+        for message in given["messages"]:
+            id_ = f"mem-{next(self._count):06d}"
+            self.state.memories[id_] = {
+                "id": id_,
+                "memory": message["content"],
+                "user_id": given.get("user_id"),
+                "agent_id": given.get("agent_id"),
+                "run_id": given.get("run_id"),
+                "metadata": given.get("metadata") or {},
+                "created_at": self._now(),
+                "updated_at": self._now(),
+            }
+            event["results"].append({"id": id_, "event": "ADD", "data": {"memory": message["content"]}})
+        event["status"] = "SUCCEEDED"
+
+    def event(self, call: Received, event: str) -> Row:
+        row = self.state.events.get(event)
+        if row is None:
+            raise Refusal(404, {"detail": "Event not found"})
+        return {"id": event, "event_type": "ADD", "status": row["status"], "results": row["results"]}
+
+    def search(self, call: Received) -> Row:
+        rows = _filtered(self.state.memories.values(), call.json.get("filters"))
+        scored = sorted(((alike(call.json["query"], row["memory"]), row) for row in rows), key=lambda it: -it[0])
+        limit = call.json.get("top_k") or 10
+        return {"results": [{**row, "score": score} for score, row in scored if score > 0][:limit]}
+
+    def list_memories(self, call: Received) -> Row:
+        rows = _filtered(self.state.memories.values(), (call.json or {}).get("filters"))
+        page, size = int(call.query.get("page", "1")), int(call.query.get("page_size", "100"))
+        items = rows[(page - 1) * size : page * size]
+        more = f"{self.url}{call.path}?page={page + 1}" if page * size < len(rows) else None
+        return {"count": len(rows), "next": more, "previous": None, "results": items}
+
+    def get(self, call: Received, memory: str) -> Row:
+        return self._memory(memory)
+
+    def delete(self, call: Received, memory: str) -> Row:
+        self._memory(memory)
+        del self.state.memories[memory]
+        return {"message": "Memory deleted successfully!"}
+
+    def _memory(self, memory: str) -> Row:
+        row: Row | None = self.state.memories.get(memory)
+        if row is None:
+            raise Refusal(404, {"detail": "Memory not found!"})
+        return row
+
+    def unauthorised(self) -> Reply:
+        return Reply({"detail": "Given token not valid"}, 401)
+
+    def _now(self) -> str:
+        return (_BEGINNING + timedelta(seconds=next(self._count))).isoformat()
+
+
+def _filtered(rows: Any, filters: Any) -> Sequence[Row]:
+    if not filters:
+        raise Refusal(400, {"detail": "Filters are required and cannot be empty."})
+    return [row for row in rows if _fits(row, filters)]
+
+
+def _fits(row: Row, filters: Mapping[str, Any]) -> bool:
+    for key, wanted in filters.items():
+        match key:
+            case "AND":
+                fits = all(_fits(row, one) for one in wanted)
+            case "OR":
+                fits = any(_fits(row, one) for one in wanted)
+            case "metadata":
+                fits = all(row["metadata"].get(name) == value for name, value in wanted.items())
+            case _:
+                fits = row.get(key) == wanted
+        if not fits:
+            return False
+    return True
