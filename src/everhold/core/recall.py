@@ -122,18 +122,22 @@ def merge(
     spent = 0
     for item in _in_turns({name: results[name] for name in order}):
         found = item.found
-        words = frozenset(_WORD.findall(found.text.casefold()))
-        plain = " ".join(found.text.casefold().split())
+        folded = found.text.casefold()
+        plain = " ".join(folded.split())
         place = (found.session, found.seq)
         if not plain:
             continue
         known_place = bool(found.session and found.seq) and place in places
-        if plain in texts or known_place or any(_same(words, other, near) for other in kept_words):
+        if plain in texts or known_place:
             left.append((item, "duplicate"))
             continue
         cost = FRAME + weigh(found.text)
         if spent + cost > budget:
             left.append((item, "budget"))
+            continue
+        words = frozenset(_WORD.findall(folded))
+        if any(_same(words, other, near) for other in kept_words):
+            left.append((item, "duplicate"))
             continue
         texts.add(plain)
         places.add(place)
@@ -209,9 +213,11 @@ def _in_turns(results: Mapping[str, Sequence[Found]]) -> Iterable[Recalled]:
 
 
 def _same(words: frozenset[str], other: frozenset[str], near: float) -> bool:
-    if not words or not other:
-        return False
-    return len(words & other) >= near * len(words | other)
+    fewer, more = sorted((len(words), len(other)))
+    if not fewer or fewer < near * more:
+        return False  # too unlike in size to share that much
+    both = len(words & other)
+    return both >= near * (fewer + more - both)
 
 
 def places(why: Why) -> list[tuple[str, int]]:

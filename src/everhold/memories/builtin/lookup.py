@@ -15,11 +15,11 @@ from everhold.memories.builtin.intake import Flag, Piece, State
 from everhold.memories.builtin.schema import SCOPE_BITS
 from everhold.memories.builtin.words import content, dense, tokens
 
-POSTINGS: Final = 4_000
+POSTINGS: Final = 2_000
 """Places in the index one search may walk through in a scope; the commonest words are left out beyond that."""
-LOOK: Final = 512
+LOOK: Final = 128
 """Places by which a word is judged to be common: the newest."""
-TERMS: Final = 24
+TERMS: Final = 12
 """Words of a question that are looked up; of a longer one the rarest."""
 
 _COLUMNS: Final = (
@@ -121,11 +121,12 @@ def terms(text: str, rarity: Callable[[str], int] = len) -> list[str]:
 def postings(db: apsw.Connection, term: str, scope: int, limit: int) -> list[int]:
     """The newest chunks of a scope that a word stands in, counted from the scope's first, newest first."""
     low, high = span(scope)
-    rows = db.execute(
-        "select rowid - ? from words where words match ? and rowid between ? and ? order by rowid desc limit ?",
+    found = db.execute(  # one text is handed over sooner than many numbers
+        "select group_concat(id - ?) from (select rowid as id from words where words match ? and rowid between ? and ?"
+        " order by rowid desc limit ?)",
         (low, term, low, high, limit),
-    )
-    return [row[0] for row in rows]
+    ).get
+    return list(map(int, found.split(","))) if isinstance(found, str) else []
 
 
 def walk(db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int) -> list[tuple[float, list[int], str]]:
@@ -135,19 +136,18 @@ def walk(db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int) -> 
     through the newest chunks only.
     """
     looked: list[tuple[float, list[int], str]] = []
-    first = POSTINGS if chunks <= POSTINGS else LOOK
     for term in terms:
-        rows = postings(db, term, scope, first)
+        rows = postings(db, term, scope, LOOK)
         if rows:
             spread = max(1, chunks - rows[-1])
-            count = len(rows) if len(rows) < first else max(len(rows), len(rows) * chunks / spread)
+            count = len(rows) if len(rows) < LOOK else max(len(rows), len(rows) * chunks / spread)
             looked.append((count, rows, term))
     looked.sort(key=lambda one: (one[0], one[2]))
     chosen: list[tuple[float, list[int], str]] = []
     left = POSTINGS
     for count, rows, term in looked:
-        if count > left and chosen:
-            break
+        if chosen and (count > left or count > chunks / 2):
+            break  # what stands in most of them tells none from another
         if len(rows) < count <= left:
             rows = postings(db, term, scope, left)
             count = len(rows)
@@ -171,13 +171,15 @@ def full_text(
 
 def seen(db: apsw.Connection, session: str, seqs: Iterable[int]) -> dict[int, list[int]]:
     """Scope -> first chunks of the items at these places of a session."""
+    wanted = set(seqs)
     rows = db.execute(
-        "select scope, first from items where session = ? and seq in (select value from json_each(?))",
-        (session, _list(seqs)),
+        "select scope, first, seq from items where session = ? and seq between ? and ?",
+        (session, min(wanted), max(wanted)),
     )
     found: dict[int, list[int]] = {}
-    for scope, first in rows:
-        found.setdefault(scope, []).append(first)
+    for scope, first, seq in rows:
+        if seq in wanted:
+            found.setdefault(scope, []).append(first)
     return found
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from everhold.memories.builtin import lookup
 from everhold.memories.builtin.intake import Flag
 from everhold.memories.builtin.rank import BESIDE, CLOSER, DAY, Knobs, Ranked
-from everhold.memories.builtin.shelf import Floats, Places, Shelf, Stack
+from everhold.memories.builtin.shelf import Floats, Places, Shelf, Stack, chunks_of
 from everhold.memories.builtin.table import Table
 
 CANDIDATES: Final = 200
@@ -178,10 +178,7 @@ def _chunks(stack: Stack, items: Places, most: int | None) -> Places:
     counts = stack.column("count", items).astype(np.int64)
     if most is not None:
         counts = np.minimum(counts, most)
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    found: Places = np.repeat(items - ends + counts, counts) + np.arange(total)
-    return found
+    return chunks_of(items, counts)
 
 
 def _spread(rows: Places, some: Places, values: Floats) -> Floats:

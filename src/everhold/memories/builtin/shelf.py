@@ -22,8 +22,8 @@ Floats = npt.NDArray[np.float32]
 Places = npt.NDArray[np.int64]
 Kept = Literal["vectors", "deep"]
 
-RESIDENT: Final = 100_000
-"""Chunks up to which a scope's vectors are kept in memory, not only their signs."""
+RESIDENT: Final = 150_000
+"""Chunks for which there may be room and a scope's vectors are kept in memory, not only their signs."""
 SURE: Final = 2
 """How many times as many candidates as wanted the signs pick."""
 ROOM_BYTES: Final = 192 * 1024 * 1024
@@ -116,7 +116,8 @@ class Shelf:
         self.size = np.zeros(0, np.uint16)
         """Telling word pieces of a chunk."""
         self.mean = 0.0
-        """The mean size, about: what went still counts."""
+        """The mean size, about: it is worked out anew as the scope grows."""
+        self._meant = 0
         self.pieces: list[bytes] | None = []
         self.table = Vectors("vectors", scope)
         self.deep = Vectors("deep", scope) if deep else None
@@ -145,11 +146,13 @@ class Shelf:
         if chunks > self.used:
             room = len(self.head)
             if chunks > room:
-                self._grow(max(chunks, room + room // 2, 64))
+                self._grow(max(chunks + chunks // 4, 64))
             for low in range(self.used, chunks, _READ):
                 self._read(db, low, min(low + _READ, chunks))
             self.used = chunks
-            self.mean = float(self.length(np.arange(chunks)).mean())
+            if chunks > self._meant * 1.1:
+                self._meant = chunks
+                self.mean = float(self.length(np.arange(chunks)).mean())
 
     def touch(self, db: apsw.Connection, ids: Iterable[int]) -> None:
         """Read these chunks again; those that went are nowhere."""
@@ -172,15 +175,20 @@ class Shelf:
     def _read(self, db: apsw.Connection, low: int, high: int) -> None:
         """Rows `low` up to, not including, `high`."""
         span = (self.low + low, self.low + high - 1)
-        for first, before, count, author, flags, at in db.execute(
+        places: list[Any] = db.execute(
             "select first, before, chunks, author, flags, at from places where first between ? and ?", span
-        ):
-            row = first - self.low
-            self.head[row : row + count] = row
-            self.count[row], self.author[row], self.flags[row], self.at[row] = count, author, flags, at
-            self.before[row] = before - self.low if before else _NOWHERE
-            if before:
-                self.after[before - self.low] = row
+        ).fetchall()
+        if places:
+            firsts, befores, counts, authors, flags, ats = zip(*places, strict=True)
+            heads = np.array(firsts, np.int64) - self.low
+            before = np.array(befores, np.int64)
+            before = np.where(before > 0, before - self.low, _NOWHERE)
+            count = np.array(counts, np.int64)
+            self.head[chunks_of(heads, count)] = np.repeat(heads, count)
+            self.count[heads], self.author[heads], self.flags[heads], self.at[heads] = count, authors, flags, ats
+            self.before[heads] = before
+            follows = before != _NOWHERE
+            self.after[before[follows]] = heads[follows]
         read: list[Any] = db.execute(
             "select chunk, vector, pieces from vectors where chunk between ? and ?", span
         ).fetchall()
@@ -315,6 +323,14 @@ class Shelves:
             while len(self._shelves) > 1 and sum(one.size_bytes for one in self._shelves.values()) > ROOM_BYTES:
                 self._shelves.popitem(last=False)
         return Stack(found)
+
+
+def chunks_of(heads: Places, counts: Places) -> Places:
+    """The rows of items that have so many chunks each."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    found: Places = np.repeat(heads - ends + counts, counts) + np.arange(total)
+    return found
 
 
 def _vectors(shelf: Shelf, kept: Kept) -> Vectors:
