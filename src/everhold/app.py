@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everhold import __version__
 from everhold.accounts import Accounts, locks_directory
 from everhold.agents import Agents
-from everhold.backups import Backups, copy_json
+from everhold.backups import Backups, copy_json, kept
 from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
 from everhold.config.settings import ValidatePlugin
 from everhold.control import Control
@@ -27,6 +27,7 @@ from everhold.home import Home
 from everhold.instances import Instances
 from everhold.logs import Logger
 from everhold.memories.builtin import Builtin, Index, provider as builtin
+from everhold.memory import Memory
 from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
@@ -35,6 +36,7 @@ from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
 from everhold.reception import Reception
 from everhold.remote.follow import Followers
+from everhold.remote.memory import Remembering
 from everhold.remote.methods import Methods
 from everhold.remote.server import Server
 from everhold.stores.sqlite import SqliteStore
@@ -204,7 +206,21 @@ class App:
         """Where people find the page, empty while there is none."""
         self.web: Web | None = None
         self.backups = Backups(home.backups, copy=self.store.copy, now=self.clock.now)
-        self.methods = Methods(self.control, about=self.about, followers=self.followers, backup=self._back_up)
+        self.memory = Memory(
+            self.control,
+            agents=lambda: tuple(self.agents.settings.agents),
+            people=lambda person: self.agents.settings.goes_by(person),
+            backups=lambda: len(kept(home.backups)),
+        )
+        self.methods = Methods(
+            self.control,
+            about=self.about,
+            followers=self.followers,
+            backup=self._back_up,
+            memory=Remembering(
+                self.memory, agent=lambda: self.agents.settings.default_agent, local=lambda: self._local_person()
+            ),
+        )
         self.remote = Server(home.control, self.methods, log=log)
         self.full = False
         """The disk has no room: nothing is accepted until it has."""
@@ -234,6 +250,7 @@ class App:
         """
         await self.store.seize(owner=self.gates.owner, at=self.clock.now())
         await self.control.reapply_erasures()
+        await self.memory.take_up()
         self.ballast.take_aboard()
         waiting = await self._unanswered()
         await self.reception.open()
@@ -247,6 +264,7 @@ class App:
             ("backup", self._keep_backups),
         ):
             self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
+        self.tasks.append(asyncio.create_task(self.memory.finish(), name="forgetting"))
         self.accounts.adopt(self.agents.settings)
         if listen:
             self.accounts.listen()
@@ -262,6 +280,7 @@ class App:
         http = self.watcher.settings.http
         office = Office(
             control=self.control,
+            memory=self.memory,
             local=local_user(),
             agents=self.agents,
             tail=self.tail,
@@ -358,6 +377,9 @@ class App:
             while await self.index.catch_up(self.store):
                 pass
             await asyncio.sleep(INDEX_SECONDS)
+
+    def _local_person(self) -> str:
+        return self.agents.settings.identities.get(f"terminal:{local_user()}", local_user())
 
     def _builtin(self, agent: str) -> Builtin:
         return Builtin(index=self.index, store=self.store, agent=agent)

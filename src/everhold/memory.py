@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TextIO
 
 import msgspec
 from msgspec import Struct
@@ -18,7 +20,7 @@ from everhold.control import Control, entry_json
 from everhold.core import forgetting
 from everhold.core.entries import Heard, Kind, Noted, Said, Thought
 from everhold.core.facts import Fact
-from everhold.core.recall import Recalled, Why, merge, trace
+from everhold.core.recall import Recalled, Why, merge, trace, when
 from everhold.errors import EverholdError, Misuse, NotFound
 from everhold.flow import memo, remember
 from everhold.flow.perform import hand_over
@@ -31,6 +33,8 @@ PATIENCE_SECONDS: Final = 60.0
 """How long a forgetting waits for batches on their way to be settled before it says that they are not."""
 SEARCH_SECONDS: Final = 10.0
 SEARCH_TOKENS: Final = 8_000
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+"""What does not belong into the name of a file."""
 
 
 class Going(Struct, frozen=True, kw_only=True):
@@ -78,7 +82,7 @@ class Forgetting(Struct, frozen=True, kw_only=True):
 
 
 class Memory:
-    """One per home. `people` maps a person to every name they go by; `agents` are those there are."""
+    """One per home. `people` maps a person to every name the configuration knows; `agents` are those there are."""
 
     def __init__(
         self,
@@ -195,12 +199,12 @@ class Memory:
 
     async def plan(self, person: str) -> Forgetting:
         """What forgetting would do. Nothing is changed."""
-        names = self._names(person)
+        names = await self._names(person)
         return await self._plan(names, before=self.gates.clock.now())
 
     async def forget(self, person: str, *, by: str = "operator") -> Forgetting:
         """Forget a person; what went, and what could not."""
-        names, at = self._names(person), self.gates.clock.now()
+        names, at = await self._names(person), self.gates.clock.now()
         self._write_down(names, at, done=False)
         return await self._forget(names, at=at, by=by)
 
@@ -216,10 +220,14 @@ class Memory:
         for names, at in self._unfinished().items():
             await self._forget(names, at=at, by="system")
 
-    def _names(self, person: str) -> tuple[str, ...]:
+    async def _names(self, person: str) -> tuple[str, ...]:
+        """Every name somebody goes by: as configured, and as they were linked."""
         if not person.strip():
-            raise Misuse("forget whom?", remedy="everhold memory forget NAME")
-        return tuple(dict.fromkeys((person, *self.people(person))))
+            raise Misuse("whom?", remedy="name a person, or an identity such as telegram:1001")
+        names = dict.fromkeys((person, *self.people(person)))
+        for name in tuple(names):
+            names |= dict.fromkeys(await self.store.identities(name))
+        return tuple(names)
 
     async def _forget(self, names: tuple[str, ...], *, at: float, by: str) -> Forgetting:
         plan = await self._plan(names, before=at)
@@ -428,7 +436,7 @@ class Memory:
 
     async def export(self, person: str) -> AsyncIterator[dict[str, Any]]:
         """Everything that is a person's, one record each: from the log, then from every provider that can tell."""
-        names = self._names(person)
+        names = await self._names(person)
         async for session in self._sessions():
             for entry in await self.store.entries(session.id, kinds=(Kind.HEARD, Kind.SAID, Kind.NOTED)):
                 if isinstance(entry.body, Heard | Said | Noted) and forgetting.spoken_by(entry, names):
@@ -446,6 +454,51 @@ class Memory:
                         yield {**about, **msgspec.to_builtins(found)}
                 except EverholdError as error:
                     yield {**about, "missing": str(error)}
+
+
+async def write_down(records: AsyncIterator[dict[str, Any]], person: str, directory: Path) -> dict[str, Any]:
+    """An export as two files that only their owner can read: every record as JSON, and the words for people."""
+    os.makedirs(directory, exist_ok=True)
+    stem = _UNFIT.sub("-", person).strip("-.") or "person"
+    lines, pages = directory / f"{stem}.jsonl", directory / f"{stem}.md"
+    count, missing = 0, []
+    with _private(lines) as json, _private(pages) as text:
+        text.write(f"# {person}\n")
+        place: tuple[str, ...] = ()
+        async for record in records:
+            json.write(msgspec.json.encode(record).decode() + "\n")
+            if "missing" in record:
+                missing.append(f"{record['from']} (agent {record['agent']}): {record['missing']}")
+                continue
+            count += 1
+            here = (record["from"], record["agent"], record.get("session", ""))
+            if here != place:
+                place = here
+                text.write(f"\n## {' · '.join(part for part in here if part)}\n\n")
+            body = record.get("body") or record
+            who = record.get("author") or record.get("person") or ""
+            words = body.get("text", "").replace("\n", "\n  ")
+            text.write(f"- {when(record.get('at', 0.0))}, {who}: {words}\n")
+        for line in missing:
+            text.write(f"\nMissing: {line}\n")
+    return {"person": person, "records": count, "missing": missing, "files": [str(lines), str(pages)]}
+
+
+def _private(path: Path) -> TextIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8")
+
+
+def fact_json(fact: Fact) -> dict[str, Any]:
+    return {
+        "id": fact.id,
+        "text": fact.text,
+        "target": fact.target,
+        "author": fact.author,
+        "session": fact.session,
+        "seq": fact.seq,
+        "at": fact.at,
+        "until": fact.until,
+    }
 
 
 def _found(item: Recalled) -> dict[str, Any]:

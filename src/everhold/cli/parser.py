@@ -282,6 +282,20 @@ def _changing(commands: _Group) -> None:
     compress.add_argument("--keep", type=_count, metavar="N", help="exchanges that stay (default: as configured)")
     compress.add_argument("--focus", default="", metavar="TEXT", help="what the summary should pay attention to")
     memory = commands.group("memory", "what is remembered, and what could not be delivered", module="memory")
+    memory.add("status", "every agent's memories: what waits, what was given up, the last complaint")
+    search = memory.add(
+        "search",
+        "what an agent remembers for somebody",
+        ("everhold memory search 'when does the boiler'", "for you"),
+        ("everhold memory search tea --person ada --agent coder", ""),
+    )
+    search.add_argument("text", metavar="TEXT", help="what to look for")
+    search.add_argument("--agent", default="", metavar="A", help="whose memory (default: the default agent's)")
+    search.add_argument("--person", default="", metavar="NAME", help="for whom (default: you)")
+    search.add_argument("--limit", type=_number, default=20, metavar="N", help="at most so many (default: 20)")
+    why = memory.add("why", "what an answer rested on, and what was left out", ("everhold memory why last", ""))
+    why.add_argument("session", nargs="?", default="last", metavar="ID", help=f"{_ID} (default: last)")
+    why.add_argument("--at", type=_number, metavar="SEQ", help="the answer at, or last before, this entry")
     note = memory.add("note", "remember a fact", ("everhold memory note 'Ada likes tea'", ""))
     note.add_argument("text", metavar="TEXT", help="the fact")
     note.add_argument("--session", default="last", metavar="ID", help=f"{_ID} (default: last)")
@@ -290,6 +304,21 @@ def _changing(commands: _Group) -> None:
         "replay", "send parked items again", ("everhold memory replay", "all"), ("everhold memory replay 3 4", "these")
     )
     replay.add_argument("ids", nargs="*", type=_number, metavar="N", help="ids from `everhold memory parked`")
+    forget = memory.add(
+        "forget",
+        "forget a person everywhere; without --yes only say what would go",
+        ("everhold memory forget ada", "the plan"),
+        ("everhold memory forget ada --yes", "what is erased is gone for good"),
+    )
+    forget.add_argument("person", metavar="PERSON", help="a name, or an identity such as telegram:1001")
+    forget.add_argument("--yes", action="store_true", help="do it; exit 1 while a provider has not confirmed")
+    export = memory.add(
+        "export",
+        "everything of a person, as JSON lines and as Markdown",
+        ("everhold memory export ada --to usb/ada", ""),
+    )
+    export.add_argument("person", metavar="PERSON", help="a name, or an identity such as telegram:1001")
+    export.add_argument("--to", default=".", metavar="DIR", help="where the files go (default: here)")
 
 
 def _keeping(commands: _Group) -> None:

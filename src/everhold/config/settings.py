@@ -453,6 +453,13 @@ class Settings(Part):
         """`platform:id` -> person, as configured."""
         return MappingProxyType({id: person.name for person in self.people for id in person.identities})
 
+    def goes_by(self, name: str) -> tuple[str, ...]:
+        """Every name that somebody, called by any of them, is known under here."""
+        for person in self.people:
+            if name == person.name or name in person.identities:
+                return (person.name, *person.identities)
+        return (name,)
+
     def secrets(self) -> tuple[Secret, ...]:
         """Every secret value in force, for redaction."""
         return tuple(dict.fromkeys(_secrets_in(self)))

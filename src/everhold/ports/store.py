@@ -452,6 +452,9 @@ class Store(Protocol):
     async def person_of(self, identity: str) -> str | None:
         """The person behind a platform identity."""
 
+    async def identities(self, person: str) -> list[str]:
+        """The platform identities that were linked to a person."""
+
     async def link(self, identity: str, person: str, *, at: float) -> None: ...
 
     # -- the whole

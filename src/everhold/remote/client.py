@@ -87,6 +87,21 @@ class Calls(ABC):
     async def note(self, name: str, text: str) -> dict[str, Any]:
         return await self._object("note", name=name, text=text)
 
+    async def memory_status(self) -> dict[str, Any]:
+        return await self._object("memory.status")
+
+    async def memory_search(self, text: str, *, agent: str, person: str, limit: int) -> dict[str, Any]:
+        return await self._object("memory.search", text=text, agent=agent, person=person, limit=limit)
+
+    async def memory_why(self, name: str, *, at: int | None) -> dict[str, Any]:
+        return await self._object("memory.why", name=name, at=at)
+
+    async def memory_forget(self, person: str, *, really: bool) -> dict[str, Any]:
+        return await self._object("memory.forget", person=person, really=really)
+
+    async def memory_export(self, person: str, *, to: str) -> dict[str, Any]:
+        return await self._object("memory.export", person=person, to=to)
+
     async def parked(self) -> dict[str, Any]:
         return await self._object("parked")
 

@@ -14,7 +14,9 @@ from everhold.core.address import Address, derive, parse
 from everhold.errors import Misuse, NotFound
 from everhold.ports.platform import Incoming
 from everhold.ports.store import Session
+from everhold.remote import memory as remembering
 from everhold.remote.follow import Followers
+from everhold.remote.memory import Remembering
 
 PAGE: Final = 500
 PAGE_BYTES: Final = 1 << 20
@@ -120,7 +122,15 @@ class Method:
 class Methods:
     """Control, asked by name."""
 
-    def __init__(self, control: Control, *, about: About, followers: Followers, backup: Backup | None = None) -> None:
+    def __init__(
+        self,
+        control: Control,
+        *,
+        about: About,
+        followers: Followers,
+        backup: Backup | None = None,
+        memory: Remembering | None = None,
+    ) -> None:
         self.control = control
         self.store = control.store
         self.about = about
@@ -149,6 +159,16 @@ class Methods:
             "backup": Method(To, self._backup),
             "follow": Method(From, follows=True),
         }
+
+        if memory is not None:
+            asked = (
+                ("status", remembering.Nothing, memory.status),
+                ("search", remembering.Recall, memory.search),
+                ("why", remembering.At, memory.why),
+                ("forget", remembering.Forget, memory.forget),
+                ("export", remembering.Export, memory.export),
+            )
+            self.table.update((f"memory.{name}", Method(shape, answer)) for name, shape, answer in asked)
 
     async def call(self, name: str, params: object) -> Any:
         """Ask a method that answers once."""

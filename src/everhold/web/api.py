@@ -8,12 +8,14 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from everhold.control import entry_json, parked_json, session_json
+from everhold.memory import fact_json
 from everhold.web import shapes
 from everhold.web.answers import JSON, Refusal, answer
 from everhold.web.call import Call
 
 PAGE = 500
 MOST_SESSIONS = 1_000
+MOST_MEMORIES = 100
 
 
 async def send(call: Call) -> Response:
@@ -133,6 +135,31 @@ async def note(call: Call) -> Response:
     session = await call.office.find(call.caller, given.session)
     seq = await call.office.control.note(session.id, given.text, by=await _author(call))
     return answer({"session": session.id, "seq": seq}, status=202)
+
+
+async def memories(call: Call) -> Response:
+    """What an agent remembers of a person: what it keeps in mind, and what it finds."""
+    query = call.request.query_params
+    agent = call.agent(query.get("agent", ""))
+    person = query.get("person", "")
+    if person and not call.caller.operator:
+        raise Refusal(403, "denied", "only an operator may look into somebody else's memory", remedy="leave person out")
+    person = person or await call.office.person(call.caller.sender)
+    limit = call.number("limit", least=1, most=MOST_MEMORIES) or 20
+    text = query.get("q", "")
+    if text.strip():
+        found = await call.office.memory.search(text, agent=agent, person=person, limit=limit)
+    else:
+        found = {"agent": agent, "person": person, "memories": [], "silent": []}
+    facts = await call.office.memory.facts(agent, person)
+    return answer({**found, "facts": [fact_json(fact) for fact in facts]})
+
+
+async def why(call: Call) -> Response:
+    """What an answer rested on."""
+    at = call.number("at", least=1)
+    session = await call.office.find(call.caller, call.path["id"])
+    return answer(await call.office.memory.why(session.id, at=at))
 
 
 async def parked(call: Call) -> Response:

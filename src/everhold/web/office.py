@@ -12,6 +12,7 @@ from everhold.config.settings import Settings
 from everhold.control import Control
 from everhold.core.entries import Body, Branched, Changed, Heard, Kind
 from everhold.errors import NotFound
+from everhold.memory import Memory
 from everhold.platforms import http
 from everhold.ports.log import Log
 from everhold.ports.platform import Incoming
@@ -31,6 +32,7 @@ class Office:
     """One per server."""
 
     control: Control
+    memory: Memory
     local: str
     """Who sits at this machine, without a token."""
     agents: Agents

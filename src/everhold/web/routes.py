@@ -219,6 +219,36 @@ def _charge() -> Iterable[Way]:
     )
     yield Way(
         method="GET",
+        path="/api/memories",
+        handler=api.memories,
+        summary="What is remembered of somebody",
+        about="What an agent keeps in mind of a person, with what held before, and what its memories find for them. "
+        "Without `q` nothing is searched.",
+        parameters=(
+            Parameter(name="q", about="What to look for."),
+            Parameter(name="agent", about="Whose memory; the default agent's if not given."),
+            Parameter(name="person", about="Of whom; yourself if not given. Operators only."),
+            Parameter(
+                name="limit",
+                about="How many are found at most; 20 if not given.",
+                schema={**_COUNT, "maximum": api.MOST_MEMORIES},
+            ),
+        ),
+        gives={200: _json("What is remembered.", shapes.Memories)},
+        refuses=(400, 403, 404),
+    )
+    yield Way(
+        method="GET",
+        path="/api/sessions/{id}/why",
+        handler=api.why,
+        summary="What an answer rested on",
+        about="What was recalled for it, from where, and what was left out by budget or deadline.",
+        parameters=(_ID, Parameter(name="at", about="The answer at, or last before, this seq.", schema=_COUNT)),
+        gives={200: _json("What was recalled.", shapes.WhyView)},
+        refuses=(400, 404),
+    )
+    yield Way(
+        method="GET",
         path="/api/parked",
         handler=api.parked,
         summary="What could not be delivered",

@@ -82,6 +82,72 @@ class Done(Struct):
     message: str
 
 
+class MemoryView(Struct):
+    """Something that was found, and where it came from."""
+
+    text: str
+    provider: str
+    score: float
+    session: str = ""
+    seq: int = 0
+    person: str = ""
+    at: float = 0.0
+    origin: str = ""
+
+
+class FactView(Struct):
+    """Something an agent keeps in mind. `until` is when it stopped holding."""
+
+    id: str
+    text: str
+    target: str
+    author: str
+    session: str
+    seq: int
+    at: float
+    until: float | None = None
+
+
+class Memories(Struct):
+    """What is remembered of a person. `silent` names memories that did not answer."""
+
+    agent: str
+    person: str
+    facts: list[FactView]
+    memories: list[MemoryView]
+    silent: list[str]
+
+
+class TraceView(Struct):
+    """Where something that was recalled, or left out, came from. `why_not` says why it was left out."""
+
+    provider: str
+    text: str
+    session: str = ""
+    seq: int = 0
+    person: str = ""
+    at: float = 0.0
+    origin: str = ""
+    why_not: str = ""
+
+
+class WhyView(Struct):
+    """What a turn was shown from memory, and what it was not."""
+
+    session: str
+    op: int
+    at: int
+    asked: dict[str, Any]
+    audience: list[str]
+    facts: list[TraceView] = []
+    shown: list[TraceView] = []
+    left_out: list[TraceView] = []
+    silent: list[str] = []
+    budget: int = 0
+    tokens: int = 0
+    deadline: float = 0.0
+
+
 class Replayed(Struct):
     replayed: int
 

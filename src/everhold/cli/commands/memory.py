@@ -1,13 +1,16 @@
-"""`everhold memory`: note a fact, see what could not be delivered, send it again."""
+"""`everhold memory`: what is remembered, why an answer was what it was, what could not be delivered, whom to forget."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
+from typing import Any
 
+from everhold.cli.progress import waiting
 from everhold.cli.reach import looking
-from everhold.cli.render import Screen, ago, count, one_line
+from everhold.cli.render import Screen, ago, count, moment, one_line, safe
 from everhold.remote.client import Calls
 
 
@@ -18,6 +21,12 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 async def _run(args: argparse.Namespace, screen: Screen) -> int:
     async with looking(args, screen) as calls:
         match args.action:
+            case "status":
+                return await _status(calls, screen)
+            case "search":
+                return await _search(calls, args, screen)
+            case "why":
+                await _why(calls, args, screen)
             case "note":
                 noted = await calls.note(args.session, args.text)
                 _tell(screen, noted, f"noted as entry {noted['seq']} of session {noted['session']}")
@@ -27,6 +36,10 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
                 done = await calls.replay(args.ids)
                 _tell(screen, done, f"{count(done['replayed'], 'item')} will be sent again")
                 return 0 if done["replayed"] or not args.ids else 1
+            case "forget":
+                return await _forget(calls, args, screen)
+            case "export":
+                await _export(calls, args, screen)
     return 0
 
 
@@ -35,6 +48,72 @@ def _tell(screen: Screen, answer: dict[str, object], text: str) -> None:
         screen.show(answer)
     else:
         screen.say(text)
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+async def _status(calls: Calls, screen: Screen) -> int:
+    found = await calls.memory_status()
+    wrong = any(row["error"] or row["parked"] or not row["there"] for row in found["memories"])
+    if screen.json:
+        screen.show(found)
+        return 1 if wrong else 0
+    rows = [
+        (
+            one_line(row["agent"]),
+            one_line(row["memory"]),
+            "there" if row["there"] else "not there",
+            f"{row['waiting']} since {ago(time.time() - row['since'])}" if row["since"] is not None else "nothing",
+            str(row["parked"]),
+            one_line(row["error"], most=60),
+        )
+        for row in found["memories"]
+    ]
+    screen.table(("agent", "memory", "", "waits", "parked", "last complaint"), rows, styles=("bold",))
+    for names in found["forgetting"]:
+        screen.note(f"{one_line(names[0])} is not forgotten everywhere yet: it goes on at the next start.")
+    return 1 if wrong else 0
+
+
+async def _search(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:
+    found = await calls.memory_search(args.text, agent=args.agent, person=args.person, limit=args.limit)
+    if screen.json:
+        screen.show(found)
+    else:
+        for item in found["memories"]:
+            screen.say(f"{screen.paint(_where(item), 'dim')}\n  {one_line(item['text'], most=400)}")
+        if not found["memories"]:
+            screen.note(f"{found['agent']} remembers nothing like it for {one_line(found['person'])}.")
+        for line in found["silent"]:
+            screen.note(f"no answer: {one_line(line)}")
+    return 0 if found["memories"] else 1
+
+
+async def _why(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
+    found = await calls.memory_why(args.session, at=args.at)
+    if screen.json:
+        screen.show(found)
+        return
+    screen.say(screen.paint(f"session {found['session']}, entry {found['at']}", "bold"))
+    for title, key in (("kept in mind", "facts"), ("recalled", "shown"), ("left out", "left_out")):
+        for item in found.get(key, ()):
+            reason = f" ({one_line(item['why_not'])})" if item.get("why_not") else ""
+            text = one_line(item["text"], most=200) if item["text"] else "(erased)"
+            screen.say(f"{title}{reason}: {screen.paint(_where(item), 'dim')}\n  {text}")
+    if found.get("silent"):
+        screen.say(f"no answer within {found.get('deadline', 0):g} s: {', '.join(map(one_line, found['silent']))}")
+    if not any(found.get(key) for key in ("facts", "shown", "left_out")):
+        screen.note("Nothing was recalled.")
+
+
+def _where(item: dict[str, Any]) -> str:
+    parts = [item["provider"], item.get("person", ""), moment(item["at"]) if item.get("at") else ""]
+    if item.get("session"):
+        parts.append(f"session {item['session']}" + (f", entry {item['seq']}" if item.get("seq") else ""))
+    if item.get("origin"):
+        parts.append(f"from {item['origin']}")
+    return one_line(" · ".join(part for part in parts if part))
 
 
 async def _parked(calls: Calls, screen: Screen) -> None:
@@ -58,3 +137,51 @@ async def _parked(calls: Calls, screen: Screen) -> None:
     ]
     screen.table(("id", "lane", "entry", "since", "fate", "reason"), rows, styles=("bold",))
     screen.note("`everhold memory replay` sends them again.")
+
+
+# -- a person ----------------------------------------------------------------------------------------------------------
+
+
+async def _forget(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:
+    async with waiting(screen, "forgetting" if args.yes else "looking through every session"):
+        found = await calls.memory_forget(args.person, really=args.yes)
+    if screen.json:
+        screen.show(found)
+        return 0 if found["done"] or not args.yes else 1
+    verb = "erased" if args.yes else "would be erased"
+    screen.say(f"{screen.paint(one_line(', '.join(found['names'])), 'bold')}: {verb}")
+    for going in found["sessions"]:
+        whole = "all of it" if going["alone"] else "their part"
+        more = f", {going['repeated']} of them said to others" if going["repeated"] else ""
+        screen.say(f"  session {going['session']} ({going['agent']}), {whole}: {_entries(len(going['seqs']))}{more}")
+    screen.say(f"  {_entries(found['entries'])} in all, {count(found['recalls'], 'record')} of what models were shown")
+    for reach in found["providers"]:
+        fate = f"{reach['deleted']} deleted" if args.yes else "is asked to delete"
+        can = fate if reach["can"] else "cannot delete"
+        screen.say(f"  {one_line(reach['memory'])} (agent {one_line(reach['agent'])}): {can}")
+    screen.say("stays:")
+    for line in found["remains"]:
+        screen.say(f"  {safe(line)}")
+    if not args.yes:
+        screen.note(f"Nothing was changed. `everhold memory forget {one_line(args.person)} --yes` does it, for good.")
+    elif not found["done"]:
+        screen.note("Not everybody has confirmed. It goes on at the next start, or with the same command.")
+    return 0 if found["done"] or not args.yes else 1
+
+
+def _entries(number: int) -> str:
+    return count(number, "entry", "entries")
+
+
+async def _export(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
+    to = os.path.abspath(os.path.expanduser(args.to))  # noqa: ASYNC240  # no file is touched
+    async with waiting(screen, "reading every session"):
+        made = await calls.memory_export(args.person, to=to)
+    if screen.json:
+        screen.show(made)
+        return
+    screen.say(f"{count(made['records'], 'record')} of {one_line(made['person'])}")
+    for path in made["files"]:
+        screen.say(f"  {safe(path)}")
+    for line in made["missing"]:
+        screen.note(f"missing: {one_line(line)}")

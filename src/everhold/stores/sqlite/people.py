@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import apsw
 
+from everhold.stores.sqlite.read import rows
+
 
 def link(cur: apsw.Cursor, identity: str, person: str, *, at: float) -> None:
     cur.execute(
@@ -11,6 +13,11 @@ def link(cur: apsw.Cursor, identity: str, person: str, *, at: float) -> None:
         "on conflict(identity) do update set person = excluded.person, at = excluded.at",
         (identity, person, at),
     )
+
+
+def identities(cur: apsw.Cursor, person: str) -> list[str]:
+    found = rows(cur, "select identity from identities where person = ? order by identity", (person,))
+    return [identity for (identity,) in found]
 
 
 def person_of(cur: apsw.Cursor, identity: str) -> str | None:

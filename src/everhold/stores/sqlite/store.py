@@ -288,6 +288,9 @@ class SqliteStore:
     async def person_of(self, identity: str) -> str | None:
         return self._try(lambda: people.person_of(self._cursor, identity))
 
+    async def identities(self, person: str) -> list[str]:
+        return self._try(lambda: people.identities(self._cursor, person))
+
     # -- the whole
 
     async def verify(self, session: str | None = None) -> list[str]:

@@ -341,6 +341,10 @@ class GatedStore:
         await self._late()
         return await self.disk.person_of(identity)
 
+    async def identities(self, person: str) -> list[str]:
+        await self._late()
+        return await self.disk.identities(person)
+
     async def verify(self, session: str | None = None) -> list[str]:
         await self._late()
         return await self.disk.verify(session)

@@ -1,0 +1,78 @@
+"""`everhold memory`: through a gateway and without one, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.house import CONFIG, House
+
+CANARY = "zanzibar7391"
+
+
+def talk(house: House) -> None:
+    (house.path / "config.yaml").write_text(CONFIG.replace("memories: [], tools: []", "memories: [builtin]"))
+    house.run("send", f"the password is {CANARY}").ok()
+    house.run("memory", "note", f"{CANARY} again").ok()
+
+
+def test_what_is_remembered_is_found_and_an_answer_explained(house: House) -> None:
+    talk(house)
+    found = house.ask("memory", "search", CANARY, "--json").ok().json
+    assert any(CANARY in item["text"] for item in found["memories"])
+    assert {item["provider"] for item in found["memories"]} == {"builtin"}
+    shown = house.ask("memory", "search", CANARY)
+    assert CANARY in shown.out
+    assert house.ask("memory", "search", CANARY, "--person", "somebody").code == 1
+    assert house.ask("memory", "search", CANARY, "--agent", "nobody").code != 0
+    house.run("send", f"what was {CANARY} about?", "--session", "other").ok()
+    why = house.ask("memory", "why", "--json").ok().json
+    assert any(CANARY in item["text"] for item in why["shown"])
+    assert f"recalled: builtin" in house.ask("memory", "why").ok().out  # noqa: F541
+    status = house.ask("memory", "status", "--json").ok().json
+    assert [(row["agent"], row["memory"], row["parked"]) for row in status["memories"]] == [("main", "builtin", 0)]
+
+
+def test_a_person_is_exported_and_forgotten(house: House, tmp_path: Path) -> None:
+    talk(house)
+    person = house.ask("memory", "search", CANARY, "--json").ok().json["person"]
+    made = house.ask("memory", "export", person, "--to", str(tmp_path / "out"), "--json").ok().json
+    lines, pages = map(Path, made["files"])
+    assert made["records"] == 3
+    assert [json.loads(line)["kind"] for line in lines.read_text().splitlines()] == ["heard", "said", "noted"]
+    assert pages.read_text().count(CANARY) == 3
+    assert lines.stat().st_mode & 0o777 == 0o600
+
+    plan = house.ask("memory", "forget", person).ok()
+    assert "would be erased" in plan.out
+    assert "--yes" in plan.err
+    assert holding(house.path)
+    done = house.ask("memory", "forget", person, "--yes", "--json").ok().json
+    assert done["done"] is True
+    assert done["entries"] >= 4
+    assert holding(house.path) == []
+    house.ask("audit").ok()
+    assert house.ask("memory", "search", CANARY).code == 1
+
+
+def test_a_running_gateway_does_the_same(house: House) -> None:
+    (house.path / "config.yaml").write_text(CONFIG.replace("memories: [], tools: []", "memories: [builtin]"))
+    gateway = house.up()
+    talk(house)
+    person = house.ask("memory", "search", CANARY, "--json").ok().json["person"]
+    assert house.ask("memory", "forget", person, "--yes").ok().out
+    gateway.kill()
+    assert holding(house.path) == []
+    house.ask("audit").ok()
+
+
+def test_nobody_is_told_so(house: House) -> None:
+    talk(house)
+    assert house.ask("memory", "forget", "").code != 0
+    plan = house.ask("memory", "forget", "stranger", "--json").ok().json
+    assert plan["sessions"] == []
+    assert plan["entries"] == 0
+
+
+def holding(home: Path) -> list[str]:
+    return [str(file) for file in home.rglob("*") if file.is_file() and CANARY.encode() in file.read_bytes()]
