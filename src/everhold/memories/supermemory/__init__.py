@@ -1,0 +1,1 @@
+"""Supermemory as a memory: documents in namespaces. The only room that knows the word."""

@@ -1,0 +1,154 @@
+"""Supermemory through its own SDK: one request at a time, never repeated, its errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from everhold.errors import InDoubt, Transient
+from everhold.memories.faults import failed
+from everhold.memories.sdk import load
+from everhold.secret import Secret
+
+if TYPE_CHECKING:
+    from everhold.memories.supermemory.settings import SupermemorySettings
+
+REMEDY: Final = "pip install 'everhold[supermemory]'"
+PAGE: Final = 100
+
+
+class Gone(Transient):
+    """What is asked about is not there."""
+
+
+class Client:
+    """One connection pool. Holds nothing that could get lost."""
+
+    def __init__(self, settings: SupermemorySettings) -> None:
+        self._settings = settings
+        self._sdk: Any = None
+
+    async def sdk(self) -> Any:
+        if self._sdk is None:
+            module = await load("supermemory", offers="AsyncSupermemory", remedy=REMEDY)
+            settings = self._settings
+            self._sdk = module.AsyncSupermemory(
+                api_key=settings.api_key.reveal().strip() if settings.api_key else "none",
+                base_url=settings.base_url or None,
+                timeout=settings.deadline_seconds,
+                max_retries=0,  # repeating is the lane's business
+            )
+        return self._sdk
+
+    async def close(self) -> None:
+        sdk, self._sdk = self._sdk, None
+        if sdk is not None:
+            await sdk.close()
+
+    async def add(self, ns: str, document: Mapping[str, Any]) -> None:
+        """Hand a document over. The same again changes nothing over there."""
+        answer = await self.ask("adding a document", lambda sdk: sdk.add(ns, **document), writes=True)
+        # the SDK lets any answer through: what it says is looked at here
+        if answer is None or answer.id != document["id"] or not isinstance(answer.status, str):
+            raise InDoubt("Supermemory took a document, and did not say under which id")
+
+    async def document(self, ns: str, document: str) -> Any:
+        """A document, or None."""
+        with contextlib.suppress(Gone):
+            found = await self.ask("reading a document", lambda sdk: sdk.documents.get(ns, document))
+            if found is None or found.id != document or found.system is None:
+                raise Transient("Supermemory showed a document that cannot be read")
+            return found
+        return None
+
+    async def settled(self, ns: str, document: str, *, seconds: float) -> str:
+        """What became of a document: `done`, `failed`, `gone`, or how far it is after `seconds`."""
+        loop = asyncio.get_running_loop()
+        until, wait = loop.time() + seconds, 0.05
+        while True:
+            found = await self.document(ns, document)
+            if found is None:
+                return "gone"
+            status = str(found.system.status)
+            if status in ("done", "failed") or loop.time() + wait > until:
+                return status
+            await asyncio.sleep(wait)
+            wait = min(2.0, wait * 2)
+
+    async def delete(self, ns: str, documents: Sequence[str]) -> int:
+        """Delete documents; how many there were. Safe to repeat."""
+        if not documents:
+            return 0
+        try:
+            answer = await self.ask("deleting documents", lambda sdk: sdk.documents.delete(ns, ids=list(documents)))
+        except Gone:
+            return 0
+        return int(answer.count or 0) if answer is not None else 0
+
+    async def documents(self, ns: str, where: Mapping[str, str]) -> list[Any]:
+        """Every document of a namespace whose metadata has these values."""
+        found: list[Any] = []
+        page = 1
+        options: dict[str, Any] = {"filter": matching(where)} if where else {}
+        while True:
+            number = page
+            try:
+                answer = await self.ask(
+                    "listing documents",
+                    lambda sdk, number=number: sdk.list(ns, "documents", page=number, limit=PAGE, **options),
+                )
+            except Gone:
+                return found
+            some = list(answer.documents or ()) if answer is not None else []
+            found += some
+            if len(some) < PAGE:
+                return found
+            page += 1
+
+    async def ask(self, what: str, question: Callable[..., Awaitable[Any]], *, writes: bool = False) -> Any:
+        """One request, its failure in our words."""
+        sdk = await self.sdk()
+        with self._told(what, writes=writes):
+            return await question(sdk)
+
+    @contextlib.contextmanager
+    def _told(self, what: str, *, writes: bool) -> Iterator[None]:
+        import httpx
+        import supermemory as theirs
+        from supermemory.core.api_error import ApiError
+
+        hide = (self._settings.api_key or Secret("")).hide
+        where = f"Supermemory, {what}"
+        try:
+            yield
+        except theirs.NotFoundError as error:
+            raise Gone(f"{where}: it is not there") from error
+        except theirs.APIStatusError as error:
+            headers = error.response.headers if error.response is not None else {}
+            raise failed(
+                where,
+                hide(error.message)[:300],
+                status=error.status_code,
+                retry_after=_seconds(headers.get("retry-after")),
+                writes=writes,
+            ) from error
+        except theirs.SupermemoryError as error:
+            unsent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
+            raise failed(where, hide(str(error)), writes=writes, unsent=unsent) from error
+        except (httpx.HTTPError, ApiError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise failed(where, hide(f"{type(error).__name__}: {error}")[:300], writes=writes) from error
+
+
+def matching(where: Mapping[str, str]) -> dict[str, Any]:
+    """A filter for documents whose metadata has these values."""
+    each = [{"field": name, "operator": "eq", "value": value} for name, value in where.items()]
+    return each[0] if len(each) == 1 else {"operator": "and", "operands": each}
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        return float(value) if value else None
+    except ValueError:
+        return None

@@ -1,0 +1,281 @@
+"""Supermemory as a memory provider: one document for each exchange or note, under an id made from its key.
+
+The same document again is recognised; what would be another one under the same id never happens, because what is handed
+over under a key never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from everhold.errors import EverholdError, InDoubt, Transient
+from everhold.memories.faults import partly
+from everhold.memories.scope import alone, handle, token
+from everhold.memories.signature import signature
+from everhold.memories.supermemory.client import Client, Gone, matching
+from everhold.memories.supermemory.tools import tools_of
+from everhold.memories.wording import told
+from everhold.ports.log import Log
+from everhold.ports.memory import (
+    Batch,
+    Capability,
+    Exchange,
+    Forgotten,
+    Found,
+    Health,
+    Memory,
+    Note,
+    Query,
+    Retraction,
+)
+from everhold.ports.platform import Delivery
+from everhold.ports.tool import Tool
+
+if TYPE_CHECKING:
+    from everhold.memories.supermemory.settings import SupermemorySettings
+
+
+class SupermemoryMemory:
+    """One instance for one agent."""
+
+    delivery = Delivery.UPSERT
+    capabilities: ClassVar = frozenset(
+        {
+            Capability.PROBE,
+            Capability.RETRACT,
+            Capability.TOOLS,
+            Capability.FORGET,
+            Capability.EXPORT,
+            Capability.HEALTH,
+            Capability.CLOSE,
+            Capability.SIGNATURE,
+        }
+    )
+
+    def __init__(self, settings: SupermemorySettings, *, agent: str, log: Log) -> None:
+        self.settings = settings
+        self.agent = agent
+        self.log = log
+        self.deadline = settings.deadline_seconds + settings.confirm_seconds
+        self.visible_after = settings.visible_seconds
+        self.client = Client(settings)
+
+    # -- storing -----------------------------------------------------------------------------------------------------
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        remotes: dict[str, str] = {}
+        for item in batch.items:
+            try:
+                remotes[item.key] = await self._keep(batch, item)
+            except EverholdError as error:
+                raise partly(bool(remotes), error) from error
+        return remotes
+
+    async def _keep(self, batch: Batch, item: Memory) -> str:
+        for ns, documents in (await self._taken_back(batch, item)).items():
+            await self.client.delete(ns, documents)
+        document = self._document(item)
+        if document is None:
+            return ""
+        ns = self.namespace(item.stamp.audience) if not isinstance(item, Retraction) else ""
+        await self.client.add(ns, document)
+        if self.settings.confirm:
+            await self._confirm(ns, document["id"])
+        return str(document["id"])
+
+    async def _confirm(self, ns: str, document: str) -> None:
+        """Accepted is not stored: what cannot be processed over there disappears again after two minutes."""
+        status = await self.client.settled(ns, document, seconds=self.settings.confirm_seconds)
+        if status == "failed":
+            await self.client.delete(ns, [document])
+            raise Transient("Supermemory could not process a document that it had accepted")
+        if status == "gone":
+            raise InDoubt("Supermemory said that a document was stored, and it is not there")
+        if status != "done":
+            raise InDoubt(f"Supermemory accepted a document, and has not stored it yet ({status})")
+
+    async def _taken_back(self, batch: Batch, item: Memory) -> dict[str, list[str]]:
+        """Namespace -> the documents that an item makes disappear."""
+        gone: dict[str, list[str]] = {}
+        if isinstance(item, Retraction):
+            for key in item.keys:
+                gone.setdefault(self.namespace(batch.heard_by.get(key, ())), []).append(document_id(key))
+        elif isinstance(item, Note) and item.action != "add":
+            ns = self.namespace(item.stamp.audience)
+            if item.supersedes:
+                gone[ns] = [document_id(item.supersedes)]
+            elif item.fact:
+                # the version before was noted in another session: it is known by the fact it is about
+                listed = await self.client.documents(ns, {"everhold_fact": item.fact})
+                gone[ns] = [one.id for one in listed if one.id != document_id(item.key)]
+        return gone
+
+    # -- asking what is there ----------------------------------------------------------------------------------------
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        arrived = []
+        for item in batch.items:
+            left = [
+                document
+                for ns, documents in (await self._taken_back(batch, item)).items()
+                for document in documents
+                if await self.client.document(ns, document) is not None
+            ]
+            document = self._document(item)
+            here = document is None
+            if document is not None and not isinstance(item, Retraction):
+                found = await self.client.document(self.namespace(item.stamp.audience), document["id"])
+                here = found is not None and found.system.status != "failed"
+            if here and not left:
+                arrived.append(item.key)
+        return arrived
+
+    # -- finding -----------------------------------------------------------------------------------------------------
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        if query.agent != self.agent or not query.audience or not query.text.strip():
+            return ()
+        options: dict[str, Any] = {}
+        if "{person}" not in self.settings.namespace:
+            # everybody's is in one place: what may not be heard must not crowd out what may
+            options["filter"] = matching({"everhold_audience": token(query.audience)})
+        try:
+            answer = await self.client.ask(
+                "searching",
+                lambda sdk: sdk.search(
+                    self.namespace(query.audience),
+                    query=query.text.strip(),
+                    search_mode=self.settings.search_mode,
+                    limit=max(1, min(100, query.limit)),
+                    threshold=self.settings.threshold,
+                    **options,
+                ),
+            )
+        except Gone:
+            return ()
+        if answer is None or answer.results is None:
+            raise Transient("Supermemory gave an answer that cannot be read")
+        return [_found(one, alone(query.audience)) for one in answer.results if self._may_hear(one, query)]
+
+    def _may_hear(self, result: Any, query: Query) -> bool:
+        about = result.metadata or {}
+        if not (result.memory or result.chunk):
+            return False
+        if not about.get("everhold"):
+            # from before, or from elsewhere: it belongs to the namespace of whoever is alone here
+            return bool(alone(query.audience)) and "{person}" in self.settings.namespace
+        return about.get("everhold_audience") == token(query.audience) and (
+            self.settings.share_agents or about.get("everhold_agent") == self.agent
+        )
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def tools(self) -> Sequence[Tool]:
+        return tools_of(self)
+
+    async def forget(self, person: str) -> Forgotten:
+        """What was said to the agent alone. What was said in company is filed under the room, and named."""
+        ns = self.namespace((f"person:{person}",))
+        mine = await self._documents_of(person)
+        return Forgotten(
+            deleted=sum([await self.client.delete(ns, mine[at : at + 100]) for at in range(0, len(mine), 100)]),
+            kept=("documents of rooms: they are filed under the room, not under who spoke there",),
+        )
+
+    async def export(self, person: str) -> AsyncIterator[Found]:
+        ns = self.namespace((f"person:{person}",))
+        for id_ in await self._documents_of(person):
+            document = await self.client.document(ns, id_)
+            if document is not None:
+                about = document.metadata or {}
+                yield Found(
+                    text=document.content or "",
+                    person=person,
+                    session=str(about.get("everhold_session", "")),
+                    seq=int(about.get("everhold_seq") or 0),
+                    key=str(about.get("everhold", "")),
+                )
+
+    async def _documents_of(self, person: str) -> list[str]:
+        audience = (f"person:{person}",)
+        where = {} if "{person}" in self.settings.namespace else {"everhold_audience": token(audience)}
+        return [one.id for one in await self.client.documents(self.namespace(audience), where)]
+
+    async def health(self) -> Health:
+        try:
+            await self.client.document(self.namespace(()), "everhold-nothing")
+        except EverholdError as error:
+            return Health(well=False, text=error.message)
+        return Health(well=True)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    def cache_busting_signature(self) -> dict[str, str] | None:
+        return signature("supermemory", self.settings)
+
+    # -- small things ------------------------------------------------------------------------------------------------
+
+    def namespace(self, audience: Sequence[str]) -> str:
+        """The namespace of those who are present."""
+        who = alone(audience) or token(audience) or "nobody"
+        agent = "shared" if self.settings.share_agents else self.agent
+        return handle(self.settings.namespace.replace("{agent}", agent).replace("{person}", who))
+
+    def _document(self, item: Memory) -> dict[str, Any] | None:
+        """What is added for an item; None if there is nothing in it."""
+        if isinstance(item, Retraction) or (isinstance(item, Note) and item.action == "remove"):
+            return None
+        text = told(item) if isinstance(item, Exchange) else item.text.strip()
+        if not text:
+            return None
+        seq = (*item.heard, *item.said)[0].seq if isinstance(item, Exchange) else item.seq
+        about: dict[str, Any] = {
+            "everhold": item.key,
+            "everhold_agent": item.agent,
+            "everhold_audience": token(item.stamp.audience),
+            "everhold_session": item.session,
+            "everhold_seq": seq,
+            "everhold_person": item.stamp.person,
+            "everhold_parent": item.parent if isinstance(item, Exchange) else "",
+            "everhold_fact": item.fact if isinstance(item, Note) else "",
+            "everhold_tags": ",".join(item.tags),
+        }
+        return {
+            "id": document_id(item.key),
+            "content": text,
+            "metadata": {name: value for name, value in about.items() if value not in ("", None)},
+            "task_type": self.settings.task,
+            "dreaming": self.settings.dreaming,
+            **({"date": datetime.fromtimestamp(item.at, UTC).isoformat()} if item.at else {}),
+        }
+
+
+def document_id(key: str) -> str:
+    """One document for each exchange or note."""
+    return f"everhold-{handle(key)}"
+
+
+def _found(result: Any, person: str) -> Found:
+    about = result.metadata or {}
+    created = result.system.created_at or result.system.updated_at if result.system else None
+    return Found(
+        text=result.memory or result.chunk,
+        score=float(result.similarity or 0.0),
+        session=str(about.get("everhold_session", "")),
+        seq=int(about.get("everhold_seq") or 0),
+        person=str(about.get("everhold_person", "")) or person,
+        at=_at(created),
+        key=str(about.get("everhold", "")),
+    )
+
+
+def _at(when: object) -> float:
+    if isinstance(when, datetime):
+        return when.timestamp()
+    try:
+        return datetime.fromisoformat(str(when)).timestamp() if when else 0.0
+    except ValueError:
+        return 0.0

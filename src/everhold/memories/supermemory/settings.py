@@ -1,0 +1,29 @@
+"""What a Supermemory instance's section in config.yaml may say."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from everhold.memories.settings import Remote
+
+
+class SupermemorySettings(Remote):
+    """A Supermemory account, and which namespaces are used."""
+
+    base_url: str = Field(default="", description="where Supermemory is served; empty for its own cloud")
+    namespace: str = Field(
+        default="{agent}-{person}", min_length=1, description="the namespace; {agent} and {person} are filled in"
+    )
+    task: Literal["memory", "superrag"] = Field(
+        default="memory", description="superrag keeps texts to be found, and learns nothing from them"
+    )
+    dreaming: Literal["dynamic", "instant"] = Field(
+        default="dynamic", description="instant learns at once, for a price"
+    )
+    search_mode: Literal["hybrid", "memories", "chunks"] = Field(default="hybrid", description="what is searched")
+    threshold: float = Field(default=0.0, ge=0, le=1, description="how relevant something must be to be recalled")
+    confirm_seconds: float = Field(
+        default=20.0, ge=0, le=600, description="how long to wait for what was accepted to be stored, at a time"
+    )

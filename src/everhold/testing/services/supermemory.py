@@ -1,0 +1,208 @@
+"""Supermemory on loopback, as its API v5 answers: documents in namespaces, what was learned from them, search, profile.
+
+The same text under the same id is recognised; another text under it is appended. Documents become searchable in steps,
+and one that cannot be processed disappears. What it would learn is replaced by the document's text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from everhold.testing.services.base import Received, Refusal, Reply, Service, alike
+
+Row = dict[str, Any]
+_BEGINNING: Final = datetime(2026, 1, 1, tzinfo=UTC)
+MOST: Final = 600
+
+
+@dataclass
+class State:
+    """What the service keeps."""
+
+    documents: dict[tuple[str, str], Row] = field(default_factory=dict)
+    forgotten: set[tuple[str, str]] = field(default_factory=set)
+    writes: list[str] = field(default_factory=list)
+    """Ids of documents in the order they changed."""
+
+
+class SupermemoryService(Service):
+    """The service. `holding` keeps documents queued until `work`; `breaking` makes so many of them fail."""
+
+    routes = (
+        ("GET", "/ns", "namespaces"),
+        ("POST", "/ns/{ns}/document", "add"),
+        ("DELETE", "/ns/{ns}/document", "delete"),
+        ("POST", "/ns/{ns}/document/batch", "batch"),
+        ("GET", "/ns/{ns}/document/{document}", "get"),
+        ("PATCH", "/ns/{ns}/document/{document}", "update"),
+        ("POST", "/ns/{ns}/search", "search"),
+        ("POST", "/ns/{ns}/profile", "profile"),
+        ("POST", "/ns/{ns}/list/{kind}", "list_all"),
+        ("DELETE", "/ns/{ns}/memories", "forget"),
+    )
+
+    def __init__(self, *, key: str | None = None) -> None:
+        super().__init__(key=key)
+        self.state = State()
+        self.holding = False
+        self.breaking = 0
+        self._count = itertools.count(1)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def texts(self, ns: str = "") -> list[str]:
+        return [row["content"] for (where, _), row in self.state.documents.items() if not ns or where == ns]
+
+    def work(self) -> None:
+        """Process what is queued."""
+        for row in self.state.documents.values():
+            if row["status"] == "queued":
+                self._process(row)
+
+    # -- documents ---------------------------------------------------------------------------------------------------
+
+    def add(self, call: Received, ns: str) -> Row:
+        return self._add(ns, call.json or {})
+
+    def _add(self, ns: str, given: Row) -> Row:
+        if not given.get("content"):
+            raise Refusal(400, {"error": "content is required"})
+        id_ = given.get("id") or f"doc_{next(self._count)}"
+        before = self.state.documents.get((ns, id_))
+        if before is not None and before["content"] == given["content"] and before["status"] != "failed":
+            return {"id": id_, "status": before["status"]}
+        text = given["content"]
+        if before is not None and before["status"] != "failed":
+            text = f"{before['content']}\n{text}"
+        row = {
+            "id": id_,
+            "content": text,
+            "metadata": given.get("metadata") or {},
+            "date": given.get("date"),
+            "status": "queued",
+            "at": self._now(),
+        }
+        self.state.documents[ns, id_] = row
+        self.state.writes.append(id_)
+        if not self.holding:
+            self._process(row)
+        return {"id": id_, "status": "queued"}
+
+    def _process(self, row: Row) -> None:
+        if self.breaking:
+            self.breaking -= 1
+            row["status"] = "failed"
+        else:
+            row["status"] = "done"
+
+    def batch(self, call: Received, ns: str) -> Row:
+        given = call.json.get("documents") or []
+        if not 1 <= len(given) <= MOST:
+            raise Refusal(400, {"error": "between 1 and 600 documents"})
+        results = [self._add(ns, one) for one in given]
+        return {"results": results, "success": len(results), "failed": 0}
+
+    def get(self, call: Received, ns: str, document: str) -> Row:
+        row = self._document(ns, document)
+        return {**_listed(row), "content": row["content"]}
+
+    def update(self, call: Received, ns: str, document: str) -> Row:
+        row = self._document(ns, document)
+        row.update({key: call.json[key] for key in ("content", "metadata") if call.json.get(key) is not None})
+        return {"id": document, "status": row["status"]}
+
+    def delete(self, call: Received, ns: str) -> Row:
+        errors, count = [], 0
+        for id_ in call.json["ids"]:
+            if self.state.documents.pop((ns, id_), None) is None:
+                errors.append({"id": id_, "error": "Document not found"})
+            else:
+                count += 1
+        return {"count": count, "errors": errors}
+
+    def _document(self, ns: str, document: str) -> Row:
+        row: Row | None = self.state.documents.get((ns, document))
+        if row is None:
+            raise Refusal(404, {"error": "Document not found"})
+        return row
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def search(self, call: Received, ns: str) -> Row:
+        rows = [row for row in self._of(ns, call.json.get("filter")) if row["status"] == "done"]
+        scored = sorted(((alike(call.json["query"], row["content"]), row) for row in rows), key=lambda it: -it[0])
+        results = [
+            {
+                "id": f"mem_{row['id']}",
+                "memory": row["content"],
+                "metadata": row["metadata"],
+                "similarity": score,
+                "isLatest": True,
+                "isInference": False,
+                "system": {"updatedAt": row["at"], "createdAt": row["at"]},
+            }
+            for score, row in scored
+            if score > 0
+        ]
+        return {"results": results[: call.json.get("limit") or 10], "searchTime": 1}
+
+    def profile(self, call: Received, ns: str) -> Row:
+        known = [{"memory": row["content"], "metadata": row["metadata"]} for row in self._of(ns, None)]
+        return {"profile": {"static": [], "dynamic": known[-5:], "buckets": {}}}
+
+    def list_all(self, call: Received, ns: str, kind: str) -> Row:
+        rows = self._of(ns, (call.json or {}).get("filter"))
+        page, limit = int(call.query.get("page", "1")), int(call.query.get("limit", "20"))
+        some = [_listed(row) for row in rows[(page - 1) * limit : page * limit]]
+        pages = -(-len(rows) // limit)
+        return {
+            "documents": some if kind == "documents" else [],
+            "chunks": [],
+            "memories": [],
+            "pagination": {"currentPage": page, "limit": limit, "totalItems": len(rows), "totalPages": pages},
+        }
+
+    def forget(self, call: Received, ns: str) -> Row:
+        self.state.forgotten |= {(ns, str(id_).removeprefix("mem_")) for id_ in call.json["ids"]}
+        return {"count": len(call.json["ids"]), "errors": []}
+
+    def namespaces(self, call: Received) -> Row:
+        names = dict.fromkeys(ns for ns, _ in self.state.documents)
+        return {"namespaces": [{"id": name} for name in names], "pagination": {}}
+
+    def _of(self, ns: str, filter_: Any) -> list[Row]:
+        return [
+            row
+            for (where, id_), row in self.state.documents.items()
+            if where == ns and (ns, id_) not in self.state.forgotten and _fits(row["metadata"], filter_)
+        ]
+
+    def unauthorised(self) -> Reply:
+        return Reply({"error": "Unauthorized"}, 401)
+
+    def _now(self) -> str:
+        return (_BEGINNING + timedelta(seconds=next(self._count))).isoformat()
+
+
+def _listed(row: Row) -> Row:
+    system = {"status": row["status"], "dreamingStatus": "done", "createdAt": row["at"], "updatedAt": row["at"]}
+    return {"id": row["id"], "type": "text", "metadata": row["metadata"], "system": system}
+
+
+def _fits(metadata: Mapping[str, Any], expression: Any) -> bool:
+    if not expression:
+        return True
+    inner: Sequence[Any] = expression.get("operands") or ()
+    match expression.get("operator"):
+        case "and":
+            return all(_fits(metadata, one) for one in inner)
+        case "or":
+            return any(_fits(metadata, one) for one in inner)
+        case "eq":
+            return bool(metadata.get(expression["field"]) == expression["value"])
+        case _:
+            raise Refusal(400, {"error": f"unknown operator in {expression}"})
