@@ -19,6 +19,7 @@ from bench.due import due_rows
 from bench.fold import fold_rows
 from bench.gateway import crowd_rows, gateway_rows, start_rows
 from bench.peers import peer_rows
+from bench.recalling import recalling_rows
 from bench.summaries import summary_rows
 from bench.table import Row, render
 from bench.turn import flat_rows, turn_rows
@@ -31,6 +32,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "accept": accept_rows,
     "turn": turn_rows,
     "flat": flat_rows,
+    "recalling": recalling_rows,
     "view": view_rows,
     "due": due_rows,
     "peers": peer_rows,

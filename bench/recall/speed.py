@@ -7,6 +7,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 
 from msgspec import Struct
@@ -53,13 +54,12 @@ class Feed:
 
 
 def sentences(count: int, seed: int = 7) -> Iterator[str]:
-    """Sentences whose words are as unevenly common as real ones are."""
+    """Sentences of real words and made-up ones, as unevenly common as words are."""
     chance = random.Random(seed)
-    letters = "bcdfghjklmnprstvwz"
-    words = [
-        "".join(chance.choice(letters) + chance.choice("aeiou") for _ in range(chance.randint(2, 4)))
-        for _ in range(40_000)
-    ]
+    data = resources.files("everhold.memories.builtin") / "data"
+    words = [word for word in (data / "vocabulary.txt").read_text(encoding="utf-8").split() if word.isalpha()]
+    chance.shuffle(words)
+    words += [f"{one}{another}" for one, another in zip(words, words[7:], strict=False)]
     weights = list(itertools.accumulate(1 / (rank + 10) for rank in range(len(words))))
     for _ in range(count):
         yield " ".join(chance.choices(words, cum_weights=weights, k=chance.randint(6, 24)))

@@ -281,10 +281,16 @@ class Intake:
         if note.supersedes:
             self._mark(entry.session, note.supersedes, state, cause=cause)
         if note.fact and note.action != "add" and note.stamp.audience:
-            self.db.execute(
-                "update items set state = ?, cause = ? where scope = ? and fact = ? and state = ?",
-                (state, cause, self._scope(agent, note.stamp.audience), note.fact, State.LIVE),
-            )
+            # whoever is there can only mean a fact they could see, in whichever company it was noted
+            present = sorted(set(note.stamp.audience))
+            seen = "select scope from members where agent = ? and member = ?"
+            for (scope,) in self.db.execute(
+                " intersect ".join([seen] * len(present)), _pairs(agent, present)
+            ).fetchall():
+                self.db.execute(
+                    "update items set state = ?, cause = ? where scope = ? and fact = ? and state = ?",
+                    (state, cause, scope, note.fact, State.LIVE),
+                )
 
     def _mark(self, session: str, seq: int, state: State, *, was: State = State.LIVE, cause: str = "") -> None:
         self.db.execute(
@@ -325,6 +331,10 @@ class Intake:
         ).get
         assert isinstance(last, int)
         return (scope << SCOPE_BITS) + last - count
+
+
+def _pairs(agent: str, members: Iterable[str]) -> list[str]:
+    return [value for member in members for value in (agent, member)]
 
 
 def _cause(session: str, seq: int) -> str:

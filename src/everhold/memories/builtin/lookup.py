@@ -19,7 +19,7 @@ POSTINGS: Final = 2_000
 """Places in the index one search may walk through in a scope; the commonest words are left out beyond that."""
 LOOK: Final = 128
 """Places by which a word is judged to be common: the newest."""
-TERMS: Final = 12
+TERMS: Final = 8
 """Words of a question that are looked up; of a longer one the rarest."""
 
 _COLUMNS: Final = (

@@ -21,7 +21,7 @@ Use = Literal["auto", "table", "none"]
 BEHIND: Final = 64
 """Chunks that may lack their stronger vector; beyond that a scope is judged by the table."""
 AT_ONCE: Final = 500
-TELLING: Final = 12
+TELLING: Final = 8
 """Word pieces of a question that are compared one by one; of a longer one the rarest."""
 
 

@@ -27,7 +27,9 @@ MODEL: Final = 1
 """Raised when the table changes: vectors of another number are made again."""
 UNIT: Final = 127.0
 """What 1.0 is in a stored vector."""
-STEP: Final = 1_000
+NARROW: Final = 128
+"""Dimensions by which single words are compared: the first say the most."""
+STEP: Final = 2_000
 LIKE: Final = 0.2
 """Two words less alike than this have nothing to do with each other."""
 CONTEXT: Final = 0.5
@@ -59,7 +61,8 @@ class Table:
         self._silent = frozenset(
             id for id, piece in enumerate(vocabulary) if id < FIRST or piece in STOP or not any(map(str.isalnum, piece))
         )
-        length = np.sqrt(np.einsum("ij,ij->i", self._rows, self._rows, dtype=np.float32))
+        self._narrow = self._rows[:, :NARROW]
+        length = np.sqrt(np.einsum("ij,ij->i", self._narrow, self._narrow, dtype=np.float32))
         self._inverse: Floats = (1 / np.maximum(length, 1e-9)).astype(np.float32)
         self._rarity: Floats = np.log(1 + np.arange(3, 3 + len(self._rows))).astype(np.float32)
 
@@ -139,12 +142,12 @@ class Table:
         near: Floats = np.empty((len(rows), wanted.shape[1]), np.float32)
         step = max(8, STEP // wanted.shape[1])
         for low in range(0, len(rows), step):
-            np.matmul(self._rows[rows[low : low + step]].astype(np.float32), wanted, out=near[low : low + step])
+            np.matmul(self._narrow[rows[low : low + step]].astype(np.float32), wanted, out=near[low : low + step])
         near *= self._inverse[rows, None]
         return near
 
     def _units(self, rows: npt.NDArray[np.int64]) -> Floats:
-        found: Floats = self._rows[rows] * self._inverse[rows, None]
+        found: Floats = self._narrow[rows] * self._inverse[rows, None]
         return found
 
     def _mean(self, rows: Sequence[int]) -> Floats:

@@ -1,0 +1,127 @@
+"""What recall adds to a turn: the built-in memory in the same process, where much or little is in sight anyway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.house import MESSAGE, House, open_store, room
+from bench.past import ENTRIES_A_TURN, Past
+from bench.recall.speed import sentences
+from bench.table import Row, at_most, interleave, median
+from everhold.core.entries import Heard
+from everhold.flow.memory import Attached
+from everhold.memories.builtin import Builtin, Index
+
+LIMIT_MS = 1.0
+TURNS = 60
+FOLD_TURNS = 40
+WINDOW_TOKENS = 12_000
+RECALL_SECONDS = 0.8
+BEHIND = (10, 4_500)
+
+
+class Various(Past):
+    """A past in which nobody says the same thing twice."""
+
+    texts: Iterator[str]
+
+    def _heard(self) -> Heard:
+        return msgspec.structs.replace(super()._heard(), text=next(self.texts))
+
+
+class Recalling(House):
+    """A house whose agent remembers."""
+
+    def __init__(self, directory: Path, *, recall: bool) -> None:
+        store = open_store(directory)
+        super().__init__(store, context_tokens=WINDOW_TOKENS)
+        self.index = Index(directory / "index.db")
+        memory = Builtin(index=self.index, store=store, agent="main")
+        self._attached = Attached(memory, instance="builtin", agent="main")
+        if recall:
+            self._runtime = dataclasses.replace(self._runtime, recalls=("builtin",), recall_seconds=RECALL_SECONDS)
+
+    def memory(self, instance: str, agent: str) -> Attached | None:
+        return self._attached if instance == "builtin" else None
+
+    async def say(self, text: str) -> None:
+        served = self.table.served("old")
+        served.clear()
+        await self.hear("old", text)
+        await served.wait()
+
+
+def texts(seed: int) -> Iterator[str]:
+    """What people say, of made-up words that are as unevenly common as real ones."""
+    said = sentences(10_000, seed=seed)
+    return (" ".join(pair) for pair in zip(said, said, strict=False))
+
+
+def recalling_rows(rounds: int) -> list[Row]:
+    rows: list[Row] = []
+    for entries, various in ((BEHIND[0], True), (BEHIND[1], True), (BEHIND[1], False)):
+        with contextlib.ExitStack() as open_:
+            without, recalls = (open_.enter_context(room()) for _ in range(2))
+            for directory in (without, recalls):
+                asyncio.run(_age(directory, entries, various=various))
+            found = interleave(
+                rounds,
+                {
+                    "without": lambda: _talk(without, recall=False, various=various),  # noqa: B023  # called at once
+                    "recalls": lambda: _talk(recalls, recall=True, various=various),  # noqa: B023
+                },
+            )
+        kind = "of various text" if various else "of equal text"
+        what = f"recall in a turn, {entries:,} entries {kind} behind it, CPU"
+        beside = f"the turn without it {median(found['without']):.2f} ms"
+        rows.append(at_most(what, _added(found), "ms", LIMIT_MS, beside=beside))
+    return rows
+
+
+def _added(found: dict[str, list[float]]) -> float:
+    """The median of what each round's turns cost more."""
+    return median([recalls - without for recalls, without in zip(found["recalls"], found["without"], strict=True)])
+
+
+async def _age(directory: Path, entries: int, *, various: bool) -> None:
+    store = open_store(directory, synchronous="OFF")
+    past = (Various if various else Past)(store, "s-old", chat="old", fold_every=FOLD_TURNS)
+    if isinstance(past, Various):
+        past.texts = texts(7)
+    await past.live(entries // ENTRIES_A_TURN)
+    index = Index(directory / "index.db")
+    while await index.catch_up(store):
+        pass
+    await index.close()
+    await store.close()
+
+
+def _talk(directory: Path, *, recall: bool, various: bool) -> float:
+    """CPU milliseconds of one more turn, index included."""
+
+    async def run() -> float:
+        async with Recalling(directory, recall=recall).open() as house:
+            assert isinstance(house, Recalling)
+            said = texts(11) if various else itertools.repeat(MESSAGE)
+            await _say(house, list(itertools.islice(said, 10)))
+            started = time.process_time()
+            await _say(house, list(itertools.islice(said, TURNS)))
+            spent = time.process_time() - started
+            await house.index.close()
+            return spent / TURNS * 1e3
+
+    return asyncio.run(run())
+
+
+async def _say(house: Recalling, said: Sequence[str]) -> None:
+    for text in said:
+        await house.say(text)
+    await house.rest()
