@@ -25,7 +25,8 @@ from everhold.ports.log import Log
 from everhold.ports.platform import UNREADABLE, Incoming, Outgoing, Platform
 from everhold.ports.store import Change, Position, Step, Store, Wake
 
-LOCAL: Final = frozenset({"terminal", "http", "agent"})
+AGENTS: Final = "agent"
+LOCAL: Final = frozenset({"terminal", "http", AGENTS})
 """Places whose people were let in by whoever serves them."""
 HALT: Final = "halt/"
 LOOK_BACK: Final = 200
@@ -90,7 +91,9 @@ class Reception:
             return Speaker(identity=identity, person=person, known=True)
         # at this machine a sender's name is who they are; elsewhere a name proves nothing and an id is all there is
         local = origin.platform in LOCAL
-        return Speaker(identity=identity, person=incoming.sender if local else identity, known=local)
+        # an agent may be called like a person, and is none
+        named = local and origin.platform != AGENTS
+        return Speaker(identity=identity, person=incoming.sender if named else identity, known=local)
 
     async def _at_the_door(
         self, incoming: Incoming, found: Admission, speaker: Speaker, account: AccountSettings, settings: Settings

@@ -217,7 +217,10 @@ class TestAudience:
         assert audience(Address(agent="a", platform="p", kind="dm", chat="1"), "ada") == ("person:ada",)
 
     def test_in_a_session_of_ones_own_it_is_that_person(self) -> None:
-        assert audience(Address(agent="a", platform="p", kind="group", chat="1", person="7"), "ada") == ("person:ada",)
+        assert audience(Address(agent="a", platform="p", kind="group", chat="1", person="7"), "ada") == (
+            "chat:agent:a:p:group:1:person:7",
+            "person:ada",
+        )
 
     def test_in_a_shared_place_it_is_the_place(self) -> None:
         address = Address(agent="a", platform="p", kind="group", chat="1")

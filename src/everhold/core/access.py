@@ -92,7 +92,13 @@ def hops_so_far(entries: Iterable[Entry], *, since: float = 0.0) -> int:
 
 
 def audience(address: Address, person: str) -> tuple[str, ...]:
-    """Who is present: in a direct chat its person; elsewhere everybody in that chat, known or not."""
-    if address.kind == "dm" or address.person:
+    """Who is present: in a direct chat its person; elsewhere everybody in that chat, known or not.
+
+    Somebody with a session of their own in a group is heard by the group: what they said in private is not for it, what
+    they say there is for nobody else's session, and they themselves may hear of it again in private.
+    """
+    if address.kind == "dm":
         return (f"person:{person}",)
+    if address.person:
+        return (f"chat:{address}", f"person:{person}")
     return (f"chat:{address}",)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.memories.builtin.stage import Stage
+from tests.memories.builtin.stage import ADA, Stage
 
 pytest.importorskip("numpy")
 
@@ -40,3 +40,15 @@ async def _check(told: list[tuple[tuple[str, ...], str]], present: tuple[str, ..
         assert set(await stage.find("canary sings", audience=present, agent=agent, limit=50)) == may
         assert set(await stage.find("bird", audience=present, agent=agent, limit=50)) <= may
         await stage.close()
+
+
+async def test_a_fact_is_superseded_in_every_company_that_could_see_it_and_in_no_other(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, embeddings="none")
+    both = ("chat:g", "person:ada")
+    await stage.note("tea at four", fact="f", audience=both)
+    await stage.note("tea at four in the group", fact="f", audience=("chat:g",))
+    await stage.note("tea at five", fact="f", action="replace", audience=ADA)
+    assert await stage.find("tea", audience=ADA) == ["tea at five"]
+    assert await stage.find("tea", audience=both) == []
+    assert await stage.find("tea", audience=("chat:g",)) == ["tea at four in the group"]
+    await stage.close()
