@@ -162,6 +162,9 @@ class House:
     def memory(self, instance: str, agent: str) -> Attached | None:
         return None
 
+    def attached(self) -> list[Attached]:
+        return []
+
 
 def open_store(directory: Path, *, synchronous: str = "FULL") -> SqliteStore:
     return SqliteStore.open(directory / "log.db", chance=Chance(), synchronous=synchronous)

@@ -131,6 +131,9 @@ class Agents:
     def memory(self, instance: str, agent: str) -> Attached | None:
         return self.memories.get(instance, agent)
 
+    def attached(self) -> Sequence[Attached]:
+        return self.memories.attached()
+
     def day(self) -> str:
         """Today, where the budget's day begins."""
         return datetime.datetime.fromtimestamp(self.clock.now(), self.settings.zone).date().isoformat()

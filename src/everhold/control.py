@@ -38,7 +38,7 @@ from everhold.core.entries import (
     Wanted,
 )
 from everhold.errors import Conflict, Misuse, NotFound
-from everhold.flow import amend, fold
+from everhold.flow import amend, fold, health
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import view_at
@@ -261,6 +261,9 @@ class Control:
             "parked": [parked_json(item) for item in parked],
             "in_doubt": sum(item.doubtful for item in parked),
             "failing": sorted({lane.reader for lane in lanes if lane.error}),
+            "memories": [
+                msgspec.to_builtins(it) for it in await health.conditions(self.gates, self.runtimes.attached())
+            ],
         }
 
     async def audit(self, name: str | None = None) -> Report:

@@ -17,6 +17,7 @@ from everhold.config import MemorySettings, Problem, Settings, plugin_settings
 from everhold.errors import EverholdError, Misuse
 from everhold.flow.memory import Attached
 from everhold.flow.perform import foreign, let_go
+from everhold.flow.pulse import Pulse
 from everhold.plugins import MEMORIES, Factory
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
@@ -70,6 +71,7 @@ class Instances:
         self.changed: Callable[[str], None] = lambda _agent: None
         """Hears which agent has a memory that it did not have before."""
         self._slots: dict[tuple[str, str], Slot] = {}
+        self._pulses: dict[tuple[str, str], Pulse] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -94,6 +96,10 @@ class Instances:
         for memory in self.settings.agent(agent).memories:
             if (attached := self.get(memory.name, agent)) is not None:
                 yield attached
+
+    def attached(self) -> list[Attached]:
+        """Those that are in use now, whoever's they are."""
+        return [slot.attached for slot in self._slots.values() if slot.attached is not None]
 
     def tools(self, agent: str) -> dict[str, Tool]:
         """What an agent's memories let its model call, under the names they give; the first to use a name has it."""
@@ -201,8 +207,9 @@ class Instances:
 
     def _make(self, slot: Slot) -> Attached:
         instance, agent, settings = slot.instance, slot.agent, slot.settings
+        pulse = self._pulse(instance, agent)
         if instance in self.own:
-            return Attached(self.own[instance](agent), instance=instance, agent=agent)
+            return Attached(self.own[instance](agent), instance=instance, agent=agent, pulse=pulse)
         if not settings.ready:
             raise Misuse(f"memory {instance} needs {', '.join(settings.missing)}", remedy="set it in .env")
         factory = self.load(settings.provider)
@@ -219,7 +226,15 @@ class Instances:
         def build() -> MemoryProvider:
             return factory(plugin_settings(settings, factory.Settings), context)
 
-        return Attached(foreign(f"building memory {instance}", build), instance=instance, agent=agent)
+        return Attached(foreign(f"building memory {instance}", build), instance=instance, agent=agent, pulse=pulse)
+
+    def _pulse(self, instance: str, agent: str) -> Pulse:
+        """How it has been doing under this name; whoever takes its place is asked at once."""
+        key = (instance, agent)
+        if key not in self._pulses:
+            self._pulses[key] = Pulse(clock=self.clock, log=self.log.bind(memory=instance, agent=agent))
+        self._pulses[key].finding.rests = 0.0
+        return self._pulses[key]
 
     def _signature(self, slot: Slot) -> Mapping[str, str] | None:
         """What the slot's provider says; what it said before if it does not say it properly."""

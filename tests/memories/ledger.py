@@ -9,9 +9,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from everhold.errors import Transient
-from everhold.ports.memory import Batch, Capability, Found, Query
+from everhold.ports.memory import Batch, Capability, Found, Health, Query
+from everhold.ports.model import ToolSpec
 from everhold.ports.platform import Delivery
 from everhold.ports.plugin import Context
+from everhold.ports.tool import Effect, Result, ToolContext
 from everhold.secret import Secret
 from everhold.testing.fakes import wording
 
@@ -29,6 +31,10 @@ class Far:
         self.signature: Callable[[], Any] = lambda: None
         self.fails: Callable[[], None] = lambda: None
         """Called when one is built."""
+        self.offers: frozenset[Capability] = frozenset({Capability.SIGNATURE, Capability.CLOSE})
+        self.tools: Callable[[], Any] = lambda: [Count()]
+        self.prompt: Callable[[], Any] = lambda: "The ledger counts."
+        self.health: Callable[[], Any] = lambda: Health(well=True, text="counting")
         self.during: Callable[[Ledger, Batch], Awaitable[None]] | None = None
         """Called in the middle of storing."""
 
@@ -44,12 +50,11 @@ class LedgerSettings(BaseModel):
 
 
 class Ledger:
-    capabilities = frozenset({Capability.SIGNATURE, Capability.CLOSE})
-
     def __init__(self, settings: LedgerSettings, context: Context) -> None:
         far.fails()
         self.settings = settings
         self.context = context
+        self.capabilities = far.offers
         self.delivery = Delivery.KEYED if settings.keyed else Delivery.BLIND
         self.stored = 0
         self.asking = 0
@@ -85,6 +90,32 @@ class Ledger:
     def cache_busting_signature(self) -> dict[str, str] | None:
         signature: dict[str, str] | None = far.signature()
         return signature
+
+    def tools(self) -> Any:
+        return far.tools()
+
+    def prompt(self) -> Any:
+        return far.prompt()
+
+    async def health(self) -> Any:
+        return far.health()
+
+
+class Count:
+    """A tool of the ledger's."""
+
+    effect = Effect.PURE
+    deadline = 5.0
+
+    def __init__(self, name: str = "ledger_count") -> None:
+        self.spec = ToolSpec(name=name, description="counts", parameters={"type": "object"})
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+        assert not far.built[-1].closed.is_set()
+        return Result(text=f"{len(far.kept)} pages, by ledger {len(far.built)}")
+
+    async def probe(self, context: ToolContext) -> Result | None:
+        return None
 
 
 class Factory:

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from everhold.core.compression import advised
 from everhold.core.context import View
 from everhold.core.entries import Heard, Said
 from everhold.ports.model import Message, Request
@@ -34,7 +35,7 @@ class Finding(Struct, frozen=True):
     cites: tuple[int, ...]
 
 
-def request(view: View) -> Request | None:
+def request(view: View, *, advice: str = "") -> Request | None:
     """What the reviewing model is asked about; None if nobody said anything."""
     lines = []
     for exchange in view.exchanges:
@@ -45,7 +46,7 @@ def request(view: View) -> Request | None:
                 lines.append(f"#{entry.seq} {entry.author}: {entry.body.text}")
     if not lines:
         return None
-    return Request(system=ASK, messages=(Message(role="user", text="\n".join(lines)),))
+    return Request(system=ASK, messages=(Message(role="user", text="\n".join(lines) + advised(advice)),))
 
 
 def seqs(view: View) -> set[int]:

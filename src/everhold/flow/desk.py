@@ -33,7 +33,7 @@ from everhold.core.ids import session_id
 from everhold.core.naming import Origin
 from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
-from everhold.flow import amend, fold, job, memo
+from everhold.flow import health, amend, fold, job, memo
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at
@@ -155,7 +155,7 @@ class Desk:
             case "whoami":
                 reply = f"You are {entry.author.removeprefix('person:')} in session {session.id}."
             case "status":
-                reply = self._status(session, runtime)
+                reply = await self._status(session, runtime)
             case "usage":
                 reply = await self._usage(session)
             case "sessions":
@@ -274,9 +274,14 @@ class Desk:
                 return entry.author == author
         return False
 
-    def _status(self, session: Session, runtime: Runtime) -> str:
+    async def _status(self, session: Session, runtime: Runtime) -> str:
         waiting = f"{session.pending} waiting" if session.pending > 1 else "nothing else waiting"
-        return f"session {session.id} · {runtime.models[0].name} · {session.running or 'idle'} · {waiting}"
+        lines = [f"session {session.id} · {runtime.models[0].name} · {session.running or 'idle'} · {waiting}"]
+        for memory in await health.conditions(self.gates, self.runtimes.attached(), agent=session.agent):
+            if memory.state != "well":
+                behind = f", {memory.lag} not yet there" if memory.lag else ""
+                lines.append(f"memory {memory.memory} is {memory.state}{behind}")
+        return "\n".join(lines)
 
     async def _usage(self, session: Session) -> str:
         total = Usage()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Protocol
 
 from msgspec import structs
 
@@ -54,8 +53,14 @@ class Outcome(StrEnum):
     """There was nothing to fold."""
 
 
-Before: TypeAlias = Callable[[Claim, Session, View], Awaitable[None]]
-"""What is done with a part of the conversation before a summary stands for it: what is worth remembering is noted."""
+class Before(Protocol):
+    """What is done with a part of the conversation before a summary stands for it."""
+
+    async def advice(self, session: Session, part: View) -> str:
+        """What the summary should not lose, as memories see it."""
+
+    async def flush(self, claim: Claim, session: Session, part: View, *, advice: str) -> None:
+        """Note what is worth remembering."""
 
 
 class Fold:
@@ -112,10 +117,11 @@ class Fold:
             op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
         )
         log.info("compression.started", tokens=plan.tokens_before)
+        advice = await self.before.advice(session, plan.part) if self.before is not None else ""
         asked = await perform.ask(
             self.gates,
             (self.runtime.summariser,),
-            compression.request(plan, focus=focus),
+            compression.request(plan, focus=focus, advice=advice),
             deadline=DEADLINE_SECONDS,
             record=lambda answer: Thought(text=answer.text, model=answer.model, usage=answer.usage),
         )
@@ -125,7 +131,7 @@ class Fold:
         if reason := compression.objection(asked.thought.text, plan):
             return await self._refuse(op, reason, log)
         if self.before is not None:
-            await self.before(self.claim, session, plan.part)
+            await self.before.flush(self.claim, session, plan.part, advice=advice)
         folded = Folded(
             summary=asked.thought.text,
             covers=plan.covers,

@@ -218,7 +218,7 @@ class Jobs:
         )
         return len(turns) >= every
 
-    async def flush(self, session: Session, part: View) -> None:
+    async def flush(self, session: Session, part: View, *, advice: str = "") -> None:
         """Note what a part of the conversation holds before a summary stands for it. Never holds the summary up: what
         cannot be noted now is left to the next review, and the originals stay in the log."""
         runtime = self.runtimes.runtime(session.agent, session.choices)
@@ -228,7 +228,7 @@ class Jobs:
         after = lane.position if lane is not None else 0
         fresh = View(exchanges=tuple(e for e in part.exchanges if e.op > after and e.steps[0].session == session.id))
         try:
-            notes, thought = await self.notes(session, runtime, fresh)
+            notes, thought = await self.notes(session, runtime, fresh, advice=advice)
         except (Failed, Conflict) as failure:
             self.log.warning("review.skipped", reason=str(failure))
             return
@@ -265,9 +265,11 @@ class Jobs:
             )
         )
 
-    async def notes(self, session: Session, runtime: Runtime, view: View) -> tuple[tuple[Noted, ...], Thought | None]:
+    async def notes(
+        self, session: Session, runtime: Runtime, view: View, *, advice: str = ""
+    ) -> tuple[tuple[Noted, ...], Thought | None]:
         """What is worth noting about a view: facts that cite what they rest on, and no false claim of absence."""
-        request = review.request(view)
+        request = review.request(view, advice=advice)
         if request is None:
             return (), None
         thought = await self._ask(runtime, request, session)

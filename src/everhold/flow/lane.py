@@ -17,7 +17,7 @@ from everhold.errors import Conflict, EverholdError, InDoubt, Poisoned, Refused,
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Change, Claim, Flight, Item, LaneUpdate, Parked, Receipt, Step, Wait
+from everhold.ports.store import Change, Claim, Flight, Item, LaneUpdate, Parked, Receipt, Step, Wait, Wake
 
 MOST_GAMBLES: Final = 3
 """How often something that may have arrived is sent again where nobody can tell."""
@@ -65,6 +65,13 @@ class Leg(Struct, frozen=True, kw_only=True):
     """It may have arrived before: this is the policy's second try."""
 
 
+class Notice(Struct, frozen=True, kw_only=True):
+    """Something to be told, and who says it."""
+
+    entries: tuple[Draft, ...] = ()
+    wakes: tuple[Wake, ...] = ()
+
+
 class Courier(Protocol):
     """Knows one kind of load and one far side."""
 
@@ -92,6 +99,9 @@ class Courier(Protocol):
 
     async def arrived(self, load: Load) -> Sequence[str]:
         """Those of its keys that the far side already has."""
+
+    async def notice(self, claim: Claim, *, attempts: int) -> Notice:
+        """What somebody should be told about an attempt that failed, the so manieth in a row."""
 
 
 class Lane:
@@ -354,7 +364,8 @@ class Lane:
             wait=Wait(seconds=seconds, firm=asked is not None),
             release=True,
         )
-        await self._commit(Step.LATER, update)
+        notice = await self.courier.notice(self.claim, attempts=self.attempts)
+        await self._commit(Step.LATER, update, entries=notice.entries, wakes=notice.wakes)
         return None
 
     def _receipts(self, load: Load, remotes: Mapping[str, str], *, doubtful: bool = False) -> tuple[Receipt, ...]:
@@ -403,6 +414,7 @@ class Lane:
         unparks: tuple[int, ...] = (),
         generation: int | None = None,
         entries: tuple[Draft, ...] = (),
+        wakes: tuple[Wake, ...] = (),
     ) -> None:
         await self.gates.store.commit(
             Change(
@@ -416,5 +428,6 @@ class Lane:
                 receipts=receipts,
                 parks=parks,
                 unparks=unparks,
+                wakes=wakes,
             )
         )

@@ -16,8 +16,9 @@ from typing import Any, Final, cast
 from msgspec import structs
 
 from everhold.core.entries import clean, cleansed
-from everhold.errors import InDoubt, Misuse, Transient
+from everhold.errors import EverholdError, InDoubt, Misuse, Refused, Transient
 from everhold.flow.perform import foreign
+from everhold.flow.pulse import Beat, Pulse
 from everhold.ports.memory import (
     Batch,
     Capability,
@@ -50,9 +51,13 @@ _METHODS: Final = {Capability.RETRACT: "store"}
 class Attached:
     """One provider for one agent, with every part there is."""
 
-    def __init__(self, provider: MemoryProvider, *, instance: str = "", agent: str = "") -> None:
+    def __init__(
+        self, provider: MemoryProvider, *, instance: str = "", agent: str = "", pulse: Pulse | None = None
+    ) -> None:
+        """`pulse` is where it is written down how calls went, and who is left alone for a while."""
         self.instance = instance or type(provider).__name__
         self.agent = agent
+        self.pulse = pulse
         self._provider = cast(Capable, provider)
         for method in ("store", "find"):
             self._must_have(method, "is no memory provider")
@@ -81,23 +86,25 @@ class Attached:
         wanted = self._wanted(batch)
         if not wanted.items:
             return {}
-        with self.busy():
+        with self._counted(self.pulse.storing if self.pulse else None, "store"):
             answer: object = await self._provider.store(wanted)
-        if not isinstance(answer, Mapping) or not all(
-            isinstance(key, str) and isinstance(remote, str) for key, remote in answer.items()
-        ):
-            raise InDoubt(
-                f"memory {self.instance} answered `store` with {_kind(answer)}",
-                remedy="its author should give back a mapping of each key to the id it has there",
-            )
+            if not isinstance(answer, Mapping) or not all(
+                isinstance(key, str) and isinstance(remote, str) for key, remote in answer.items()
+            ):
+                raise InDoubt(
+                    f"memory {self.instance} answered `store` with {_kind(answer)}",
+                    remedy="its author should give back a mapping of each key to the id it has there",
+                )
         return {key: clean(remote)[0] for key, remote in answer.items()}
 
     async def find(self, query: Query) -> Sequence[Found]:
-        with self.busy():
+        if self.pulse and (seconds := self.pulse.resting(self.pulse.finding)):
+            raise Transient(f"memory {self.instance} fails, and is not asked for another {seconds:.0f} s")
+        with self._counted(self.pulse.finding if self.pulse else None, "find"):
             answer: object = await self._provider.find(query)
-        if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
-            raise Transient(f"memory {self.instance} answered `find` with {_kind(answer)}", remedy=_FOUND)
-        return [self._found(item) for item in answer[: query.limit]]
+            if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+                raise Transient(f"memory {self.instance} answered `find` with {_kind(answer)}", remedy=_FOUND)
+            return [self._found(item) for item in answer[: query.limit]]
 
     async def probe(self, batch: Batch) -> Sequence[str]:
         """Those keys that have arrived; what is never handed over is nothing to wait for."""
@@ -193,6 +200,40 @@ class Attached:
             self._calls -= 1
             if not self._calls:
                 self._idle.set()
+
+    def hook(self, name: str, problem: str) -> None:
+        """How a hook went that concerns nobody else."""
+        if self.pulse is None:
+            return
+        self.pulse.hooks.pop(name, None)
+        if problem:
+            self.pulse.hooks[name] = problem
+
+    @contextlib.contextmanager
+    def _counted(self, beat: Beat | None, what: str) -> Iterator[None]:
+        """A call whose outcome says how the provider is doing. That it refuses something is no sign of illness."""
+        with self.busy():
+            try:
+                yield
+            except Refused:
+                self._beats(beat, "")
+                raise
+            except asyncio.CancelledError:
+                self._beats(beat, f"no answer to `{what}` in time")
+                raise
+            except BaseException as error:
+                known = isinstance(error, EverholdError)
+                self._beats(beat, str(error) if known else f"{type(error).__name__}: {error}")
+                raise
+            self._beats(beat, "")
+
+    def _beats(self, beat: Beat | None, problem: str) -> None:
+        if self.pulse is None or beat is None:
+            return
+        if problem:
+            self.pulse.ill(beat, problem)
+        else:
+            self.pulse.well(beat)
 
     def _wanted(self, batch: Batch) -> Batch:
         if self.can(Capability.RETRACT):

@@ -9,22 +9,27 @@ from typing import Final
 from msgspec import structs
 
 from everhold.core.context import assemble, choose
-from everhold.core.entries import Changed, Draft, Ended, Entry, Kind, Named, Noted, Stamp, Undone
+from everhold.core.entries import Body, Changed, Draft, Ended, Entry, Heard, Kind, Named, Noted, Stamp, Told, Undone
 from everhold.core.exchange import PLACES, exchange, fingerprint, matters, note, retraction
 from everhold.core.naming import Origin
 from everhold.core.pace import Pace, Waiting, due
 from everhold.errors import EverholdError, Transient
 from everhold.flow.gates import Gates
-from everhold.flow.lane import Load, Look
+from everhold.flow.lane import Load, Look, Notice
 from everhold.flow.memory import Attached
 from everhold.flow.perform import hand_over
-from everhold.flow.switch import is_turn, switch_of
+from everhold.flow.switch import WINDOW, is_turn, switch_of
 from everhold.ports.memory import Batch, Capability, Memory, Note, Retraction
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Claim, Flight, Item, Session
+from everhold.ports.store import Claim, Flight, Item, Session, Wake
 
 MOST_ITEMS: Final = 20
 PAGE: Final = 200
+TELL_AT: Final = 3
+"""The attempt that, when it fails, is worth a word in the chat: a short hiccup is not."""
+SICK: Final = (
+    "My memory {memory} is not answering. Nothing is lost: what we say is kept, and goes there once it is back."
+)
 HOOK_SECONDS: Final = 10.0
 """For a provider to take note of something that concerns nobody else."""
 READ: Final = (*PLACES, Kind.FOLDED)
@@ -51,6 +56,8 @@ class Remember:
         naming: Callable[[Origin], str] = lambda origin: origin.session,
         pace: Pace | None = None,
         released: float = float("-inf"),
+        tells: bool = False,
+        voices: Callable[[Sequence[Body]], tuple[Wake, ...]] = lambda _: (),
     ) -> None:
         """`now` is asked for the provider before every call: the one there was may have been replaced.
 
@@ -65,6 +72,8 @@ class Remember:
         self.policy = policy
         self.pace = pace or Pace()
         self.released = released
+        self.tells = tells
+        self.voices = voices
         self.turns: dict[int, Entry] = {}
         """Where the talk took a turn, among what was looked at."""
 
@@ -122,6 +131,18 @@ class Remember:
         verdict = due(self.pace, waiting, now=self.gates.clock.now(), released=self.released)
         return found[: verdict.count], verdict.seconds
 
+    async def notice(self, claim: Claim, *, attempts: int) -> Notice:
+        """The chat hears once, in every outage that lasts, that its memory is not answering."""
+        if attempts != TELL_AT or not self.tells:
+            return Notice()
+        latest = (await self.store.session(claim.session)).last_seq
+        heard = await self.store.entries(claim.session, after=max(0, latest - WINDOW), kinds=(Kind.HEARD,))
+        to = next((e.body.origin for e in reversed(heard) if isinstance(e.body, Heard) and e.body.asks), None)
+        if to is None:
+            return Notice()
+        told = Told(text=(text := SICK.format(memory=self.instance)), about="memory", to=to, parts=(text,))
+        return Notice(entries=(Draft(body=told, author="system"),), wakes=self.voices((told,)))
+
     async def announce(self, claim: Claim, *, upto: int) -> None:
         """Tell the provider where the talk took a turn, as far as everything before it is done with."""
         for seq in sorted(self.turns):
@@ -141,6 +162,9 @@ class Remember:
             except EverholdError as error:
                 log = self.gates.log.bind(session=claim.session, memory=self.instance)
                 log.warning("memory.hook_failed", hook="session_switched", error=str(error))
+                provider.hook("session_switched", str(error))
+            else:
+                provider.hook("session_switched", "")
 
     async def again(self, claim: Claim, flight: Flight) -> Load | None:
         session = await self.store.session(claim.session)

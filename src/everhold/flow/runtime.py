@@ -139,3 +139,6 @@ class Runtimes(Protocol):
 
     def memory(self, instance: str, agent: str) -> Attached | None:
         """The memory in use now: the next call may have to go to another one, so nobody keeps it."""
+
+    def attached(self) -> Sequence[Attached]:
+        """Every memory that is in use now."""

@@ -14,6 +14,7 @@ from everhold.core.context import View
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
 from everhold.flow import desk, draft, fold, job, mind, tie
+from everhold.flow.beforehand import Beforehand
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.lane import Courier, Lane
 from everhold.flow.purse import Purses
@@ -64,6 +65,7 @@ class Supervisor:
         self.draft_deadline = draft_deadline
         self.views = Views()
         self.purses = Purses(gates.store, day=day)
+        self.beforehand = Beforehand(gates, runtimes=runtimes, bells=bells, purses=self.purses)
         self.tasks: dict[asyncio.Task[None], Claim] = {}
         self.busy: Counter[str] = Counter()
         self.stopping = False
@@ -214,7 +216,7 @@ class Supervisor:
                     bells=bells,
                     views=self.views,
                     purses=self.purses,
-                    before=self._before_fold,
+                    before=self.beforehand,
                     day=self.day,
                     on_text=self.on_text,
                     draft_deadline=self.draft_deadline,
@@ -223,7 +225,7 @@ class Supervisor:
             case desk.READER:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
             case fold.READER:
-                await fold.Ahead(gates, claim, runtimes=runtimes, bells=bells, before=self._before_fold).run()
+                await fold.Ahead(gates, claim, runtimes=runtimes, bells=bells, before=self.beforehand).run()
             case job.READER | job.REVIEW:
                 await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses).run()
             case tie.READER:
@@ -253,6 +255,8 @@ class Supervisor:
                     naming=functools.partial(runtime.naming, rest),
                     pace=runtime.paces.get(rest),
                     released=self.released,
+                    tells=runtime.memory_notices,
+                    voices=runtime.voices,
                 )
                 lane = self.lane(claim, memory)
                 await lane.run()
@@ -263,10 +267,6 @@ class Supervisor:
     def lane(self, claim: Claim, courier: Courier) -> Lane:
         """Who works a lane that hands something over."""
         return Lane(self.gates, claim, courier)
-
-    async def _before_fold(self, claim: Claim, session: Session, part: View) -> None:
-        jobs = job.Jobs(self.gates, claim, runtimes=self.runtimes, bells=self.bells, purses=self.purses)
-        await jobs.flush(session, part)
 
     async def _put_back(
         self, claim: Claim, error: str, *, seconds: float | None = None, attempts: int | None = None

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from everhold.core.entries import Body, Entry, Kind, Place, Said, Told
-from everhold.flow.lane import Load, Look
+from everhold.flow.lane import Load, Look, Notice
 from everhold.ports.platform import Outgoing, Platform
 from everhold.ports.store import Claim, Flight, Item, Store
 
@@ -88,6 +88,9 @@ class Voice:
     async def arrived(self, load: Load) -> Sequence[str]:
         assert isinstance(load.payload, Outgoing)
         return [load.payload.key] if await self.platform.probe(load.payload) is not None else []
+
+    async def notice(self, claim: Claim, *, attempts: int) -> Notice:
+        return Notice()  # whom should it tell, and how?
 
     async def _load(self, claim: Claim, entry: Entry, part: int, *, last: bool) -> Load:
         place, parts = spoken(entry)

@@ -116,6 +116,22 @@ class Lane(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class Backlog(Struct, frozen=True, kw_only=True):
+    """What one reader has yet to do for one agent, over all its sessions."""
+
+    reader: str
+    agent: str
+    lanes: int
+    items: int
+    oldest: float | None
+    """When the oldest of them was committed."""
+    attempts: int
+    """So often in a row the lane that failed most has failed."""
+    error: str
+    due: float | None
+    """When the next of them is due."""
+
+
 class Claim(Struct, frozen=True, kw_only=True):
     """A lane somebody may act for until its lease ends; every write names the fence."""
 
@@ -430,6 +446,9 @@ class Store(Protocol):
     async def lane(self, reader: str, session: str) -> Lane | None: ...
 
     async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]: ...
+
+    async def backlog(self, readers: str) -> list[Backlog]:
+        """What the lanes of readers that begin so have yet to hand over, by reader and agent. Exchanges and notes."""
 
     async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         """Seconds until the next lane nobody holds becomes due (0: now), None if none waits."""

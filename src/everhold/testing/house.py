@@ -22,9 +22,10 @@ from everhold.core.entries import Body, Entry, Place
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.memory import Attached
+from everhold.flow.pulse import Pulse
 from everhold.flow.runtime import Runtime
 from everhold.flow.supervise import Supervisor
-from everhold.ports.clock import Chance
+from everhold.ports.clock import Chance, Clock
 from everhold.ports.memory import MemoryProvider
 from everhold.ports.platform import Drafting, Incoming, Platform, Verdict
 from everhold.ports.store import Store
@@ -83,6 +84,9 @@ class Furniture:
         self.drafts: dict[tuple[str, str], Drafting] = {}
         self.memories: dict[str, MemoryProvider] = {}
         self._known: dict[tuple[str, str], tuple[MemoryProvider, Attached]] = {}
+        self._pulses: dict[tuple[str, str], Pulse] = {}
+        self.clock: Clock | None = None
+        self.diary = Diary()
         self.policy = "resend"
         self.settings: dict[str, Any] = {}
         """Anything else of a Runtime: busy, soft, hard, keep, ahead…"""
@@ -119,8 +123,19 @@ class Furniture:
     def _attached(self, instance: str, agent: str, provider: MemoryProvider) -> Attached:
         known = self._known.get((instance, agent))
         if known is None or known[0] is not provider:
-            known = self._known[instance, agent] = provider, Attached(provider, instance=instance, agent=agent)
+            known = provider, Attached(provider, instance=instance, agent=agent, pulse=self._pulse(instance, agent))
+            self._known[instance, agent] = known
         return known[1]
+
+    def _pulse(self, instance: str, agent: str) -> Pulse | None:
+        if self.clock is None:
+            return None
+        if (instance, agent) not in self._pulses:
+            self._pulses[instance, agent] = Pulse(clock=self.clock, log=self.diary.bind(memory=instance))
+        return self._pulses[instance, agent]
+
+    def attached(self) -> list[Attached]:
+        return [attached for _, attached in self._known.values()]
 
 
 class MortalStore:
@@ -200,6 +215,7 @@ class House:
         self.chance: Chance = Dice()
         self.diary = Diary()
         self.furniture = Furniture()
+        self.furniture.clock, self.furniture.diary = self.clock, self.diary
         self.platform = FakePlatform()
         self.furniture.platforms[("fake", "main")] = self.platform
         self.process: Process | None = None

@@ -9,6 +9,7 @@ from typing import Final
 from starlette.responses import Response
 
 from everhold import __version__
+from everhold.ports.store import Backlog
 from everhold.web.answers import Refusal, answer
 from everhold.web.call import Call
 from everhold.web.guard import Guard
@@ -41,6 +42,7 @@ class Metrics:
         call.needs_operator()
         store, tail = call.office.store, call.office.tail
         lanes, parked = await store.lanes(waiting=True), await store.parked()
+        behind, now = await store.backlog("memory:"), call.office.control.gates.clock.now()
         commits = {step: float(count) for step, count in tail.commits.items()}
         answers = {str(status): float(count) for status, count in (self.guard.answers if self.guard else {}).items()}
         lines = [
@@ -54,6 +56,23 @@ class Metrics:
             ),
             *_by("parked", "reader", "Items given up until replayed.", Counter(item.reader for item in parked)),
             *_one("in_doubt", "gauge", "Parked items that may have arrived.", sum(item.doubtful for item in parked)),
+            *_by("memory_lag", "memory", "What a memory has yet to be handed.", _lags(behind)),
+            *_by(
+                "memory_oldest_seconds",
+                "memory",
+                "How long the oldest of it has waited.",
+                {memory: now - oldest for memory, oldest in _oldest(behind).items()},
+            ),
+            *_by(
+                "memory_failing",
+                "memory",
+                "Whether handing something over fails.",
+                {
+                    reader.removeprefix("memory:"): 1.0
+                    for reader in {lane.reader for lane in lanes if lane.error}
+                    if reader.startswith("memory:")
+                },
+            ),
             *_one("turns_total", "counter", "Turns ended since the start.", commits.get("end", 0.0)),
             *_by("commits_total", "step", "Commits since the start.", commits, kind="counter"),
             *_one("streams", "gauge", "Open streams and requests that wait for a reply.", tail.watchers),
@@ -62,6 +81,22 @@ class Metrics:
             *_one("ready", "gauge", "Whether messages can be accepted.", int(not call.office.trouble())),
         ]
         return Response("\n".join(lines) + "\n", media_type=PROMETHEUS)
+
+
+def _lags(behind: Iterable[Backlog]) -> dict[str, float]:
+    lags: Counter[str] = Counter()
+    for it in behind:
+        lags[it.reader.removeprefix("memory:")] += it.items
+    return {memory: float(lag) for memory, lag in lags.items()}
+
+
+def _oldest(behind: Iterable[Backlog]) -> dict[str, float]:
+    oldest: dict[str, float] = {}
+    for it in behind:
+        memory = it.reader.removeprefix("memory:")
+        if it.oldest is not None:
+            oldest[memory] = min(it.oldest, oldest.get(memory, it.oldest))
+    return oldest
 
 
 def _one(name: str, kind: str, help: str, value: float) -> Iterable[str]:

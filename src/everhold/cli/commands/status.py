@@ -54,6 +54,14 @@ def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
     for reader in found["failing"]:
         error = next(lane["error"] for lane in found["waiting"] if lane["reader"] == reader and lane["error"])
         wrong.append((f"{reader}: {error}", "it is tried again by itself; `everhold logs` has the story"))
+    for it in found["memories"]:
+        if it["state"] == "failing" and f"memory:{it['memory']}" not in found["failing"]:
+            what = it["says"] or it["error"] or "it does not answer"
+            wrong.append(
+                (f"memory {it['memory']} of {it['agent']}: {what}", "what is said is kept, and goes there later")
+            )
+        for hook, error in it["hooks"].items():
+            wrong.append((f"memory {it['memory']} of {it['agent']}: {hook}: {error}", "nothing is lost by it"))
     if found["parked"]:
         wrong.append((f"{count(len(found['parked']), 'item')} parked", "everhold memory parked"))
     return wrong
@@ -72,6 +80,8 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
     lag = _lag(found["waiting"])
     if lag:
         screen.say(f"  lanes     {lag}")
+    for memory in found["memories"]:
+        screen.say(f"  memory    {_memory(memory)}")
     screen.say(f"  parked    {count(len(found['parked']), 'item')}, {found['in_doubt']} in doubt")
     for agent in found["agents"]:
         spent = agent["spent"]
@@ -83,6 +93,21 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
             screen.say(f"  → {one_line(remedy)}")
     if not wrong:
         screen.say(f"{paint('✓', 'green')} nothing is wrong")
+
+
+def _memory(it: dict[str, Any]) -> str:
+    """One memory of one agent: how it is, how far behind, and what it said when it last failed."""
+    now = time.time()
+    parts = [f"{one_line(it['memory'])} of {one_line(it['agent'])}", it["state"]]
+    if it["lag"]:
+        parts.append(f"{it['lag']} to hand over, oldest {ago(now - it['oldest'])}" if it["oldest"] else str(it["lag"]))
+    if it["stored"]:
+        parts.append(f"took something in {ago(now - it['stored'])} ago")
+    if it["state"] == "failing" and it["again"]:
+        parts.append(f"tried again in {ago(max(0.0, it['again'] - now))}")
+    if it["says"]:
+        parts.append(one_line(it["says"]))
+    return " · ".join(parts)
 
 
 def _lag(lanes: list[dict[str, Any]]) -> str:

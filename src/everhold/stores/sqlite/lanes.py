@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from everhold.errors import LeaseLost, Misuse
-from everhold.ports.store import Claim, Flight, Lane, LaneUpdate, Wake
+from everhold.ports.store import Backlog, Claim, Flight, Lane, LaneUpdate, Wake
 from everhold.stores.sqlite.read import rows
 
 _WAKE: Final = (
@@ -286,6 +286,31 @@ def query(*, reader: str = "", session: str = "", waiting: bool = False) -> tupl
     if waiting:
         where.append("due is not null")
     return f"select {_COLUMNS} from lanes where {' and '.join(where)} order by session, reader", values
+
+
+BACKLOG: Final = """
+with behind as (
+  select lanes.reader, sessions.agent, lanes.attempts, lanes.error, lanes.due,
+    (select count(*) from operations as turn where turn.session = lanes.session and turn.what = 'turn'
+      and turn.state in ('done', 'stopped', 'interrupted') and turn.last > lanes.position)
+    + (select count(*) from entries where session = lanes.session and seq > lanes.position and kind = 'noted') as items,
+    (select min(entries.at) from entries where session = lanes.session and seq > lanes.position
+      and (kind = 'noted' or kind = 'ended' and op in (
+        select turn.op from operations as turn where turn.session = lanes.session and turn.what = 'turn'
+        and turn.state in ('done', 'stopped', 'interrupted')))) as oldest
+  from lanes join sessions on sessions.id = lanes.session
+  where lanes.due is not null and lanes.reader >= :readers and lanes.reader < :beyond
+)
+select reader, agent, count(*), sum(items), min(oldest), max(attempts), max(error), min(due)
+from behind group by reader, agent order by reader, agent
+"""
+
+
+def backlog_of(row: Sequence[Any]) -> Backlog:
+    reader, agent, lanes, items, oldest, attempts, error, due = row
+    return Backlog(
+        reader=reader, agent=agent, lanes=lanes, items=items, oldest=oldest, attempts=attempts, error=error, due=due
+    )
 
 
 def of(row: Sequence[Any]) -> Lane:

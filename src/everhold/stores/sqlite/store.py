@@ -16,6 +16,7 @@ from everhold.core.entries import Entry, Kind
 from everhold.errors import NotFound, StoreError
 from everhold.ports.clock import Chance
 from everhold.ports.store import (
+    Backlog,
     Change,
     Claim,
     Committed,
@@ -259,6 +260,10 @@ class SqliteStore:
     async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]:
         sql, values = lanes.query(reader=reader, session=session, waiting=waiting)
         return [lanes.of(row) for row in self._rows(sql, values)]
+
+    async def backlog(self, readers: str) -> list[Backlog]:
+        beyond = readers[:-1] + chr(ord(readers[-1]) + 1)
+        return [lanes.backlog_of(row) for row in self._rows(lanes.BACKLOG, {"readers": readers, "beyond": beyond})]
 
     async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         return self._try(lambda: lanes.next_due(self._cursor, at=at, skip=skip, only=only))

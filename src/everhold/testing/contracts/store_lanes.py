@@ -316,6 +316,31 @@ class LanesContract:
         assert await scene.claimed(at=2.0) == ["memory:failed"]
 
     @promise
+    async def test_a_backlog_counts_what_memory_has_yet_to_get_and_nothing_else(self, scene: Scene) -> None:
+        await scene.hear(at=1.0)
+        claim = await scene.claim(at=1.0)
+        turn = await scene.begin(1, claim=claim)
+        await scene.end(turn, claim=claim, at=5.0, wakes=(Wake(reader="memory:a", start=0), Wake(reader="voice")))
+        await scene.commit(
+            Draft(body=Noted(text="n"), author="agent:main"),
+            at=6.0,
+            wakes=(Wake(reader="memory:a"), Wake(reader="memory:b")),
+        )
+        found = {it.reader: it for it in await scene.store.backlog("memory:")}
+        assert {reader: (it.agent, it.lanes, it.items, it.oldest) for reader, it in found.items()} == {
+            "memory:a": ("main", 1, 2, 5.0),
+            "memory:b": ("main", 1, 1, 6.0),
+        }
+        held = await scene.claim("memory:a", at=7.0)
+        wait = Wait(seconds=60.0)
+        await scene.update(held, at=7.0, position=turn + 1, attempts=4, error="down", wait=wait, release=True)
+        first = (await scene.store.backlog("memory:"))[0]
+        assert (first.items, first.attempts, first.error, first.due) == (1, 4, "down", 67.0)
+        done = await scene.claim("memory:b", at=7.0)
+        await scene.update(done, at=7.0, position=4, idle_at=4, release=True)
+        assert [it.reader for it in await scene.store.backlog("memory:")] == ["memory:a"]
+
+    @promise
     async def test_a_lane_does_not_wake_itself_with_what_it_appends(self, scene: Scene) -> None:
         await scene.hear()
         claim = await scene.claim()

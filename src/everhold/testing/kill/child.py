@@ -116,6 +116,9 @@ class Hands:
     def memory(self, instance: str, agent: str) -> Attached | None:
         return self.memories.get(instance)
 
+    def attached(self) -> list[Attached]:
+        return list(self.memories.values())
+
 
 class Clerk:
     """Does what the office orders, and reports it only when it is done."""

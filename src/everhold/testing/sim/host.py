@@ -109,6 +109,9 @@ class Inside:
     def memory(self, instance: str, agent: str) -> Attached | None:
         return self._memories.get(instance)
 
+    def attached(self) -> list[Attached]:
+        return list(self._memories.values())
+
 
 class Host:
     """Keeps one process (or two peers) running until everything has come to rest."""

@@ -6,7 +6,7 @@ Nothing in production code knows of these: a mutant puts another object where a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import apsw
@@ -174,6 +174,9 @@ class OtherRuntimes:
 
     def memory(self, instance: str, agent: str) -> Attached | None:
         return self.inner.memory(instance, agent)
+
+    def attached(self) -> Sequence[Attached]:
+        return self.inner.attached()
 
 
 class RerunsOnce(OtherRuntimes):

@@ -15,6 +15,7 @@ from everhold.core.entries import Entry, Kind
 from everhold.errors import InDoubt, Transient
 from everhold.flow.gates import Bells, Gates
 from everhold.ports.store import (
+    Backlog,
     Change,
     Claim,
     Committed,
@@ -308,6 +309,10 @@ class GatedStore:
     async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]:
         await self._late()
         return await self.disk.lanes(reader=reader, session=session, waiting=waiting)
+
+    async def backlog(self, readers: str) -> list[Backlog]:
+        await self._late()
+        return await self.disk.backlog(readers)
 
     async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         await self._late()

@@ -1,0 +1,104 @@
+"""How every memory is doing: what it has yet to be handed, since when, what went wrong, when it is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from everhold.errors import EverholdError
+from everhold.flow.gates import Gates
+from everhold.flow.memory import Attached
+from everhold.flow.perform import hand_over
+from everhold.flow.pulse import Pulse
+from everhold.ports.memory import Capability, Health
+from everhold.ports.store import Backlog
+
+READERS: Final = "memory:"
+ASK_SECONDS: Final = 2.0
+"""For a provider to say how it is: whoever looks at the status waits for it."""
+
+
+class Condition(Struct, frozen=True, kw_only=True):
+    """One memory of one agent. Times are the wall's; None: never, or not since this process began."""
+
+    memory: str
+    agent: str
+    state: Literal["well", "behind", "failing"]
+    lag: int = 0
+    """What it has yet to be handed."""
+    oldest: float | None = None
+    """When the oldest of that was said."""
+    stored: float | None = None
+    """When it last took something in."""
+    found: float | None = None
+    """When it last answered a search."""
+    error: str = ""
+    """What it said when it last failed."""
+    since: float | None = None
+    """Since when it fails."""
+    attempts: int = 0
+    """So often in a row nothing could be handed over."""
+    again: float | None = None
+    """When it is tried next."""
+    rests: float = 0.0
+    """Seconds for which it is not asked to find anything."""
+    says: str = ""
+    """What it says itself."""
+    hooks: dict[str, str] = {}
+    """What went wrong with hooks that concern nobody else."""
+
+
+async def conditions(gates: Gates, attached: Sequence[Attached], *, agent: str = "") -> list[Condition]:
+    """Every memory that is in use, or has something waiting for it; of one agent, if one is named."""
+    behind = {(it.reader.removeprefix(READERS), it.agent): it for it in await gates.store.backlog(READERS)}
+    there = {(it.instance, it.agent): it for it in attached}
+    keys = sorted(key for key in {*behind, *there} if not agent or key[1] == agent)
+    said = await asyncio.gather(*(_ask(gates, there.get(key)) for key in keys))
+    return [_condition(key, there.get(key), behind.get(key), says) for key, says in zip(keys, said, strict=True)]
+
+
+def _condition(
+    key: tuple[str, str], attached: Attached | None, backlog: Backlog | None, says: Health | None
+) -> Condition:
+    pulse = attached.pulse if attached is not None else None
+    failing = bool((pulse and pulse.failing) or (backlog and backlog.error) or (says and not says.well))
+    error, since = _trouble(pulse)
+    behind = backlog is not None and backlog.items > 0
+    return Condition(
+        memory=key[0],
+        agent=key[1],
+        state="failing" if failing else "behind" if behind else "well",
+        lag=backlog.items if backlog else 0,
+        oldest=backlog.oldest if backlog else None,
+        stored=pulse.storing.succeeded if pulse else None,
+        found=pulse.finding.succeeded if pulse else None,
+        error=(backlog.error if backlog else "") or error,
+        since=since,
+        attempts=backlog.attempts if backlog else 0,
+        again=backlog.due if backlog and backlog.error else None,
+        rests=pulse.resting(pulse.finding) if pulse else 0.0,
+        says=says.text if says else "",
+        hooks=dict(pulse.hooks) if pulse else {},
+    )
+
+
+def _trouble(pulse: Pulse | None) -> tuple[str, float | None]:
+    """The newest failure there was, and since when it has been failing."""
+    beats = [beat for beat in (pulse.storing, pulse.finding) if beat.failed is not None] if pulse else []
+    if not beats:
+        return "", None
+    newest = max(beats, key=lambda beat: beat.failed or 0.0)
+    return newest.error, min((beat.since for beat in beats if beat.since is not None), default=None)
+
+
+async def _ask(gates: Gates, attached: Attached | None) -> Health | None:
+    if attached is None or not attached.can(Capability.HEALTH):
+        return None
+    seconds = min(attached.deadline, ASK_SECONDS)
+    try:
+        return await hand_over(f"health of {attached.instance}", attached.health, gates, deadline=seconds)
+    except EverholdError as error:
+        return Health(well=False, text=str(error))
