@@ -48,7 +48,7 @@ class Scene:
         for n in range(3):
             house.say(f"again {n} {LONG}")
         folding(house, window=1_200)
-        house.furniture.settings.update(hard=9.0)
+        house.furniture.settings.update(hard=1.2)
         house.furniture.summariser = summing = HeldModel()
         summing.text = "short"
         house.say(f"full {LONG}", rest=False)

@@ -54,6 +54,19 @@ class TestRule13Folds:
         assert house.run(house.store.session(session)).id == session
         house.sound()
 
+    def test_a_summary_near_the_mark_is_not_made_anew_with_every_turn(self, house: House) -> None:
+        """What is left after a fold can lie above the soft mark: then only enough news are worth another one."""
+        folding(house, window=2_000, keep=1)
+        long = "the story so far " + "and on " * 180
+        house.furniture.summariser = ScriptedModel(lambda request: Answer(text=long, model="sum"))
+        house.furniture.settings.update(soft=0.3, hard=0.95)
+        session = ""
+        for n in range(40):
+            session = house.say(f"{n} {LONG if n < 12 else 'x' * 60}").session
+        folds = [op for op in house.run(house.store.operations(session, what=("fold",))) if op.state == "done"]
+        assert 1 <= len(folds) <= 6, f"{len(folds)} folds in 40 turns"
+        house.sound()
+
     def test_at_the_hard_limit_the_chat_waits_for_the_fold(self, house: House) -> None:
         folding(house, ahead=False)
         session = ""
@@ -220,7 +233,7 @@ class TestRule14Undo:
         folding(house, keep=1)
         session = house.say(f"0 {LONG}").session
         house.furniture.settings["ahead"] = False
-        house.furniture.settings["hard"] = 2.0
+        house.furniture.settings["hard"] = 0.9
         for n in range(1, 3):
             house.say(f"{n} {LONG}")
         before = texts(house, session)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.core.context import View, messages, rendered
 from everhold.core.entries import (
@@ -16,6 +16,7 @@ from everhold.core.entries import (
     Heard,
     Kept,
     Noted,
+    Place,
     Returned,
     Said,
     Thought,
@@ -46,6 +47,19 @@ _CORRECTION: Final = re.compile(
     r"|das stimmt nicht)",
     re.IGNORECASE,
 )
+_OPEN: Final = re.compile(
+    r"\b(undecided|unresolved|unclear|unanswered|tbd|to be (decided|settled|clarified)|open question"
+    r"|(still|stays?|remains?) (open|to be)|not (yet )?(decided|settled|clear|known|said|answered)( yet)?"
+    r"|(has|have)n't said"
+    r"|ungeklärt|unklar|unentschieden|noch offen|bleibt offen|offene frage"
+    r"|noch nicht (klar|geklärt|entschieden|bekannt)"
+    r"|wissen wir (noch )?nicht|(muss|müssen)\b.{0,60}\b(geklärt|entschieden))\b",
+    re.IGNORECASE,
+)
+
+LEAST: Final = 0.5
+"""What a fold ahead of need has to be about, as a share of the room between the soft and the hard mark: one a turn
+would cost more than it saves."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -59,6 +73,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     tokens_kept: int
     kept: tuple[Kept, ...] = ()
     effects: tuple[str, ...] = ()
+
+
+def worthwhile(plan_: Plan, room: float) -> bool:
+    """Whether enough was said since the last fold for another one, with `room` tokens between the marks."""
+    return tokens(messages(View(exchanges=plan_.part.exchanges))) >= room * LEAST
 
 
 def tokens(messages_: tuple[Message, ...]) -> int:
@@ -127,6 +146,8 @@ def _why_kept(heard: Heard, outcome: str) -> Literal["", "rule", "correction", "
         return ""
     if _CORRECTION.search(heard.text):
         return "correction"
+    if _OPEN.search(heard.text):
+        return "question"
     return "rule" if _RULE.search(heard.text) else ""
 
 
@@ -146,7 +167,7 @@ def _effects(part: View) -> tuple[str, ...]:
                     started.discard(call)
                     lines.append(_effect(calls.get(call), step.body, step.seq))
                 case Said(to=to, text=text) if not any(
-                    isinstance(h.body, Heard) and h.body.origin == to for h in exchange.heard
+                    isinstance(h.body, Heard) and _same_chat(h.body.origin, to) for h in exchange.heard
                 ):
                     lines.append(f"#{step.seq} said to {to.platform} {to.chat}: {_short(text)}")
                 case Noted(text=text, action=action):
@@ -154,6 +175,15 @@ def _effects(part: View) -> tuple[str, ...]:
                 case _:
                     pass
     return tuple(lines)
+
+
+def _same_chat(one: Place, other: Place) -> bool:
+    return (one.platform, one.account, one.chat, one.thread) == (
+        other.platform,
+        other.account,
+        other.chat,
+        other.thread,
+    )
 
 
 def _effect(call: Call | None, returned: Returned, seq: int) -> str:
@@ -175,8 +205,22 @@ def advised(advice: str) -> str:
 def request(plan_: Plan, *, focus: str = "", advice: str = "") -> Request:
     """What the summarising model is asked."""
     system = ASK if not focus else f"{ASK}\nPay special attention to: {focus}"
-    text = "\n".join(_line(message) for message in messages(plan_.part)) + advised(advice)
+    text = "\n".join(_line(message) for message in messages(_unkept(plan_))) + advised(advice)
     return Request(system=system, messages=(Message(role="user", text=text),))
+
+
+def _unkept(plan_: Plan) -> View:
+    """What the summary has to stand for: of the earlier fold all but what stays word for word anyway."""
+    part = plan_.part
+    if part.fold is None or not isinstance(part.fold.body, Folded):
+        return part
+    earlier, stays = part.fold.body, set(plan_.kept)
+    body = structs.replace(
+        earlier,
+        kept=tuple(kept for kept in earlier.kept if kept not in stays),
+        effects=tuple(line for line in earlier.effects if line not in plan_.effects),
+    )
+    return structs.replace(part, fold=structs.replace(part.fold, body=body))
 
 
 def preview(plan_: Plan) -> str:

@@ -87,14 +87,15 @@ class Fold:
         blocking: bool = False,
         focus: str = "",
         tell: Place | None = None,
+        room: float = 0.0,
     ) -> Outcome:
-        """Fold what `view` shows, if it can be and helps.
+        """Fold what `view` shows, if it can be and helps; with `room`, only if enough is new.
 
         The mark is taken before the summary is asked for; what arrives meanwhile is after it, and stays live. A view
         that was changed by somebody else meanwhile makes the summary void.
         """
         plan = compression.plan(view, keep=keep, session=session.id)
-        if plan is None:
+        if plan is None or not compression.worthwhile(plan, room):
             return Outcome.NOTHING
         began = Began(
             what="fold",
@@ -211,8 +212,10 @@ class Ahead:
         view = await view_at(store, session, at=session.last_seq + 1)
         used = runtime.meter.tokens(compression.tokens(messages(view)) + runtime.overhead)
         outcome = Outcome.NOTHING
-        if compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard):
-            outcome = await fold.compress(session, view, trigger="soft", keep=runtime.keep)
+        window = runtime.models[0].context_tokens
+        if due := compression.due(used, window, soft=runtime.soft, hard=runtime.hard):
+            room = window * (runtime.hard - runtime.soft) if due == "soft" else 0.0
+            outcome = await fold.compress(session, view, trigger="soft", keep=runtime.keep, room=room)
         # a summary that was refused again and again waits until there is more to summarise
         tired = outcome is Outcome.REFUSED and self.claim.lane.attempts + 1 >= MOST_REFUSALS
         again = outcome in (Outcome.REFUSED, Outcome.BUSY) and not tired
