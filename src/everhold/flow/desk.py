@@ -33,7 +33,7 @@ from everhold.core.ids import session_id
 from everhold.core.naming import Origin
 from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
-from everhold.flow import health, amend, fold, job, memo
+from everhold.flow import amend, fold, health, job, memo
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at

@@ -10,7 +10,6 @@ from typing import Final
 
 from msgspec import structs
 
-from everhold.core.context import View
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
 from everhold.flow import desk, draft, fold, job, mind, tie
@@ -23,7 +22,7 @@ from everhold.flow.runtime import Runtimes
 from everhold.flow.turn import Seat
 from everhold.flow.view import Views
 from everhold.flow.voice import DEADLINE_SECONDS, Voice
-from everhold.ports.store import Change, Claim, LaneUpdate, Session, Step, Wait, Wake
+from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait, Wake
 
 LEASE_SECONDS: Final = 120.0
 """Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
