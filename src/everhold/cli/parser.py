@@ -348,6 +348,30 @@ def _keeping(commands: _Group) -> None:
 
 
 def _copying(commands: _Group) -> None:
+    doctor = commands.add(
+        "doctor",
+        "what is wrong with a home, and what helps; exit 1 if something is",
+        ("everhold doctor", "this home: files, configuration, store, models, memories, disk"),
+        ("everhold doctor --fix", "mend what is safe to mend"),
+        ("everhold doctor ~/.hermes", "a hermes-agent home with its profiles; nothing is changed"),
+        ("everhold doctor ~/.hermes --fix --dry-run", "every change a fix would make"),
+        ("everhold doctor ~/.hermes/logs/agent.log", "what its compressions did, from the log"),
+        ("everhold doctor --bundle", "a report without texts, ids and keys, for a bug report"),
+        module="doctor",
+        about="Looks at this home, or at a hermes-agent home, state.db or agent.log, and says what is wrong, where,\n"
+        "how much, what was lost and what helps. Reads only, unless --fix is given; then a foreign store is copied\n"
+        "and checked first, changed in one transaction, and every change can be taken back.",
+    )
+    doctor.add_argument(
+        "path", nargs="?", default="", metavar="PATH", help="a hermes-agent home, state.db or agent.log"
+    )
+    doctor.add_argument("--fix", action="store_true", help="mend what can be mended")
+    doctor.add_argument("--dry-run", action="store_true", help="with --fix: show every change, and make none")
+    doctor.add_argument("--undo", default="", metavar="JOURNAL", help="take back what a fix of PATH did")
+    doctor.add_argument("--offline", action="store_true", help="ask no model and no memory service")
+    doctor.add_argument(
+        "--bundle", nargs="?", const="", default=None, metavar="FILE", help="write a scrubbed report (.tar.gz)"
+    )
     backup = commands.add(
         "backup",
         "copy the store while it is in use, and check the copy; exit 1 if it is not sound",

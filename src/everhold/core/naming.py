@@ -121,7 +121,7 @@ def hermes_name(origin: Origin, rule: Rule, hermes: Hermes | None = None) -> Nam
     """Its order and sanitiser, to the letter: gateway key, per-session id, map, title, repo, directory, workspace."""
     if origin.address:
         key = hermes_key(parse(origin.address))
-        return Name(text=_hermes_wire(_hermes_limited(key)), source="address")
+        return Name(text=_hermes_wire(hermes_limited(key)), source="address")
     prefix = f"{rule.peer}-" if rule.peer else ""
     last = origin.directory.rstrip("/").rpartition("/")[2]
     candidates = (
@@ -144,7 +144,7 @@ def hermes_key(address: Address) -> str:
     return ":".join(parts)
 
 
-def _hermes_limited(key: str) -> str:
+def hermes_limited(key: str) -> str:
     text = _clean(key)
     if len(text) <= HERMES_LIMIT:
         return text

@@ -1,0 +1,226 @@
+"""Checks on what compressions did to a foreign store: ids that changed, forks, copies, rows nobody will ever read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from everhold.doctor.case import Case, Told, calls_of
+from everhold.doctor.finding import Edit, Finding
+from everhold.hermes.database import Session
+
+MERGED: Final = "everhold_merged"
+_ARCHIVE: Final = (("active", 0), ("compacted", 1))
+
+
+def checks(case: Case) -> Iterator[Finding]:
+    """Everything about chains and the rows in them."""
+    yield from _forks(case)
+    yield from _orphans(case)
+    for told in case.told():
+        yield from _renamed(case, told)
+        yield from _twice(case, told)
+        yield from _unread(case, told)
+        yield from _wedges(case, told)
+
+
+def _forks(case: Case) -> Iterator[Finding]:
+    for parent, children in case.lineage.forks.items():
+        edits = []
+        for other in children[1:]:
+            config = {**case.sessions[other].config, "_branched_from": parent}
+            edits.append(Edit("sessions", (("id", other),), (("model_config", json.dumps(config)),)))
+        lost = f"what was said in {', '.join(children[1:])} is not in the conversation that goes on"
+        yield Finding(
+            "fork",
+            f"session {parent} went on under {len(children)} ids after one compression; {children[0]} is followed",
+            where=(parent, *children),
+            count=len(children) - 1,
+            lost=lost,
+            remedy="the others become branches of it, which can be resumed",
+            edits=tuple(edits),
+        )
+
+
+def _orphans(case: Case) -> Iterator[Finding]:
+    for session in case.lineage.orphans:
+        heir = _heir(case, session)
+        if heir is not None:
+            edit = Edit("sessions", (("id", heir.id),), (("parent_session_id", session.id),))
+            remedy = f"{heir.id}, which the same chat went on in, becomes its continuation"
+        else:
+            edit = Edit("sessions", (("id", session.id),), (("ended_at", None), ("end_reason", None)))
+            remedy = "it is opened again"
+        yield Finding(
+            "ended-by-compression",
+            f"session {session.id} was ended by a compression and nothing goes on from it",
+            where=(session.id,),
+            lost=f"{case.rows.get(session.id, 0)} messages are in no conversation any more",
+            remedy=remedy,
+            edits=(edit,),
+        )
+
+
+def _heir(case: Case, ended: Session) -> Session | None:
+    """The session the same chat went on in, if that one does not know where it came from."""
+    if not ended.session_key:
+        return None
+    later = [
+        session
+        for session in case.sessions.values()
+        if session.session_key == ended.session_key
+        and session.id != ended.id
+        and session.started_at >= (ended.ended_at or ended.started_at) - 60
+        and not session.parent
+        and not session.branched_from
+        and not session.delegated
+    ]
+    return min(later, key=lambda session: session.started_at, default=None)
+
+
+def _renamed(case: Case, told: Told) -> Iterator[Finding]:
+    chain = told.chain
+    if len(chain.sessions) < 2:
+        return
+    tip = chain.tip
+    edits = []
+    for session in chain.sessions[:-1]:
+        for row in told.lights.values():
+            if row.session == session.id:
+                values = (("session_id", tip.id), *(_ARCHIVE if row.live else ()))
+                edits.append(Edit("messages", (("id", row.id),), values))
+        retired = [("end_reason", MERGED), ("message_count", 0), ("parent_session_id", None)]
+        if "archived" in case.columns["sessions"]:
+            retired.append(("archived", 1))
+        edits.append(Edit("sessions", (("id", session.id),), tuple(retired)))
+    inherited: list[tuple[str, object]] = [("parent_session_id", chain.root.parent or None)]
+    if chain.root.branched_from and not tip.branched_from:
+        inherited.append(("model_config", json.dumps({**tip.config, "_branched_from": chain.root.branched_from})))
+    for name, old, new in (
+        ("session_key", tip.session_key, chain.root.session_key),
+        ("user_id", tip.user_id, chain.root.user_id),
+    ):
+        if new and not old and name in case.columns["sessions"]:
+            inherited.append((name, new))
+    edits.append(Edit("sessions", (("id", tip.id),), tuple(inherited)))
+    silent = [s.id for s in chain.sessions[1:] if case.rows.get(s.id) and not s.api_calls and chain.root.api_calls]
+    also = f"; in {', '.join(silent)} no model was ever asked" if silent else ""
+    yield Finding(
+        "id-changed",
+        f"compressions changed a conversation's id {len(chain.sessions) - 1} times: {' → '.join(chain.ids)}{also}",
+        where=tuple(chain.ids),
+        count=len(chain.sessions) - 1,
+        remedy=f"all its messages are kept under {tip.id}; what was summed up stays archived and searchable",
+        edits=tuple(edits),
+    )
+
+
+def _twice(case: Case, told: Told) -> Iterator[Finding]:
+    """Rows that stand twice among the live ones of one session."""
+    doubled: dict[str, list[int]] = {}
+    standing = {(told.lights[id].session, id) for id in told.reading.first if told.lights[id].live}
+    for copy, original in sorted(told.reading.copies.items()):
+        row = told.lights[copy]
+        if not row.live:
+            continue
+        if (row.session, original) in standing:
+            doubled.setdefault(row.session, []).append(copy)
+        standing.add((row.session, original))
+    for session, ids in doubled.items():
+        yield Finding(
+            "written-twice",
+            f"{len(ids)} messages of session {session} stand there twice",
+            where=(session, f"rows {_span(ids)}"),
+            count=len(ids),
+            remedy="the second of each is archived",
+            edits=tuple(Edit("messages", (("id", id),), _ARCHIVE) for id in ids),
+        )
+
+
+def _unread(case: Case, told: Told) -> Iterator[Finding]:
+    alive = {original for copy, original in told.reading.copies.items() if told.lights[copy].live}
+    for fold in told.reading.folds:
+        lost = [id for id in fold.unread if not told.lights[id].live and id not in alive]
+        if not lost:
+            continue
+        tip = told.chain.tip.id
+        edits = tuple(Edit("messages", (("session_id", tip),), (("active", 1),), copies=id) for id in lost)
+        yield Finding(
+            "archived-unread",
+            f"{len(lost)} messages of session {fold.session} came while a summary was made, and were archived unread",
+            where=(fold.session, f"rows {_span(lost)}"),
+            count=len(lost),
+            lost="no model has seen them: they are neither in the summary nor in what is live",
+            remedy="they are appended to the live messages; the archived rows stay",
+            edits=edits,
+        )
+
+
+def _wedges(case: Case, told: Told) -> Iterator[Finding]:
+    """Live messages that no model takes in this order."""
+    session = told.chain.tip.id
+    pairs: list[int] = []
+    results: list[int] = []
+    calls: list[int] = []
+    waiting: dict[str, int] = {}
+    last = ""
+    for row in case.live(session):
+        if row.role == "session_meta":
+            continue
+        if row.is_summary:
+            last = "summary"
+            continue
+        if row.role == "tool":
+            if waiting.pop(row.tool_call_id, None) is None:
+                results.append(row.id)
+            continue
+        calls += [id for id in dict.fromkeys(waiting.values()) if id not in calls]
+        waiting = dict.fromkeys(calls_of(row), row.id)
+        if row.role == "user" and last == "user" and not row.observed:
+            pairs.append(row.id)
+        last = "observed" if row.observed else row.role
+    if results:
+        yield Finding(
+            "result-without-call",
+            f"{len(results)} tool results of session {session} belong to no call",
+            where=(session, f"rows {_span(results)}"),
+            count=len(results),
+            remedy="they are archived",
+            edits=tuple(Edit("messages", (("id", id),), _ARCHIVE) for id in results),
+        )
+    if calls:
+        yield Finding(
+            "call-without-result",
+            f"{len(calls)} messages of session {session} call tools whose results are missing",
+            where=(session, f"rows {_span(calls)}"),
+            count=len(calls),
+            lost="what those tools returned",
+            remedy="the calls are taken out of them; the words stay",
+            edits=tuple(Edit("messages", (("id", id),), (("tool_calls", None),)) for id in calls),
+        )
+    if pairs:
+        yield Finding(
+            "unanswered",
+            f"{len(pairs)} messages of session {session} follow another one that was never answered",
+            where=(session, f"rows {_span(pairs)}"),
+            count=len(pairs),
+            lost="the answers, if there were any",
+            remedy="it merges them whenever it reads them; nothing needs to be done",
+            level="note",
+        )
+
+
+def _span(ids: list[int]) -> str:
+    """1-3, 7"""
+    parts: list[list[int]] = []
+    for id in sorted(ids):
+        if parts and id == parts[-1][1] + 1:
+            parts[-1][1] = id
+        else:
+            parts.append([id, id])
+    shown = [str(a) if a == b else f"{a}-{b}" for a, b in parts[:8]]
+    return ", ".join(shown) + (", …" if len(parts) > 8 else "")
+
+
+span = _span

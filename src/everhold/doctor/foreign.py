@@ -1,0 +1,133 @@
+"""Looks at a home of hermes-agent's, its `state.db` or its `agent.log`. Only `mend` changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from everhold.doctor import chains, places
+from everhold.doctor.case import Case
+from everhold.doctor.finding import Finding
+from everhold.errors import Misuse, StoreDamaged
+from everhold.hermes import agentlog, files
+from everhold.hermes.database import Database
+
+_LOG: Final = {
+    "renamed": "a compression of session {0} was done under another id, {1}",
+    "foreign": "a compression of session {0} was written under the name of {1}",
+    "unbegun": "a compression of session {0} was done that never began",
+    "overlapping": "a compression of session {0} began while another of it was running",
+    "unended": "a compression of session {0} began and never ended",
+}
+_LOST: Final = {
+    "renamed": "whoever held the old id writes where nobody reads",
+    "overlapping": "what one of them wrote may have replaced the other's",
+    "unended": "the process may have died there, with the message that began it",
+}
+
+
+@dataclass
+class Report:
+    """What was looked at, and what was found there."""
+
+    path: str
+    kind: str
+    """`store` or `log`"""
+    agent: str = ""
+    version: int = 0
+    sessions: int = 0
+    messages: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> bool:
+        return any(finding.level == "wrong" for finding in self.findings)
+
+
+def examine(path: Path, *, now: float) -> list[Report]:
+    """Everything at `path`: a home with its profiles, a database, or a log."""
+    path = path.expanduser()
+    if not path.exists():
+        raise Misuse(f"there is no {path}", remedy="name a home, a state.db or an agent.log")
+    if path.is_file():
+        return [store(path, now=now)] if _is_database(path) else [log(path)]
+    found = []
+    for profile in files.profiles(path):
+        if profile.database.is_file():
+            found.append(store(profile.database, now=now, agent=profile.name, mirror=profile.routing))
+        if profile.log.is_file():
+            found.append(log(profile.log, agent=profile.name))
+    if not found:
+        raise Misuse(f"{path} has neither a state.db nor logs/agent.log", remedy="is it the right folder?")
+    return found
+
+
+def store(
+    path: Path, *, now: float, agent: str = files.MAIN, mirror: Mapping[str, dict[str, Any]] | None = None
+) -> Report:
+    """What is wrong with one `state.db`."""
+    report = Report(str(path), "store", agent=agent)
+    try:
+        db = Database(path)
+    except StoreDamaged as error:
+        report.findings = [
+            Finding("pages", error.message, where=(str(path),), lost="everything in it", remedy=error.remedy)
+        ]
+        return report
+    try:
+        report.findings = list(places.file_checks(db))
+        if not report.findings:
+            case = Case(db, now=now, mirror=mirror)
+            report.version, report.sessions, report.messages = db.version, len(case.sessions), db.count()
+            report.findings = findings(case)
+    except StoreDamaged as error:
+        report.findings.append(Finding("pages", error.message, where=(str(path),), remedy=error.remedy))
+    finally:
+        db.close()
+    return report
+
+
+def findings(case: Case) -> list[Finding]:
+    return [*places.checks(case), *chains.checks(case)]
+
+
+def log(path: Path, *, agent: str = files.MAIN) -> Report:
+    """What an `agent.log` tells about compressions."""
+    story = agentlog.story(agentlog.lines(path))
+    report = Report(str(path), "log", agent=agent, messages=story.lines)
+    for odd in story.oddities:
+        when = odd.since if odd.since == odd.until else f"{odd.since} to {odd.until}"
+        names = (*odd.sessions, "?")
+        report.findings.append(
+            Finding(
+                f"log-{odd.kind}",
+                f"{_LOG[odd.kind].format(*names)} ({when})",
+                where=(*odd.sessions, f"line {', '.join(map(str, odd.lines))}"),
+                lost=_LOST.get(odd.kind, ""),
+                remedy="a log cannot be mended; `everhold doctor` on the home finds what it did to the store",
+                level="wrong" if odd.kind != "unended" else "note",
+            )
+        )
+    return report
+
+
+def _is_database(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(15) == b"SQLite format 3" or path.suffix == ".db"
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    from everhold.doctor.finding import finding_json
+
+    return {
+        "path": report.path,
+        "kind": report.kind,
+        "agent": report.agent,
+        "schema": report.version,
+        "sessions": report.sessions,
+        "messages": report.messages,
+        "wrong": report.wrong,
+        "findings": [finding_json(finding) for finding in report.findings],
+    }

@@ -1,0 +1,105 @@
+"""Tries what is configured on the real thing: each model with one small question, each memory with a canary that is
+deleted again. What cannot be deleted is not written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from everhold.app import App, SystemClock
+from everhold.config import Settings
+from everhold.core.entries import Stamp
+from everhold.doctor.finding import Finding
+from everhold.errors import EverholdError
+from everhold.flow.memory import Attached
+from everhold.home import Home
+from everhold.logs import open_log
+from everhold.ports.memory import Batch, Capability, Note, Query
+from everhold.ports.model import Message, Model, Request
+
+TRIAL_SECONDS: Final = 30.0
+QUESTION: Final = Request(system="Answer with one word.", messages=(Message(role="user", text="Say ok."),), tools=())
+
+
+async def trials(home: Home, settings: Settings, *, environ: Mapping[str, str]) -> AsyncIterator[Finding]:
+    """What does not work when it is tried. The caller holds nothing; the home must be free."""
+    log = open_log(clock=SystemClock(), stream=io.StringIO())
+    app = App(home, settings, log=log, environ=environ)
+    try:
+        asked: set[str] = set()
+        for agent in settings.agents.values():
+            for model in app.agents.runtime(agent.name, {}).models:
+                if model.name not in asked and (finding := await _model(model, settings)) is not None:
+                    yield finding
+                asked.add(model.name)
+        for agent in settings.agents.values():
+            for memory in agent.memories:
+                finding = await _memory(app, memory.name, agent.name)
+                if finding is not None:
+                    yield finding
+    finally:
+        await app.stop(seconds=0)
+
+
+async def _model(model: Model, settings: Settings) -> Finding | None:
+    name = model.name
+    if name in settings.models and not settings.models[name].ready:
+        return None  # the configuration has told it already
+    try:
+        async with asyncio.timeout(TRIAL_SECONDS):
+            await model.answer(QUESTION)
+    except EverholdError as error:
+        return Finding("model", f"{name}: {error.message}", remedy=error.remedy or "everhold setup model")
+    except TimeoutError:
+        return Finding("model", f"{name} did not answer within {TRIAL_SECONDS:g} s", remedy="is its address right?")
+    return None
+
+
+async def _memory(app: App, instance: str, agent: str) -> Finding | None:
+    attached = app.agents.memories.get(instance, agent)
+    if attached is None:
+        return None  # the configuration, or its own problem, has told it already
+    try:
+        async with asyncio.timeout(TRIAL_SECONDS):
+            return await _canary(attached, instance, agent)
+    except EverholdError as error:
+        return Finding("memory", f"{instance} of {agent}: {error.message}", remedy=error.remedy or "everhold logs")
+    except TimeoutError:
+        return Finding("memory", f"{instance} of {agent} did not answer in time", remedy="is its address right?")
+
+
+async def _canary(attached: Attached, instance: str, agent: str) -> Finding | None:
+    """Write, find, delete; only ask how it is where nothing can be deleted."""
+    if attached.can(Capability.HEALTH):
+        health = await attached.health()
+        if not health.well:
+            return Finding("memory", f"{instance} of {agent}: {health.text}", remedy="everhold memory status")
+    if not attached.can(Capability.FORGET) or instance == "builtin":
+        return None  # what is written to the log's own index comes from the log, and is checked there
+    word = f"canary{secrets.token_hex(4)}"
+    person = f"everhold-doctor-{word}"
+    stamp = Stamp(person=person, audience=(f"person:{person}",))
+    note = Note(
+        key=f"doctor:{word}", session=f"doctor-{word}", agent=agent, seq=1, text=f"The word is {word}.",
+        author="system", at=SystemClock().now(), stamp=stamp,
+    )  # fmt: skip
+    try:
+        await attached.store(Batch(name=f"doctor-{word}", items=(note,)))
+        await asyncio.sleep(attached.visible_after)
+        query = Query(
+            text=f"What is the word {word}?", agent=agent, session=f"doctor-{word}", name=f"doctor-{word}",
+            audience=stamp.audience, person=person,
+        )  # fmt: skip
+        found = await attached.find(query)
+    finally:
+        forgotten = await attached.forget(person)
+    if forgotten.kept:
+        return Finding("memory", f"{instance} of {agent} kept the canary: {forgotten.kept[0]}", level="note")
+    if not any(word in item.text for item in found):
+        text = f"{instance} of {agent} took a note and did not find it again"
+        return Finding("memory", text, remedy="some services take a while; try again", level="note")
+    return None

@@ -1,0 +1,297 @@
+"""Mends a foreign store: a checked copy first, then every change in one transaction, with a journal that undoes it.
+
+Rows are changed, never the schema, and no message is deleted. What one change uncovers (a chat's fragment that is
+linked again is a chain) is mended in the same transaction, so that a second run finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+
+from everhold.doctor import foreign, places
+from everhold.doctor.case import Case
+from everhold.doctor.finding import Edit, Finding
+from everhold.errors import HomeBusy, Misuse, StoreBusy, StoreDamaged, StoreError
+from everhold.hermes.database import Database
+from everhold.home import write_file
+
+ROUNDS: Final = 8
+_KEYS: Final = {"sessions", "messages", "gateway_routing", "compression_locks", "delivery_obligations"}
+
+
+@dataclass
+class Mended:
+    """What was done, and where it can be undone from."""
+
+    backup: Path | None = None
+    journal: Path | None = None
+    edits: list[str] = field(default_factory=list)
+    left: list[Finding] = field(default_factory=list)
+    """What was found afterwards and cannot be mended."""
+
+
+def plan(path: Path, *, now: float) -> list[Finding]:
+    """What there is to mend: the dry run."""
+    return [finding for finding in foreign.store(path, now=now, mirror=_mirror(path)).findings if finding.fixable]
+
+
+def fix(path: Path, *, now: float) -> Mended:
+    """Mend the store at `path`. Raises before anything was changed, or not at all."""
+    _not_in_use(path)
+    before = foreign.store(path, now=now, mirror=_mirror(path))
+    if any(finding.check in ("pages", "schema") for finding in before.findings):
+        raise StoreDamaged(f"{path} is damaged: nothing can be mended in it", remedy=before.findings[0].remedy)
+    if not any(finding.fixable for finding in before.findings):
+        return Mended(left=before.findings)
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    backup = _back_up(path, path.with_name(f"{path.name}.before-everhold-{stamp}"))
+    journal: list[dict[str, Any]] = []
+    done = Mended(backup=backup)
+    with _writing(path) as db:
+        for _ in range(ROUNDS):
+            mirror = _mirror(path)
+            _replay_mirror(mirror, journal)
+            edits = [edit for it in foreign.findings(Case(db, now=now, mirror=mirror)) for edit in it.edits]
+            if not edits:
+                break
+            for edit in edits:
+                journal += _apply(db, edit, path)
+                done.edits.append(str(edit))
+        else:
+            raise StoreError(
+                f"{path}: mending did not come to an end", remedy="nothing was changed; please report this"
+            )
+        _count_again(db, journal)
+        _remember_mirror(path, journal)
+        done.journal = path.with_name(f"{path.name}.everhold-fix-{stamp}.json")
+        record = {"database": path.name, "at": now, "backup": backup.name, "changes": journal}
+        write_file(done.journal, json.dumps(record, ensure_ascii=False, indent=1).encode())
+    _write_mirror(path, journal, undo=False)
+    done.left = foreign.store(path, now=now, mirror=_mirror(path)).findings
+    return done
+
+
+def undo(path: Path, journal: Path) -> int:
+    """Take back what a fix did, as its journal tells it; how many changes. What was changed since is refused."""
+    _not_in_use(path)
+    record = json.loads(journal.read_text("utf-8"))
+    if record.get("database") != path.name or not isinstance(record.get("changes"), list):
+        raise Misuse(f"{journal} is no journal of {path.name}", remedy="it stands beside the database it belongs to")
+    with _writing(path) as db:
+        for change in reversed(record["changes"]):
+            _take_back(db, change)
+    _write_mirror(path, record["changes"], undo=True)
+    return len(record["changes"])
+
+
+# -- one change --------------------------------------------------------------------------------------------------------
+
+
+def _apply(db: Database, edit: Edit, path: Path) -> list[dict[str, Any]]:
+    """Do it; how it is undone."""
+    if edit.index:
+        _index(db, edit.index)
+        return []
+    if edit.copies:
+        return [_append(db, edit)]
+    where = " and ".join(f"{name} is ?" for name, _ in edit.key)
+    keys = [value for _, value in edit.key]
+    if edit.table == "sessions.json":
+        return [{"table": edit.table, "key": dict(edit.key), "after": dict(edit.values)}]
+    if not edit.values:
+        names = sorted(db.columns(edit.table))
+        rows = list(db.db.execute(f"select {', '.join(names)} from {edit.table} where {where}", keys))
+        db.db.execute(f"delete from {edit.table} where {where}", keys)
+        return [{"table": edit.table, "removed": dict(zip(names, row, strict=True))} for row in rows]
+    names = [name for name, _ in edit.values]
+    before = db.db.execute(f"select {', '.join(names)} from {edit.table} where {where}", keys).fetchone()
+    if before is None:
+        return []
+    values = [value for _, value in edit.values]
+    if list(before) == values:
+        return []
+    setting = ", ".join(f"{name} = ?" for name in names)
+    db.db.execute(f"update {edit.table} set {setting} where {where}", [*values, *keys])
+    old = dict(zip(names, before, strict=True))
+    return [{"table": edit.table, "key": dict(edit.key), "before": old, "after": dict(edit.values)}]
+
+
+def _append(db: Database, edit: Edit) -> dict[str, Any]:
+    columns = sorted(db.columns("messages") - {"id"})
+    new = {**dict(edit.key), **dict(edit.values)}
+    if "compacted" in columns:
+        new["compacted"] = 0
+    chosen = ", ".join("?" if name in new else name for name in columns)
+    given = [new[name] for name in columns if name in new]
+    sql = f"insert into messages({', '.join(columns)}) select {chosen} from messages where id = ?"
+    db.db.execute(sql, [*given, edit.copies])
+    return {"table": "messages", "appended": db.db.last_insert_rowid(), "copy_of": edit.copies}
+
+
+def _index(db: Database, table: str) -> None:
+    """Write a search index anew, the way its own trigger does."""
+    values = places.writes_index(db, table).replace("new.", "messages.")
+    db.db.execute(f"delete from {table}")
+    db.db.execute(f"insert into {table}(rowid, content) select messages.id, {values} from messages")
+
+
+def _take_back(db: Database, change: dict[str, Any]) -> None:
+    table = change["table"]
+    if table == "sessions.json":
+        return
+    if table not in _KEYS:
+        raise Misuse(f"the journal speaks of {table}", remedy="it was not written by everhold")
+    if "appended" in change:
+        db.db.execute("delete from messages where id = ?", (change["appended"],))
+    elif "removed" in change:
+        row = change["removed"]
+        marks = ", ".join("?" * len(row))
+        db.db.execute(f"insert into {table}({', '.join(row)}) values ({marks})", list(row.values()))
+    else:
+        now = {**change["key"], **{k: v for k, v in change["after"].items() if k in change["key"]}}
+        where = " and ".join(f"{name} is ?" for name in now)
+        names = ", ".join(f"{name} = ?" for name in change["before"])
+        db.db.execute(f"update {table} set {names} where {where}", [*change["before"].values(), *now.values()])
+
+
+def _count_again(db: Database, journal: list[dict[str, Any]]) -> None:
+    """`message_count` is how many are live; set it where that changed."""
+    if "message_count" not in db.columns("sessions"):
+        return
+    touched: set[str] = set()
+    for change in journal:
+        id = change.get("appended") or change.get("key", {}).get("id")
+        if change["table"] == "sessions" and id:
+            touched.add(str(id))
+        elif change["table"] == "messages":
+            touched.add(str(db.db.execute("select session_id from messages where id = ?", (id,)).get))
+    for session in sorted(touched):
+        live = db.db.execute("select count(*) from messages where session_id = ? and active = 1", (session,)).get
+        journal += _apply(db, Edit("sessions", (("id", session),), (("message_count", live),)), db.path)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[Database]:
+    """The database inside one transaction that ends with the block, or is as if it had never been."""
+    db = Database(path)
+    db.close()
+    try:
+        db.db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        db.db.set_busy_timeout(2000)
+        db.db.execute("begin immediate")
+    except apsw.BusyError as error:
+        raise StoreBusy(f"{path} is in use", remedy="stop hermes-agent first") from error
+    try:
+        yield db
+        db.db.execute("commit")
+    except BaseException:
+        if db.db.in_transaction:
+            db.db.execute("rollback")
+        raise
+    finally:
+        db.close()
+
+
+def _back_up(path: Path, target: Path) -> Path:
+    source = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    copy = apsw.Connection(str(target))
+    try:
+        os.chmod(target, 0o600)
+        with copy.backup("main", source, "main") as work:
+            while not work.done:
+                work.step(-1)
+        copy.pragma("journal_mode", "delete")
+        counts = [db.execute("select count(*) from messages").get for db in (source, copy)]
+        if copy.pragma("integrity_check") != "ok" or counts[0] != counts[1]:
+            raise StoreDamaged(
+                f"the copy at {target} is not what it was made of", remedy="is the disk sound, and not full?"
+            )
+    except BaseException:
+        copy.close()
+        target.unlink(missing_ok=True)
+        raise
+    finally:
+        source.close()
+        copy.close()
+    return target
+
+
+def _not_in_use(path: Path) -> None:
+    """Refuse to write beneath a gateway that runs."""
+    state = path.with_name("gateway_state.json")
+    try:
+        told = json.loads(state.read_text("utf-8"))
+        pid = int(told["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if told.get("gateway_state") == "stopped" or not Path(f"/proc/{pid}").exists():
+        return
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return
+    if b"hermes" in words or b"gateway" in words:
+        raise HomeBusy(f"its gateway (process {pid}) is running", remedy="stop it first: hermes gateway stop")
+
+
+def _mirror_path(path: Path) -> Path:
+    return path.parent / "sessions" / "sessions.json"
+
+
+def _mirror(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(_mirror_path(path).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {key: entry for key, entry in found.items() if not key.startswith("_") and isinstance(entry, dict)}
+
+
+def _replay_mirror(mirror: dict[str, dict[str, Any]], journal: list[dict[str, Any]]) -> None:
+    for change in journal:
+        if change["table"] == "sessions.json":
+            key, to = change["key"]["session_key"], change["after"].get("session_id")
+            if to is None:
+                mirror.pop(key, None)
+            elif key in mirror:
+                mirror[key] = {**mirror[key], "session_id": to}
+
+
+def _remember_mirror(path: Path, journal: list[dict[str, Any]]) -> None:
+    """What stands in the mirror file is kept in the journal, so that it can go back."""
+    known = _mirror(path)
+    for change in journal:
+        if change["table"] == "sessions.json":
+            change["before"] = known.get(change["key"]["session_key"])
+
+
+def _write_mirror(path: Path, journal: list[dict[str, Any]], *, undo: bool) -> None:
+    """The mirror file follows the table."""
+    changes = [change for change in journal if change["table"] == "sessions.json"]
+    file = _mirror_path(path)
+    if not changes or not file.is_file():
+        return
+    found = json.loads(file.read_text("utf-8"))
+    for change in reversed(changes) if undo else changes:
+        key = change["key"]["session_key"]
+        if undo:
+            if change.get("before") is not None:
+                found[key] = change["before"]
+        elif key in found:
+            to = change["after"].get("session_id")
+            if to is None:
+                del found[key]
+            else:
+                found[key] = {**found[key], "session_id": to}
+    write_file(file, json.dumps(found, ensure_ascii=False, indent=2).encode(), mode=None)

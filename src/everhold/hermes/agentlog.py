@@ -1,0 +1,99 @@
+"""Its `agent.log`: which compressions were begun and done, for whom, and under whose name the lines were written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_LINE: Final = re.compile(
+    r"(?P<at>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)\S* \S+?(?: \[(?P<context>[^\]]+)\])? \S+: "
+    r"context compression (?P<what>started|done): session=(?P<session>\S+)(?: messages=(?P<messages>[\d>-]+))?"
+)
+NEAR: Final = 600.0
+"""Seconds within which a compression is expected to end."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line about a compression."""
+
+    number: int
+    at: str
+    what: str
+    session: str
+    context: str
+    """The session the line was logged under, empty if none was."""
+    messages: str
+
+
+@dataclass(frozen=True)
+class Oddity:
+    """Something about the compressions that should not be. `kind` is one of `renamed`, `foreign`, `unbegun`,
+    `overlapping`, `unended`."""
+
+    kind: str
+    sessions: tuple[str, ...]
+    since: str
+    until: str
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a log tells about compressions."""
+
+    lines: int
+    done: int
+    oddities: list[Oddity]
+
+
+def lines(path: Path) -> Iterator[Line]:
+    with path.open("r", encoding="utf-8", errors="replace") as file:
+        yield from parse(file)
+
+
+def parse(text: Iterable[str]) -> Iterator[Line]:
+    for number, raw in enumerate(text, start=1):
+        if "context compression " in raw and (found := _LINE.match(raw)):
+            context = found["context"] or ""
+            yield Line(number, found["at"], found["what"], found["session"], context, found["messages"] or "")
+
+
+def story(told: Iterable[Line]) -> Story:
+    """Pair starts with ends. A `done` ends the start of its own session, or else the oldest open one with as many
+    messages: there the id may have changed on the way, which is what is looked for."""
+    running: list[Line] = []
+    odd: list[Oddity] = []
+    count = done = 0
+    for line in told:
+        count += 1
+        if line.context and line.context != line.session:
+            odd.append(Oddity("foreign", (line.session, line.context), line.at, line.at, (line.number,)))
+        if line.what == "started":
+            for other in [other for other in running if other.session == line.session]:
+                odd.append(Oddity("overlapping", (line.session,), other.at, line.at, (other.number, line.number)))
+            running.append(line)
+            continue
+        start = _start(running, line)
+        if start is None:
+            odd.append(Oddity("unbegun", (line.session,), line.at, line.at, (line.number,)))
+            continue
+        running.remove(start)
+        done += 1
+        if start.session != line.session:
+            sessions = (start.session, line.session)
+            odd.append(Oddity("renamed", sessions, start.at, line.at, (start.number, line.number)))
+    for start in running:
+        odd.append(Oddity("unended", (start.session,), start.at, start.at, (start.number,)))
+    return Story(lines=count, done=done, oddities=odd)
+
+
+def _start(running: list[Line], line: Line) -> Line | None:
+    mine = [start for start in running if start.session == line.session]
+    if mine:
+        return mine[0]
+    before = line.messages.partition("->")[0]
+    return next((start for start in running if start.messages == before), None)

@@ -1,0 +1,188 @@
+"""`everhold doctor` on its own home: silent when all is well, a finding for each thing that is not, mended if safe."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tests.cli.house import House
+from tests.hermes.built import Built
+from tests.hermes.test_doctor import forked, healthy
+
+SECRET = "sk-doctor-0123456789abcdefghij"
+
+
+def doctor(house: House, *args: str, code: int = 1) -> dict[str, list[str]]:
+    """What `doctor --json` found: check -> texts."""
+    done = house.run("doctor", "--json", *args)
+    assert done.code == code, done.out + done.err
+    found: dict[str, list[str]] = {}
+    for finding in done.json["findings"]:
+        assert finding["text"]
+        assert finding["remedy"] or finding["level"] == "note"
+        found.setdefault(finding["check"], []).append(finding["text"])
+    return found
+
+
+@pytest.fixture
+def lived(house: House) -> House:
+    house.run("send", "hello").ok()
+    return house
+
+
+def test_a_home_in_order_gives_nothing_to_say(lived: House) -> None:
+    assert doctor(lived, code=0) == {}
+    assert "nothing is wrong" in lived.run("doctor").ok().out
+
+
+def test_a_running_gateway_is_looked_at_too(house: House) -> None:
+    house.up()
+    house.ask("send", "hello").ok()
+    assert doctor(house, code=0) == {}
+
+
+def test_files_that_others_can_read_are_found_and_mended(lived: House) -> None:
+    (lived.path / ".env").write_text(f"OPENAI_API_KEY={SECRET}\n")
+    (lived.path / ".env").chmod(0o644)
+    (lived.path / "everhold.db").chmod(0o640)
+    found = doctor(lived)
+    assert len(found["permissions"]) == 2
+    doctor(lived, "--fix", code=0)
+    assert (lived.path / ".env").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_broken_configuration_is_told_with_its_line(lived: House) -> None:
+    (lived.path / "config.yaml").write_text("agents: {main: {busy: sometimes}}\n")
+    assert any("config.yaml:1" in text for text in doctor(lived)["config"])
+
+
+def test_a_missing_secret_is_told_by_its_name(lived: House) -> None:
+    config = "models: {m: {provider: openai, name: x, api_key_env: NO_SUCH_KEY}}\ndefaults: {model: m}\n"
+    (lived.path / "config.yaml").write_text(config)
+    found = doctor(lived)
+    assert any("NO_SUCH_KEY" in text for texts in found.values() for text in texts)
+
+
+def test_a_model_that_does_not_answer_is_told_unless_nobody_should_ask(lived: House) -> None:
+    config = (
+        "models: {m: {provider: openai, name: x, base_url: 'http://127.0.0.1:9/v1'}}\n"
+        "defaults: {model: m, memories: [], tools: []}\n"
+    )
+    (lived.path / "config.yaml").write_text(config)
+    assert "model" in doctor(lived)
+    assert doctor(lived, "--offline", code=0) == {}
+
+
+def test_a_store_that_contradicts_itself_is_told(lived: House) -> None:
+    db = apsw.Connection(str(lived.path / "everhold.db"))
+    db.execute("update entries set body = replace(body, 'hello', 'hullo') where kind = 'heard'")
+    db.close()
+    assert any("digest" in text for text in doctor(lived)["integrity"])
+
+
+def test_a_damaged_store_is_told_with_the_command_that_helps(lived: House) -> None:
+    store = lived.path / "everhold.db"
+    data = bytearray(store.read_bytes())
+    data[4096 * 2 :] = bytes(byte ^ 0x5A for byte in data[4096 * 2 :])
+    store.write_bytes(data)
+    done = lived.run("doctor")
+    assert done.code == 1
+    assert "everhold restore" in done.out
+
+
+def test_what_waits_and_what_was_given_up_on_is_told(lived: House) -> None:
+    db = apsw.Connection(str(lived.path / "everhold.db"))
+    session = db.execute("select id from sessions").get
+    db.execute(
+        "insert into lanes(reader, session, position, since, due, attempts, error) "
+        "values ('memory:far', ?, 0, 5, 5, 3, 'it is down')",
+        (session,),
+    )
+    db.execute(
+        "insert into parked(reader, session, seq, reason, at) values ('memory:far', ?, 1, 'too odd', 1)", (session,)
+    )
+    db.close()
+    found = doctor(lived)
+    assert "it is down" in found["lanes"][0]
+    assert "too odd" in found["parked"][0]
+
+
+def test_a_clock_behind_the_log_is_told(lived: House) -> None:
+    db = apsw.Connection(str(lived.path / "everhold.db"))
+    db.execute("update entries set at = at + 99999")
+    db.close()
+    assert "clock" in doctor(lived)
+
+
+def test_a_damaged_index_is_removed_and_made_again(lived: House) -> None:
+    (lived.path / "index.db").write_bytes(b"not an index" * 400)
+    assert "index" in doctor(lived, "--offline")
+    doctor(lived, "--offline", "--fix", code=0)
+    lived.run("send", "again").ok()
+    doctor(lived, code=0)
+
+
+def test_an_old_copy_is_told_and_a_new_one_helps(lived: House) -> None:
+    made = lived.run("backup", "--json").ok().json
+    old = Path(made["path"])
+    old.rename(old.with_name("everhold-20200101T000000Z-1.db"))
+    assert "backup" in doctor(lived)
+    lived.run("backup").ok()
+    assert doctor(lived, code=0) == {}
+
+
+def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: House, tmp_path: Path) -> None:
+    (lived.path / ".env").write_text(f"OPENAI_API_KEY={SECRET}\n")
+    (lived.path / ".env").chmod(0o600)
+    lived.run("send", "my number is 4915112345678 and the word is marzipan").ok()
+    logs = lived.path / "logs" / "everhold.log"
+    logs.write_text(f"2026 error turn.failed text='the word is marzipan' key={SECRET} person=4915112345678\n")
+    target = tmp_path / "bundle.tar.gz"
+    lived.run("doctor", "--bundle", str(target))
+    assert target.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(target) as tar:
+        inside = {member.name: tar.extractfile(member) for member in tar.getmembers()}
+        told = {name: file.read().decode() for name, file in inside.items() if file}
+    whole = "\n".join(told.values())
+    assert "turn.failed" in whole
+    assert "sqlite" in whole
+    for hidden in ("marzipan", SECRET, "4915112345678"):
+        assert hidden not in whole
+
+
+# -- somebody else's, from the command line ----------------------------------------------------------------------------
+
+
+def test_a_foreign_home_is_looked_at_mended_and_taken_back(house: House, tmp_path: Path) -> None:
+    home = tmp_path / "theirs"
+    built = healthy(home)
+    forked(built)
+    built.close()
+    other = Built(home / "profiles" / "coder")
+    other.talk(other.session("c-1"), "a")
+    other.close()
+    shown = house.run("doctor", str(home))
+    assert shown.code == 1
+    assert "fork" in shown.out
+    assert "nothing is wrong" in shown.out, "the profile is in order"
+    dry = house.run("doctor", str(home), "--fix", "--dry-run")
+    assert dry.code == 1
+    assert "_branched_from" in dry.out
+    done = house.run("doctor", str(home), "--fix", "--json")
+    assert done.code == 0, done.out
+    journal = done.json["mended"][0]["journal"]
+    assert json.loads(Path(journal).read_text())["changes"]
+    house.run("doctor", str(home), "--undo", journal).ok()
+    assert house.run("doctor", str(home)).code == 1
+
+
+@pytest.mark.parametrize("what", ["nowhere", "home"])
+def test_what_is_no_home_of_anybody_s_is_said_to_be_none(house: House, tmp_path: Path, what: str) -> None:
+    (tmp_path / "home").mkdir(exist_ok=True)
+    done = house.run("doctor", str(tmp_path / "empty" if what == "nowhere" else tmp_path / "home"))
+    assert done.code == 2
+    assert "→" in done.err

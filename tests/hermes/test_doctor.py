@@ -1,0 +1,436 @@
+"""The doctor on hermes-agent's stores: silent on a healthy one; every kind of damage is found, mended, and undone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from everhold.doctor import foreign, mend
+from everhold.errors import HomeBusy, Misuse, StoreBusy, StoreDamaged
+from everhold.hermes import agentlog
+from tests.hermes.built import NOW, Built, dump
+
+DM = "agent:main:telegram:dm:1001"
+
+
+def healthy(home: Path, *, version: int = 22) -> Built:
+    """A terminal session, two chats, one of them compressed in place twice, an undone turn, a branch."""
+    built = Built(home, version=version)
+    built.session("cli-1", title="plain")
+    built.talk("cli-1", "a", "b", "c")
+    if version < 10:
+        return built
+    gone = built.talk("cli-1", "oops")
+    built.run(f"update messages set active = 0 where id >= {gone[0]} and session_id = 'cli-1'")
+    built.chat("dm-1", DM, title="direct")
+    said = built.talk("dm-1", *"abcdef")
+    built.compress("dm-1", head=said[:3], tail=said[-4:])
+    more = built.talk("dm-1", *"ghijkl")
+    built.compress("dm-1", head=said[:3], tail=more[-4:])
+    built.talk("dm-1", "m")
+    built.chat("group-1", "agent:main:telegram:group:-100:1001")
+    built.talk("group-1", "x")
+    built.say("group-1", "user", "chatter", observed=1)
+    built.say("group-1", "user", "more chatter", observed=1)
+    built.say("group-1", "session_meta", None)
+    built.chat("parent", "agent:main:telegram:dm:3003")
+    first = built.talk("parent", "p")
+    built.run("update sessions set ended_at = started_at + 9, end_reason = 'session_switch' where id = 'parent'")
+    built.chat(
+        "branch", "agent:main:telegram:dm:3003", parent_session_id="parent", model_config='{"_branched_from": "parent"}'
+    )
+    for id in first:
+        built.copy(id, to="branch")
+    built.talk("branch", "q")
+    built.session("errand", source="tool", parent_session_id="dm-1", model_config='{"_delegate_from": "dm-1"}')
+    built.talk("errand", "r")
+    return built
+
+
+def checks(path: Path) -> set[str]:
+    return {finding.check for finding in foreign.store(path, now=NOW).findings}
+
+
+@pytest.mark.parametrize("version", [22, 5])
+def test_a_healthy_store_gives_the_doctor_nothing_to_say(tmp_path: Path, version: int) -> None:
+    path = healthy(tmp_path, version=version).close()
+    report = foreign.store(path, now=NOW)
+    assert report.findings == []
+    assert report.messages >= 8
+    before = path.read_bytes()
+    assert mend.fix(path, now=NOW).backup is None
+    assert path.read_bytes() == before
+
+
+# -- every damage, planted ---------------------------------------------------------------------------------------------
+
+
+def renamed(built: Built) -> None:
+    said = built.talk(built.session("r-1", api_call_count=3), *"abcd")
+    built.rotate("r-1", "r-2", head=said[:3], tail=said[-4:])
+    more = built.talk("r-2", *"efgh")
+    built.rotate("r-2", "r-3", head=said[:3], tail=more[-4:])
+    built.talk("r-3", "i")
+
+
+def forked(built: Built) -> None:
+    said = built.talk(built.session("f-1"), *"abcd")
+    built.rotate("f-1", "f-2", head=said[:3], tail=said[-4:])
+    built.talk("f-2", "left")
+    built.rotate("f-1", "f-3", head=said[:3], tail=said[-4:])
+    built.talk("f-3", "right")
+
+
+def orphaned(built: Built) -> None:
+    built.talk(built.session("o-1"), "a")
+    built.run("update sessions set ended_at = started_at + 5, end_reason = 'compression' where id = 'o-1'")
+
+
+def torn(built: Built) -> None:
+    """A chat whose session was ended by a compression, and which went on in a session that knows nothing of it."""
+    key = "agent:main:telegram:dm:7007"
+    built.talk(built.chat("t-1", key), "a")
+    built.run("update sessions set ended_at = started_at + 5, end_reason = 'compression' where id = 't-1'")
+    built.talk(built.chat("t-2", key), "b")
+
+
+def twice(built: Built) -> None:
+    for id in built.talk(built.session("w-1"), "a", "b"):
+        built.copy(id)
+
+
+def unread(built: Built) -> None:
+    said = built.talk(built.session("u-1"), *"abcd")
+    built.say("u-1", "user", "written meanwhile")
+    built.say("u-1", "assistant", "and answered")
+    built.compress("u-1", head=said[:3], tail=said[-4:])
+    built.talk("u-1", "e")
+
+
+def deleted(built: Built) -> None:
+    ids = built.talk(built.session("d-1"), *"abc")
+    built.run(f"delete from messages where id in ({ids[2]}, {ids[3]})")
+    built.run("delete from messages where session_id = 'd-1' and role = 'tool'")
+    built.run("update messages set tool_calls = null where session_id = 'd-1'")
+
+
+def routed_to_ended(built: Built) -> None:
+    key = "agent:main:telegram:dm:8008"
+    built.talk(built.chat("e-1", key), "a")
+    built.talk(built.chat("e-2", key), "b")
+    built.run("update sessions set ended_at = started_at + 5, end_reason = 'session_reset' where id = 'e-1'")
+    built.route(key, "e-1")
+
+
+def routed_nowhere(built: Built) -> None:
+    built.route("agent:main:telegram:dm:8009", "never-was")
+
+
+def aliased(built: Built) -> None:
+    built.talk(built.chat("a-1", "agent:main:telegram:dm:9001"), "a")
+    built.route("agent:main:telegram:dm:9002", "a-1")
+
+
+def spread(built: Built) -> None:
+    for n in range(3):
+        built.talk(built.chat(f"s-{n}", "agent:main:telegram:dm:6006"), "a")
+
+
+def empty(built: Built) -> None:
+    built.session("nobody-1")
+    built.session("nobody-2")
+
+
+def colliding_names(built: Built) -> None:
+    built.talk(built.chat("n-1", "agent:main:matrix:dm:!a.b"), "a")
+    built.talk(built.chat("n-2", "agent:main:matrix:dm:!a-b"), "b")
+
+
+def colliding_keys(built: Built) -> None:
+    key = "agent:main:telegram:group:-5:42"
+    built.talk(built.session("k-1", session_key=key, chat_id="-5", chat_type="group", user_id="42"), "a")
+    built.run("update sessions set ended_at = 1, end_reason = 'session_reset' where id = 'k-1'")
+    built.talk(built.session("k-2", session_key=key, chat_id="-5", chat_type="group", thread_id="42", user_id="7"), "b")
+
+
+def locked(built: Built) -> None:
+    built.run("insert into compression_locks values ('dm-1', 'pid:1', ?, ?)", NOW - 900, NOW - 600)
+
+
+def stuck(built: Built) -> None:
+    values = ("o", DM, "telegram", "1001", "a reply", "attempting", 2, NOW - 9000, NOW - 9000)
+    built.run(
+        "insert into delivery_obligations(obligation_id, session_key, platform, chat_id, content, state, attempts, "
+        "created_at, updated_at) values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        *values,
+    )
+
+
+def result_without_call(built: Built) -> None:
+    built.talk(built.session("x-1"), "a")
+    built.say("x-1", "tool", "from nowhere", tool_call_id="gone")
+    built.say("x-1", "assistant", "well")
+
+
+def call_without_result(built: Built) -> None:
+    built.talk(built.session("y-1"), "a")
+    built.say("y-1", "assistant", "let me look", tool_calls='[{"id": "z", "function": {"name": "look"}}]')
+    built.say("y-1", "user", "and?")
+
+
+def unanswered(built: Built) -> None:
+    built.session("v-1")
+    built.say("v-1", "user", "hello?")
+    built.say("v-1", "user", "anybody?")
+
+
+def unindexed(built: Built) -> None:
+    built.run("delete from messages_fts where rowid in (select id from messages limit 3)")
+
+
+def unowned(built: Built) -> None:
+    said = built.talk(built.chat("q-1", "agent:main:telegram:dm:4004"), *"abcd")
+    built.rotate("q-1", "q-2", head=said[:3], tail=said[-4:], session_key="agent:main:telegram:dm:4004")
+    built.route("agent:main:telegram:dm:4004", "q-2")
+
+
+def same_title(built: Built) -> None:
+    built.talk(built.session("title-1", title="plain"), "a")
+
+
+DAMAGES: dict[Callable[[Built], None], tuple[str, bool]] = {
+    renamed: ("id-changed", True),
+    forked: ("fork", True),
+    orphaned: ("ended-by-compression", True),
+    torn: ("ended-by-compression", True),
+    twice: ("written-twice", True),
+    unread: ("archived-unread", True),
+    deleted: ("deleted", False),
+    routed_to_ended: ("routed-to-ended", True),
+    routed_nowhere: ("routed-to-ended", True),
+    aliased: ("aliased", True),
+    spread: ("spread", True),
+    empty: ("empty", True),
+    colliding_names: ("colliding-names", False),
+    colliding_keys: ("colliding-keys", False),
+    locked: ("expired-locks", True),
+    stuck: ("stuck-deliveries", True),
+    result_without_call: ("result-without-call", True),
+    call_without_result: ("call-without-result", True),
+    unanswered: ("unanswered", False),
+    unindexed: ("index", True),
+    unowned: ("nobody-s", True),
+    same_title: ("same-title", False),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda it: it.__name__)
+def test_every_damage_is_found_mended_once_and_taken_back(tmp_path: Path, damage: Callable[[Built], None]) -> None:
+    check, fixable = DAMAGES[damage]
+    built = healthy(tmp_path)
+    assert checks(built.path) == set()
+    damage(built)
+    path = built.close()
+    report = foreign.store(path, now=NOW)
+    found = [finding for finding in report.findings if finding.check == check]
+    assert found, report.findings
+    assert all(finding.text and finding.count for finding in found)
+    assert any(finding.fixable for finding in found) is fixable
+
+    before, messages = dump(path), _texts(path)
+    done = mend.fix(path, now=NOW)
+    assert not any(finding.fixable for finding in done.left), done.left
+    if not fixable:
+        return
+    assert done.edits
+    assert done.backup
+    assert done.journal
+    assert dump(done.backup) == before
+    assert check not in checks(path)
+    assert messages <= _texts(path), "a message went away"
+    after = dump(path)
+    assert mend.fix(path, now=NOW + 9).edits == []
+    assert dump(path) == after
+
+    assert mend.undo(path, done.journal) > 0 or damage is unindexed
+    assert dump(path) == before
+    if damage is not unindexed:
+        assert check in checks(path)
+
+
+def _texts(path: Path) -> set[tuple[int, str]]:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    found = {(int(id), str(text)) for id, text in db.execute("select id, content from messages")}
+    db.close()
+    return found
+
+
+def test_all_at_once_is_mended_in_one_go(tmp_path: Path) -> None:
+    built = healthy(tmp_path)
+    for damage in DAMAGES:
+        damage(built)
+    path = built.close()
+    assert {check for check, _ in DAMAGES.values()} <= checks(path)
+    done = mend.fix(path, now=NOW)
+    assert not any(finding.fixable for finding in done.left), done.left
+    left = {check for check, fixable in DAMAGES.values() if not fixable}
+    assert {finding.check for finding in done.left} <= left
+    db = apsw.Connection(str(path))
+    assert db.pragma("integrity_check") == "ok"
+    db.close()
+
+
+def test_a_chain_becomes_one_session_whose_live_messages_are_the_same(tmp_path: Path) -> None:
+    built = Built(tmp_path)
+    renamed(built)
+    path = built.close()
+    live = "select role, content from messages where session_id = 'r-3' and active = 1 order by id"
+    db = apsw.Connection(str(path))
+    before = list(db.execute(live))
+    db.close()
+    mend.fix(path, now=NOW)
+    db = apsw.Connection(str(path))
+    assert list(db.execute(live)) == before
+    assert db.execute("select count(*) from messages where session_id <> 'r-3'").get == 0
+    assert db.execute("select parent_session_id from sessions where id = 'r-3'").get is None
+    db.close()
+
+
+def test_what_was_archived_unread_is_live_behind_the_rest(tmp_path: Path) -> None:
+    built = Built(tmp_path)
+    unread(built)
+    path = built.close()
+    mend.fix(path, now=NOW)
+    db = apsw.Connection(str(path))
+    last = list(db.execute("select content from messages where active = 1 order by id desc limit 2"))
+    assert last == [("and answered",), ("written meanwhile",)]
+    db.close()
+
+
+def test_the_mirror_of_the_routing_follows_and_goes_back(tmp_path: Path) -> None:
+    built = Built(tmp_path)
+    routed_to_ended(built)
+    path = built.close()
+    mirror = tmp_path / "sessions" / "sessions.json"
+    mirror.parent.mkdir()
+    mirror.write_text(json.dumps({"_README": "x", "agent:main:telegram:dm:8008": {"session_id": "e-1", "a": 1}}))
+    done = mend.fix(path, now=NOW)
+    told = json.loads(mirror.read_text())
+    assert told == {"_README": "x", "agent:main:telegram:dm:8008": {"session_id": "e-2", "a": 1}}
+    assert done.journal
+    mend.undo(path, done.journal)
+    assert json.loads(mirror.read_text())["agent:main:telegram:dm:8008"]["session_id"] == "e-1"
+
+
+# -- the file itself ---------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_page_is_named_and_nothing_is_mended(tmp_path: Path) -> None:
+    built = healthy(tmp_path)
+    built.talk(built.session("big"), *(f"word {n} " + "x" * 500 for n in range(40)))
+    built.db.pragma("journal_mode", "delete")
+    path = built.close()
+    data = bytearray(path.read_bytes())
+    at = data.index(b"word 20 ") // 4096 * 4096
+    data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
+    path.write_bytes(data)
+    report = foreign.store(path, now=NOW)
+    assert {finding.check for finding in report.findings} == {"pages"}
+    assert "age" in report.findings[0].text
+    with pytest.raises(StoreDamaged):
+        mend.fix(path, now=NOW)
+    assert path.read_bytes() == bytes(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"a letter to my aunt" * 99, b"SQLite format 3\0" + b"\x5a" * 4080])
+def test_a_file_that_is_no_database_is_said_to_be_none(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "state.db").write_bytes(data)
+    report = foreign.store(tmp_path / "state.db", now=NOW)
+    assert [finding.check for finding in report.findings] == ["pages"]
+
+
+def test_a_database_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    db = apsw.Connection(str(tmp_path / "state.db"))
+    db.execute("create table aunts(name)")
+    db.close()
+    with pytest.raises(Misuse, match="no database of hermes-agent"):
+        foreign.store(tmp_path / "state.db", now=NOW)
+
+
+def test_looking_changes_no_byte(tmp_path: Path) -> None:
+    built = healthy(tmp_path)
+    forked(built)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.endswith("-shm")}
+    assert foreign.examine(tmp_path, now=NOW)[0].wrong
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.name.endswith("-shm")} == before
+    built.close()
+
+
+def test_a_store_in_use_is_not_mended(tmp_path: Path) -> None:
+    built = Built(tmp_path)
+    forked(built)
+    built.db.execute("begin immediate")
+    before = dump(built.path)
+    with pytest.raises(StoreBusy):
+        mend.fix(built.path, now=NOW)
+    built.db.execute("rollback")
+    assert dump(built.path) == before
+    built.close()
+
+
+def test_a_running_gateway_is_noticed(tmp_path: Path) -> None:
+    built = Built(tmp_path)
+    forked(built)
+    built.close()
+    process = subprocess.Popen([sys.executable, "-c", "input()", "hermes-gateway"], stdin=subprocess.PIPE)
+    try:
+        (tmp_path / "gateway_state.json").write_text(json.dumps({"pid": process.pid, "gateway_state": "running"}))
+        with pytest.raises(HomeBusy, match="running"):
+            mend.fix(tmp_path / "state.db", now=NOW)
+    finally:
+        process.communicate(b"\n")
+    assert mend.fix(tmp_path / "state.db", now=NOW).edits
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def line(at: int, what: str, session: str, *, context: str = "", messages: str = "50") -> str:
+    tag = f" [{context}]" if context else ""
+    return (
+        f"2026-08-01 10:00:{at:02d},123 INFO{tag} agent.conversation_compression: context compression {what}: "
+        f"session={session} messages={messages} tokens=~1,000 model=m focus=None\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "lines, kinds",
+    [
+        ([line(1, "started", "s"), line(2, "done", "s", messages="50->9")], []),
+        ([line(1, "started", "s", context="s"), line(2, "done", "s", messages="50->9", context="s")], []),
+        ([line(1, "started", "s"), line(2, "done", "t", messages="50->9")], ["renamed"]),
+        ([line(1, "started", "s", context="x"), line(2, "done", "s", messages="50->9")], ["foreign"]),
+        ([line(1, "done", "s", messages="50->9")], ["unbegun"]),
+        ([line(1, "started", "s"), line(2, "started", "s")], ["overlapping", "unended", "unended"]),
+        ([line(1, "started", "s")], ["unended"]),
+        ([line(1, "started", "s"), line(2, "started", "t", messages="7"), line(3, "done", "t", messages="7->3"),
+          line(4, "done", "s", messages="50->9")], []),
+    ],
+)  # fmt: skip
+def test_compressions_in_a_log_are_paired(tmp_path: Path, lines: list[str], kinds: list[str]) -> None:
+    noise = "2026-08-01 10:00:00,000 INFO run_agent: hello\n"
+    path = tmp_path / "agent.log"
+    path.write_text(noise + "".join(lines) + noise)
+    told = agentlog.story(agentlog.lines(path))
+    assert [odd.kind for odd in told.oddities] == kinds
+    (report,) = foreign.examine(path, now=NOW)
+    assert [finding.check for finding in report.findings] == [f"log-{kind}" for kind in kinds]
+    for finding in report.findings:
+        assert "10:00:0" in finding.text
+        assert any("line" in where for where in finding.where)
