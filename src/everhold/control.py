@@ -259,7 +259,7 @@ class Control:
                 for lane in lanes
             ],
             "parked": [parked_json(item) for item in parked],
-            "in_doubt": sum(item.doubtful for item in parked),
+            "in_doubt": sum(item.doubtful for item in parked) + await self.store.gambled(),
             "failing": sorted({lane.reader for lane in lanes if lane.error}),
             "memories": [
                 msgspec.to_builtins(it) for it in await health.conditions(self.gates, self.runtimes.attached())

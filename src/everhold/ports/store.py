@@ -456,6 +456,9 @@ class Store(Protocol):
     async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
         """Dead letters in `state` (empty: in any), oldest first."""
 
+    async def gambled(self) -> int:
+        """How many receipts are for something that may have arrived twice."""
+
     async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]: ...
 
     async def position(self, *, platform: str, account: str, name: str) -> str | None: ...

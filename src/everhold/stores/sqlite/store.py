@@ -272,6 +272,10 @@ class SqliteStore:
         sql, values = outcomes.parked_query(session=session, reader=reader, state=state)
         return [outcomes.parked_of(row) for row in self._rows(sql, values)]
 
+    async def gambled(self) -> int:
+        count: int = self._rows("select count(*) from receipts where doubtful", ())[0][0]
+        return count
+
     async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]:
         sql, values = outcomes.receipts_query(session, seq=seq, reader=reader)
         return [outcomes.receipt_of(row) for row in self._rows(sql, values)]

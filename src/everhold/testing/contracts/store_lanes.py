@@ -463,6 +463,14 @@ class LanesContract:
         assert await scene.store.receipts("t") == []
 
     @promise
+    async def test_what_may_have_arrived_twice_is_counted(self, scene: Scene) -> None:
+        await scene.hear()
+        assert await scene.store.gambled() == 0
+        sure = Receipt(reader="voice", session="s", seq=1, key="k", remote="r")
+        await scene.commit(receipts=(sure, Receipt(reader="voice", session="s", seq=1, part=1, key="l", doubtful=True)))
+        assert await scene.store.gambled() == 1
+
+    @promise
     async def test_a_dead_letter_is_listed_replayed_and_settled(self, scene: Scene) -> None:
         await scene.hear(wake="voice")
         claim = await scene.claim("voice")

@@ -322,6 +322,10 @@ class GatedStore:
         await self._late()
         return await self.disk.parked(session=session, reader=reader, state=state)
 
+    async def gambled(self) -> int:
+        await self._late()
+        return await self.disk.gambled()
+
     async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]:
         await self._late()
         return await self.disk.receipts(session, seq=seq, reader=reader)

@@ -1,0 +1,205 @@
+"""A whole everhold behind Telegram: configured by a file, talked to by people, stopped and started: nothing is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everhold.testing.modelserver import ModelServer, Reply
+from everhold.testing.platforms.telegram import TelegramServer
+from tests.e2e.town import KEY, Town, endpoint
+from tests.platforms.telegram_stage import TOKEN
+
+OTHER = "220201543:BBHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw-canary"
+
+
+@pytest.fixture
+async def telegram() -> AsyncIterator[TelegramServer]:
+    async with TelegramServer() as server:
+        server.bot(TOKEN)
+        yield server
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
+    async with ModelServer(key=KEY) as server:
+        yield server
+
+
+def config(telegram: TelegramServer, model: ModelServer, account: str = "", **more: str) -> str:
+    import json
+
+    return "\n".join(
+        [
+            f"models: {{m: {json.dumps(endpoint(model.openai))}}}",
+            "defaults: {memories: [], tools: []}",
+            f"platforms: {{telegram: {{main: {{token_env: BOT, base_url: '{telegram.url}', poll_seconds: 1, "
+            f"access: {{direct: [ada], groups: {{'-100': [ada]}}}}{account}}}}}}}",
+            "people: [{name: ada, identities: ['telegram:1001']}]",
+            *(f"{key}: {value}" for key, value in more.items()),
+        ]
+    )
+
+
+ENV = f"MODEL_KEY={KEY}\nBOT={TOKEN}\n"
+
+
+async def said(town: Town, telegram: TelegramServer, chat: int, count: int) -> list[str]:
+    await town.until(lambda: len(telegram.said(chat)) >= count)
+    return telegram.said(chat)
+
+
+async def test_somebody_who_is_let_in_is_answered(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        await telegram.write("hello")
+        assert await said(town, telegram, 1001, 1) == ["You said: Ada: hello"]
+        assert telegram.typing, "it was seen to be at work"
+        (account,) = town.app.about()["accounts"]
+        assert (account["platform"], account["listening"]) == ("telegram", True)
+        (session,) = await town.app.store.sessions()
+        assert session.address == "agent:main:telegram:dm:1001"
+        await town.rest()
+        await town.sound()
+
+
+async def test_a_reply_grows_in_one_message(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+    text = "It began on a Tuesday, " + "and it went on and on, " * 40
+    model.script(Reply(text=text, pause=0.01))
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        await telegram.write("tell me a story")
+        await town.until(lambda: telegram.said(1001) == [text])
+        (shown,) = [it for it in telegram.shown(1001) if it.by != 1001]
+        assert shown.edits >= 1, "it was seen to grow, and the final text took its place"
+        await town.rest()
+        await town.sound()
+
+
+async def test_a_long_reply_comes_in_parts(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+    text = "A paragraph of some length. " * 400
+    model.script(Reply(text=text, stream=False))
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        await telegram.write("everything, please")
+        await town.until(lambda: "".join(telegram.said(1001)) == text)
+        assert len(telegram.said(1001)) == 3
+
+
+async def test_a_stranger_is_paired_and_then_answered(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer
+) -> None:
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        await telegram.write("let me in", user=666, name="Eve")
+        (told,) = await said(town, telegram, 666, 1)
+        found = re.search(r"[A-Z2-9]{4}-[A-Z2-9]{4}", told)
+        assert found
+        assert not model.requests, "no model is asked on behalf of a stranger"
+        await town.app.reception.pairing.approve(found[0])
+        await telegram.write("thank you", user=666)
+        assert (await said(town, telegram, 666, 2))[1] == "You said: Ada: thank you"
+        assert found[0] not in town.log.getvalue()
+
+
+async def test_accounts_change_while_it_runs(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        await telegram.write("one")
+        await said(town, telegram, 1001, 1)
+        telegram.bot(OTHER, username="other_bot")
+        town.secrets(ENV.replace(TOKEN, OTHER))
+        await telegram.write("two")
+        await town.until(lambda: any(name == "getUpdates" for name, _ in telegram.calls[-3:]))
+        await town.app.watcher.fresh()
+        # the old bot is left with what it was not asked for any more; the new one hears
+        before = len(telegram.said(1001))
+        await telegram.write("three")
+        await town.until(lambda: "You said: Ada: three" in telegram.said(1001)[before - 1 :])
+
+
+async def test_a_missing_token_disables_the_account_and_nothing_else(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer
+) -> None:
+    async with Town(tmp_path, config(telegram, model), env=f"MODEL_KEY={KEY}\n") as town:
+        assert await town.ask("hello") == "You said: hello"
+        (problem,) = town.app.about()["problems"]
+        assert (problem["disables"], "BOT=" in problem["remedy"]) == ("platforms.telegram.main", True)
+        await telegram.write("anybody?")
+        town.secrets(ENV)
+        await town.app.watcher.fresh()
+        assert await said(town, telegram, 1001, 1) == ["You said: Ada: anybody?"], (
+            "and what was written meanwhile is heard"
+        )
+
+
+@pytest.mark.parametrize("policy, shown", [("resend", 2), ("hold", 1)])
+async def test_a_lost_answer_follows_the_policy_and_is_counted(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer, policy: str, shown: int
+) -> None:
+    model.default = lambda _: Reply(text="short", stream=False)
+    async with Town(tmp_path, config(telegram, model, f", in_doubt: {policy}"), env=ENV) as town:
+        town.app.supervisor.send_deadline = 1.0  # until then a request may still be carried out
+        telegram.fault("sendMessage", "drop after")
+        await telegram.write("hello")
+        await said(town, telegram, 1001, shown)
+        await town.rest()
+        assert telegram.said(1001) == ["short"] * shown
+        status = await town.app.methods.call("status", {})
+        assert status["in_doubt"] == 1, "whichever way, somebody can see it"
+
+
+async def test_what_is_sent_while_it_is_down_is_answered_once(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer
+) -> None:
+    model.default = lambda received: Reply(text="noted: " + received.json["messages"][-1]["content"], stream=False)
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        await telegram.write("one")
+        await said(town, telegram, 1001, 1)
+    for text in ("two", "three"):
+        await telegram.write(text)
+    async with town:
+        await town.until(lambda: "three" in "".join(telegram.said(1001)))
+        await town.rest()
+        (session,) = await town.app.store.sessions()
+        assert await town.heard(session.id) == ["one", "two", "three"]
+        await town.sound()
+
+
+async def test_a_halt_word_ends_what_runs_in_a_group(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer
+) -> None:
+    model.default = lambda _: Reply(text="on and on " * 500, pause=0.05)
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        await telegram.write("/status", chat=-100)
+        await said(town, telegram, -100, 1)
+        await telegram.write("@everhold_bot talk", chat=-100)
+        await town.until(lambda: bool(model.requests))
+        await telegram.write("/halt", chat=-100)
+        await town.until(lambda: any("Halted" in text for text in telegram.said(-100)))
+        await town.rest()
+        asked = len(model.requests)
+        await telegram.write("@everhold_bot are you there?", chat=-100)
+        await telegram.quiet(TOKEN)
+        await town.rest()
+        assert len(model.requests) == asked
+        await telegram.write("/wake", chat=-100)
+        model.default = lambda _: Reply(text="here I am", stream=False)
+        await telegram.write("@everhold_bot and now?", chat=-100)
+        await town.until(lambda: "here I am" in telegram.said(-100))
+        await town.sound()
+
+
+async def test_no_secret_is_written_anywhere(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        town.app.supervisor.send_deadline = 1.0
+        telegram.fault("sendMessage", "drop before")
+        telegram.fault("getUpdates", "drop after")
+        await telegram.write("hello")
+        await said(town, telegram, 1001, 1)
+        status = str(await town.app.methods.call("status", {}))
+    for file in [
+        file
+        for file in tmp_path.rglob("*")  # noqa: ASYNC240  # nothing else is waiting
+        if file.is_file() and file.name != ".env"
+    ]:
+        assert TOKEN.encode() not in file.read_bytes(), file
+    assert TOKEN not in town.log.getvalue() + status

@@ -1,0 +1,247 @@
+"""What is Telegram's own: topics, replies, mentions, anonymous admins, moved groups, and a token nobody gets to see."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.core.access import NOTICE
+from everhold.core.entries import Heard
+from everhold.errors import Refused, Transient
+from everhold.platforms.telegram.adapter import Telegram
+from everhold.platforms.telegram.settings import TelegramSettings
+from everhold.secret import Secret
+from everhold.testing.contracts.platform import Desk
+from everhold.testing.platforms.loopback import Answer
+from everhold.testing.platforms.telegram import Failed, TelegramServer
+from tests.platforms.telegram_stage import TOKEN, TelegramStage, telegram_stage
+
+GROUP = -100123
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[TelegramStage]:
+    async with telegram_stage() as stage:
+        yield stage
+
+
+@pytest.fixture
+async def desk(stage: TelegramStage, tmp_path: Path) -> AsyncIterator[Desk]:
+    desk = Desk(stage, tmp_path)
+    yield desk
+    await desk.close()
+
+
+@pytest.fixture
+def server(stage: TelegramStage) -> TelegramServer:
+    return stage.server
+
+
+async def heard(desk: Desk, server: TelegramServer, text: str, **more: Any) -> Heard:
+    """Write something and see what became of it."""
+    desk.start()
+    await server.write(text, **more)
+    await server.write("that was it")
+    await desk.until_heard("that was it")
+    return (await desk.heard())[0]
+
+
+async def test_a_topic_is_a_thread(desk: Desk, server: TelegramServer) -> None:
+    body = await heard(desk, server, "/status", chat=GROUP, thread=42)
+    assert (body.origin.chat, body.origin.thread) == (str(GROUP), "42")
+    assert body.stamp.address.endswith(":thread:42")
+    await desk.platform.send(desk.out("fine", to=body.origin))
+    assert (server.shown(GROUP)[-1].text, server.shown(GROUP)[-1].thread) == ("fine", 42)
+
+
+@pytest.mark.parametrize(
+    "text, meant",
+    [
+        ("hello all", False),
+        ("@everhold_bot hello", True),
+        ("hello @EVERHOLD_BOT", True),
+        ("hello @everhold_bot2", False),
+        ("mail me at x@everhold_bot", False),
+        ("/status", True),
+        ("/status@everhold_bot", True),
+        ("/status@other_bot", False),
+        ("see /status", False),
+        ("😀 @everhold_bot", True),
+    ],
+)
+async def test_what_is_meant_for_the_bot(desk: Desk, server: TelegramServer, text: str, meant: bool) -> None:
+    assert (await heard(desk, server, text, chat=GROUP)).asks is meant
+
+
+async def test_an_answer_to_the_bot_is_meant_for_it_and_one_to_somebody_else_is_not(
+    desk: Desk, server: TelegramServer
+) -> None:
+    remote = await desk.platform.send(desk.out("what do you think?", to=desk.place(chat=str(GROUP))))
+    mine = await heard(desk, server, "a lot", chat=GROUP, reply_to=int(remote))
+    assert mine.asks
+    human = await server.write("I think so", chat=GROUP)
+    await server.write("me too", chat=GROUP, reply_to=human)
+    await desk.until_heard("me too")
+    assert not next(body for body in await desk.heard() if body.text == "me too").asks
+
+
+async def test_a_command_behind_a_mention_is_a_command(desk: Desk, server: TelegramServer) -> None:
+    body = await heard(desk, server, "@everhold_bot /status", chat=GROUP)
+    assert body.command is not None
+    assert body.command.name == "status"
+
+
+async def test_an_answer_in_a_group_hangs_on_its_question(desk: Desk, server: TelegramServer) -> None:
+    body = await heard(desk, server, "/status", chat=GROUP)
+    await desk.platform.send(desk.out("fine", to=body.origin))
+    assert server.shown(GROUP)[-1].reply_to == int(body.origin.message)
+    await desk.platform.send(desk.out("hi", to=desk.place(message="1"), key="s:2:0"))
+    assert server.shown(1001)[-1].reply_to is None
+
+
+async def test_an_admin_who_speaks_as_the_group_is_not_a_person(desk: Desk, server: TelegramServer) -> None:
+    as_group = {"sender_chat": {"id": GROUP, "type": "supergroup", "title": "a group"}}
+    body = await heard(desk, server, "/status", chat=GROUP, user=1087968824, is_bot=True, **as_group)
+    assert body.stamp.person == str(GROUP)
+    assert not body.bot
+
+
+async def test_a_sender_is_an_id_whatever_they_call_themselves(desk: Desk, server: TelegramServer) -> None:
+    body = await heard(desk, server, "hello", user=666, name="1001")
+    assert (body.stamp.person, body.sender) == ("666", "1001")
+
+
+async def test_notices_are_marked_where_other_bots_can_read_them(desk: Desk, server: TelegramServer) -> None:
+    group = desk.place(chat=str(GROUP))
+    await desk.platform.send(desk.out("halted", to=group, notice=True))
+    await desk.platform.send(desk.out("halted", notice=True, key="s:2:0"))
+    assert server.said(GROUP) == [f"{NOTICE}halted"]
+    assert server.said(1001) == ["halted"]
+
+
+async def test_the_commands_are_announced_and_their_list_is_one_telegram_takes(
+    desk: Desk, server: TelegramServer
+) -> None:
+    desk.start()
+    await server.write("hello")
+    await desk.until_heard("hello")
+    names = [command["command"] for command in server.bots[TOKEN].commands]
+    assert {"new", "compress", "status", "halt", "link"} <= set(names)
+
+
+async def test_a_reply_whose_draft_was_deleted_is_sent(desk: Desk, server: TelegramServer) -> None:
+    await desk.platform.send(desk.out("the whole text", edits="4711"))
+    assert server.said(1001) == ["the whole text"]
+
+
+async def test_an_edit_may_be_repeated_so_its_lost_answer_is_no_doubt(desk: Desk, server: TelegramServer) -> None:
+    assert isinstance(desk.platform, Telegram)
+    remote = await desk.platform.draft(desk.out("the wh …"))
+    server.fault("editMessageText", "drop after")
+    with pytest.raises(Transient):
+        await desk.platform.send(desk.out("the whole text", edits=remote))
+    await desk.platform.send(desk.out("the whole text", edits=remote))
+    assert server.said(1001) == ["the whole text"]
+
+
+async def test_a_chat_that_wants_peace_is_not_called_again_before_its_time(desk: Desk, server: TelegramServer) -> None:
+    server.busy[1001] = 7
+    with pytest.raises(Transient):
+        await desk.platform.send(desk.out("hello"))
+    calls = len(server.calls)
+    with pytest.raises(Transient) as caught:
+        await desk.platform.send(desk.out("hello"))
+    assert caught.value.retry_after is not None
+    assert 6 < caught.value.retry_after <= 7
+    assert len(server.calls) == calls
+    await desk.platform.send(desk.out("you are another", to=desk.place(chat="1002"), key="s:2:0"))
+
+
+async def test_a_group_that_moved_is_found_at_its_new_id(desk: Desk, server: TelegramServer) -> None:
+    moved = "Bad Request: group chat was upgraded to a supergroup chat"
+    server.gone[-55] = Failed(400, moved, migrate_to_chat_id=-10055)
+    await desk.platform.send(desk.out("hello", to=desk.place(chat="-55")))
+    assert server.said(-10055) == ["hello"]
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        Failed(400, "Bad Request: chat not found"),
+        Failed(403, "Forbidden: bot was kicked from the supergroup chat"),
+        Failed(403, "Forbidden: user is deactivated"),
+        Failed(400, "Bad Request: message thread not found"),
+    ],
+    ids=lambda it: it.description,
+)
+async def test_what_will_never_be_delivered_is_given_up(desk: Desk, server: TelegramServer, failed: Failed) -> None:
+    server.gone[1001] = failed
+    with pytest.raises(Refused):
+        await desk.platform.send(desk.out("hello"))
+
+
+async def test_a_wait_that_the_news_are_given_is_kept(desk: Desk, server: TelegramServer) -> None:
+    told = {"ok": False, "error_code": 429, "description": "Too Many Requests", "parameters": {"retry_after": 33}}
+    server.fault("getUpdates", "answer", answer=Answer.json(told, status=429))
+    await heard(desk, server, "hello")
+    assert 33.0 in desk.waits
+
+
+@pytest.mark.parametrize("kind, media", [("photo", "image/jpeg"), ("voice", "audio/ogg"), ("document", "text/plain")])
+async def test_files_of_every_kind_are_kept(desk: Desk, server: TelegramServer, kind: str, media: str) -> None:
+    body = await heard(desk, server, "look", file=("a.txt", b"bytes"), kind=kind)
+    (file,) = body.attachments
+    assert (file.media, await desk.store.blob(file.blob)) == (media, b"bytes")
+
+
+async def test_a_file_that_cannot_be_fetched_costs_the_message_nothing(desk: Desk, server: TelegramServer) -> None:
+    server.fault("getFile", "drop before", times=3)
+    body = await heard(desk, server, "look", file=("a.txt", b"bytes"))
+    assert body.text.startswith("look\n[a.txt was not taken in")
+    server.fault("file", "drop before", times=1)
+    await server.write("again", file=("b.txt", b"more bytes"))
+    await desk.until_heard("again")
+    assert (await desk.heard())[-1].attachments[0].blob, "one failure is tried again"
+
+
+async def test_a_path_on_this_machine_is_not_opened(desk: Desk, server: TelegramServer, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("not for you")
+    told = {"file_id": "x", "file_unique_id": "x", "file_size": 11, "file_path": str(secret)}
+    server.fault("getFile", "answer", answer=Answer.json({"ok": True, "result": told}))
+    body = await heard(desk, server, "look", file=("a.txt", b"bytes"))
+    assert body.attachments[0].blob == ""
+    assert "not for you" not in body.text
+
+
+async def test_what_is_passed_by_moves_the_position_too(desk: Desk, server: TelegramServer) -> None:
+    desk.start()
+    id = await server.press({"poll_answer": {}})
+    await server.quiet(TOKEN)
+    assert await desk.store.position(platform="telegram", account="main", name="offset") == str(id + 1)
+
+
+async def test_a_webhook_somebody_left_is_taken_down_and_costs_nothing(desk: Desk, server: TelegramServer) -> None:
+    server.bots[TOKEN].webhook = "https://elsewhere.example"
+    assert (await heard(desk, server, "hello")).text == "hello"
+
+
+async def test_a_token_nobody_knows_ends_the_listener_and_is_named_nowhere(
+    desk: Desk, server: TelegramServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="httpx")
+    wrong = "110201543:a-wrong-token-that-must-not-be-shown-anywhere"
+    settings = TelegramSettings(token=Secret(wrong), base_url=server.url)
+    for listens in (True, False):
+        telegram = Telegram(settings, desk.context())
+        with pytest.raises((Refused, Transient)) as caught:
+            await (telegram.listen(desk._accept) if listens else telegram.send(desk.out("hello")))
+        assert "does not know this token" in caught.value.message
+        assert "BotFather" in caught.value.remedy
+        assert wrong not in str(caught.value)
+        await telegram.aclose()
+    assert wrong not in caplog.text
