@@ -1,0 +1,1 @@
+"""Matrix: one account at a homeserver."""

@@ -1,0 +1,255 @@
+"""A real Synapse on loopback, and people in its rooms. Needs `matrix-synapse`, and nothing outside this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import httpx2
+
+SERVER_NAME: Final = "localhost"
+START_SECONDS: Final = 90.0
+"""How long it may take to start on a busy machine: about six seconds of work."""
+PASSES: Final = {"per_second": 100_000, "burst_count": 100_000}
+V3: Final = "/_matrix/client/v3"
+
+
+def port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Synapse:
+    """One homeserver in a directory of its own."""
+
+    def __init__(self, directory: Path, *, at: int = 0) -> None:
+        self.directory = directory
+        self.port = at or port()
+        self.pid = 0
+        self._residents: dict[str, Member] = {}
+        self._secret = directory / "registration"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        config = self.directory / "homeserver.json"
+        config.write_text(json.dumps(self._config()))  # what is JSON is YAML
+        said = (self.directory / "stderr").open("ab")
+        command = [sys.executable, "-m", "synapse.app.homeserver", "--config-path", str(config)]
+        process = subprocess.Popen(command, cwd=self.directory, stdout=said, stderr=said, start_new_session=True)
+        said.close()
+        self.pid = process.pid
+        ends = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if process.poll() is not None or time.monotonic() > ends:
+                self.stop()
+                raise RuntimeError(f"Synapse did not start:\n{(self.directory / 'stderr').read_text()[-3000:]}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        if not self.pid:
+            return
+        try:
+            os.kill(self.pid, signal.SIGKILL)  # what it holds is thrown away
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass  # somebody else's child: whoever began it collects it
+        self.pid = 0
+
+    def _answers(self) -> bool:
+        try:
+            return httpx2.get(f"{self.url}/_matrix/client/versions", timeout=5.0).status_code == 200
+        except httpx2.HTTPError:
+            return False
+
+    def _config(self) -> dict[str, Any]:
+        if not self._secret.exists():
+            self._secret.write_text(os.urandom(16).hex())
+            seed = base64.b64encode(os.urandom(32)).decode().rstrip("=")
+            (self.directory / "signing.key").write_text(f"ed25519 a_test {seed}\n")
+        return {
+            "server_name": SERVER_NAME,
+            "pid_file": str(self.directory / "pid"),
+            "listeners": [
+                {
+                    "port": self.port,
+                    "type": "http",
+                    "bind_addresses": ["127.0.0.1"],
+                    "resources": [{"names": ["client"], "compress": False}],
+                }
+            ],
+            "database": {"name": "sqlite3", "args": {"database": str(self.directory / "homeserver.db")}},
+            "media_store_path": str(self.directory / "media"),
+            "signing_key_path": str(self.directory / "signing.key"),
+            "registration_shared_secret": self._secret.read_text(),
+            "macaroon_secret_key": self._secret.read_text(),
+            "form_secret": self._secret.read_text(),
+            "report_stats": False,
+            "trusted_key_servers": [],
+            "suppress_key_server_warning": True,
+            "federation_domain_whitelist": [],
+            "presence": {"enabled": False},
+            "url_preview_enabled": False,
+            "bcrypt_rounds": 4,
+            "rc_message": PASSES,
+            "rc_registration": PASSES,
+            "rc_login": {"address": PASSES, "account": PASSES, "failed_attempts": PASSES},
+            "rc_joins": {"local": PASSES, "remote": PASSES},
+            "rc_joins_per_room": PASSES,
+            "rc_room_creation": PASSES,
+            "rc_invites": {"per_room": PASSES, "per_user": PASSES, "per_issuer": PASSES},
+            "rc_media_create": PASSES,
+        }
+
+    # -- people ------------------------------------------------------------------------------------------------------
+
+    async def resident(self, name: str) -> Member:
+        """Somebody who lives here: the same account whenever it is asked for."""
+        if name not in self._residents:
+            self._residents[name] = await self.register(name)
+        known = self._residents[name]
+        return Member(known.url, known.id, known.token)  # a connection belongs to one event loop
+
+    async def register(self, name: str) -> Member:
+        """A new account with a name nobody has yet: what is left of one test must not meet another."""
+        name = f"{name}-{os.urandom(4).hex()}"
+        async with httpx2.AsyncClient(base_url=self.url, timeout=60.0) as http:
+            nonce = (await http.get("/_synapse/admin/v1/register")).json()["nonce"]
+            parts = (nonce, name, "not a secret", "notadmin")
+            key = self._secret.read_text().encode()
+            mac = hmac.new(key, "\0".join(parts).encode(), hashlib.sha1).hexdigest()
+            given = {"nonce": nonce, "username": name, "password": parts[2], "mac": mac, "admin": False}
+            answer = await http.post("/_synapse/admin/v1/register", json=given)
+            assert answer.status_code == 200, answer.text
+            told = answer.json()
+        return Member(self.url, told["user_id"], told["access_token"])
+
+
+@dataclass
+class Seen:
+    """A message as it stands in a room's timeline, edits applied."""
+
+    id: str
+    sender: str
+    text: str
+    content: dict[str, Any]
+    edits: int = 0
+    url: str = ""
+
+
+@dataclass
+class Member:
+    """Somebody with an account, at a client of their own. Knows nothing of everhold."""
+
+    url: str
+    id: str
+    token: str
+    http: httpx2.AsyncClient = field(init=False)
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        self.http = httpx2.AsyncClient(
+            base_url=self.url, headers={"Authorization": f"Bearer {self.token}"}, timeout=60.0
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.http.aclose()
+
+    async def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        answer = await self.http.request(method, path, json=body if body is not None or method == "GET" else {})
+        assert answer.status_code == 200, f"{method} {path}: {answer.status_code} {answer.text}"
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def create(self, *invited: str, name: str = "", direct: bool = False) -> str:
+        """A new room; its id."""
+        given = {"preset": "private_chat", "invite": list(invited), "is_direct": direct}
+        room: str = (await self.call("POST", f"{V3}/createRoom", {**given, **({"name": name} if name else {})}))[
+            "room_id"
+        ]
+        return room
+
+    async def join(self, room: str) -> None:
+        await self.call("POST", f"{V3}/join/{quote(room)}")
+
+    async def put(self, room: str, content: dict[str, Any], *, kind: str = "m.room.message") -> str:
+        self._count += 1
+        path = f"{V3}/rooms/{quote(room)}/send/{kind}/t{self._count}-{os.urandom(4).hex()}"
+        id: str = (await self.call("PUT", path, content))["event_id"]
+        return id
+
+    async def say(self, room: str, text: str, **more: Any) -> str:
+        return await self.put(room, {"msgtype": "m.text", "body": text, **more})
+
+    async def upload(self, data: bytes) -> str:
+        answer = await self.http.post("/_matrix/media/v3/upload", content=data)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["content_uri"])
+
+    async def events(self, room: str) -> list[dict[str, Any]]:
+        """Everything that was ever put into a room, in its order."""
+        found: list[dict[str, Any]] = []
+        start = ""
+        while True:
+            path = f"{V3}/rooms/{quote(room)}/messages?dir=f&limit=500{f'&from={start}' if start else ''}"
+            page = await self.call("GET", path)
+            found += page["chunk"]
+            if not page.get("end") or not page["chunk"]:
+                return found
+            start = page["end"]
+
+    async def timeline(self, room: str) -> list[Seen]:
+        """The messages of a room as its people see them."""
+        return shown(await self.events(room))
+
+    async def until(self, room: str, text: str, *, seconds: float = 60.0) -> Seen:
+        """Wait for a message that holds a text."""
+        async with asyncio.timeout(seconds):
+            while True:
+                found = next((seen for seen in await self.timeline(room) if text in seen.text), None)
+                if found is not None:
+                    return found
+                await asyncio.sleep(0.1)
+
+
+def shown(events: list[dict[str, Any]]) -> list[Seen]:
+    """Events as a client shows them: an edit takes its original's place."""
+    found: dict[str, Seen] = {}
+    for event in events:
+        content = event["content"]
+        if event["type"] != "m.room.message" or "body" not in content:
+            continue
+        relation = content.get("m.relates_to") or {}
+        if relation.get("rel_type") == "m.replace":
+            original = found.get(relation["event_id"])
+            if original is not None and original.sender == event["sender"]:
+                original.text, original.edits = content["m.new_content"]["body"], original.edits + 1
+        else:
+            body, url = content["body"], content.get("url", "")
+            found[event["event_id"]] = Seen(event["event_id"], event["sender"], body, content, url=url)
+    return list(found.values())

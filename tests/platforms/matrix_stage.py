@@ -1,0 +1,165 @@
+"""Matrix as the contract's far side: a real Synapse, behind a door that can be shut and loses things on request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import httpx2
+
+from everhold.platforms.matrix.adapter import Matrix
+from everhold.platforms.matrix.settings import MatrixSettings
+from everhold.ports.platform import Platform
+from everhold.ports.plugin import Context
+from everhold.secret import Secret
+from everhold.testing.contracts.platform import Seen
+from everhold.testing.platforms.loopback import Answer, Loopback, Request
+from everhold.testing.platforms.synapse import V3, Member, Synapse, shown
+
+
+class Doorway(Loopback):
+    """Passes everything on to a homeserver, and fails where it is told to."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._http = httpx2.AsyncClient(base_url=url, timeout=60.0)
+        self.first = ""
+        """The first position that was asked for."""
+        self.again = 0
+        """How often everything is to arrive again."""
+        self.over = asyncio.Event()
+        self.chance = random.Random(0)
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._http.aclose()
+
+    def name(self, request: Request) -> str:
+        path = request.path
+        return next((word for word in ("sync", "send", "typing", "upload") if f"/{word}" in path), path)
+
+    async def answer(self, request: Request) -> Answer:
+        query, replaying = dict(request.query), False
+        if self.name(request) == "sync" and "since" in query:
+            self.first = self.first or query["since"]
+            replaying = self.again > 0
+            query["since"] = self.first if replaying else query["since"]
+        headers = {k: v for k, v in request.headers.items() if k in ("authorization", "content-type")}
+        target = f"{quote(request.path)}?{urlencode(query)}"
+        found = await self._http.request(request.method, target, content=request.body, headers=headers)
+        body = found.content
+        if replaying:
+            self.again -= 1
+            body = self._shuffled(json.loads(body), at=request.query["since"])
+            if not self.again:
+                self.over.set()
+        return Answer(found.status_code, body, found.headers.get("content-type", ""))
+
+    def _shuffled(self, news: dict[str, Any], *, at: str) -> bytes:
+        for room in news.get("rooms", {}).get("join", {}).values():
+            self.chance.shuffle(room["timeline"]["events"])
+        return json.dumps({**news, "next_batch": at}).encode()
+
+
+class MatrixStage:
+    platform = "matrix"
+    offers = frozenset("edits groups drafts typing files redelivery poison".split())
+
+    def __init__(
+        self, door: Doorway, *, chat: str, group: str, ada: Member, bot: Member, adapter: type[Matrix]
+    ) -> None:
+        self.door = door
+        self.chat = chat
+        self.group = group
+        self.sender = ada.id
+        self.ada, self.bot = ada, bot
+        self.adapter = adapter
+
+    def build(self, context: Context) -> Platform:
+        settings = MatrixSettings(homeserver=self.door.url, token=Secret(self.bot.token), poll_seconds=1)
+        return self.adapter(settings, context)
+
+    async def write(self, text: str, *, to: str) -> str:
+        # a homeserver takes no half characters: whoever sends one has it replaced by their client
+        return await self.ada.say(to, text.encode("utf-8", "replace").decode())
+
+    async def edit(self, id: str, text: str, *, to: str) -> None:
+        new = {"msgtype": "m.text", "body": text}
+        relation = {"rel_type": "m.replace", "event_id": id}
+        await self.ada.put(to, {**new, "body": f"* {text}", "m.new_content": new, "m.relates_to": relation})
+
+    async def mention(self, text: str, *, to: str) -> str:
+        return await self.ada.say(to, f"@{self.bot.id}: {text}", **{"m.mentions": {"user_ids": [self.bot.id]}})
+
+    async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
+        content = {"msgtype": "m.file", "body": text, "filename": name, "url": await self.ada.upload(data)}
+        return await self.ada.put(to, {**content, "info": {"size": len(data)}})
+
+    async def poison(self) -> None:
+        await self.ada.put(self.chat, {"msgtype": "m.image", "body": "a picture", "url": 5})
+
+    async def oddity(self) -> None:
+        await self.ada.put(self.chat, {"depth": [1, {"more": None}]}, kind="org.example.hologram")
+
+    async def redeliver(self, chance: random.Random) -> None:
+        self.door.chance, self.door.again = chance, 3
+        async with asyncio.timeout(20):
+            await self.door.over.wait()
+
+    def shown(self, chat: str) -> list[Seen]:
+        events = self._now(self.ada, "GET", f"{V3}/rooms/{quote(chat)}/messages?dir=f&limit=500")["chunk"]
+        return [
+            Seen(id=it.id, text="" if it.url else it.text, files=(self._file(it.url),) if it.url else ())
+            for it in shown(events)
+            if it.sender == self.bot.id
+        ]
+
+    def _file(self, url: str) -> bytes:
+        path = url.removeprefix("mxc://")
+        headers = {"Authorization": f"Bearer {self.ada.token}"}
+        return httpx2.get(f"{self.ada.url}/_matrix/client/v1/media/download/{path}", headers=headers).content
+
+    def _now(self, who: Member, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {who.token}"}
+        answer = httpx2.request(method, who.url + path, json=body, headers=headers, timeout=60.0)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def fail(self, how: str) -> None:
+        match how:
+            case "limit":
+                told: dict[str, Any] = {"errcode": "M_LIMIT_EXCEEDED", "error": "Too Many", "retry_after_ms": 7000}
+                self.door.fault("send", "answer", answer=Answer.json(told, status=429))
+            case "dead":
+                told = {"errcode": "M_FORBIDDEN", "error": f"User {self.bot.id} not in room"}
+                self.door.fault("send", "answer", answer=Answer.json(told, status=403))
+            case "broken":
+                self.door.fault("send", "answer", answer=Answer(502, b"<html>Bad Gateway</html>", "text/html"))
+            case "hang":
+                self.door.fault("send", how)
+            case "drop before" | "drop after":
+                self.door.fault("send", how, times=2)  # the library repeats a PUT once by itself
+            case _:
+                raise AssertionError(how)
+
+    def cut(self) -> None:
+        self.door.disconnect()
+
+    def mend(self) -> None:
+        self.door.reconnect()
+
+
+@asynccontextmanager
+async def matrix_stage(synapse: Synapse, adapter: type[Matrix] = Matrix) -> AsyncIterator[MatrixStage]:
+    """Ada and the agent alone in one room, and together with Eve in another."""
+    ada, eve, bot = await synapse.resident("ada"), await synapse.resident("eve"), await synapse.register("bot")
+    async with ada, bot, eve, Doorway(synapse.url) as door:
+        chat, group = await asyncio.gather(ada.create(bot.id, direct=True), ada.create(bot.id, eve.id))
+        await asyncio.gather(bot.join(chat), bot.join(group))  # an invited Eve is company enough
+        yield MatrixStage(door, chat=chat, group=group, ada=ada, bot=bot, adapter=adapter)
