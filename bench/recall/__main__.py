@@ -17,28 +17,29 @@ def main() -> None:
     parser.add_argument("what", choices=("quality", "speed"), nargs="?", default="quality")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--use", choices=("none", "table", "auto"), action="append", help="embeddings; all by default")
+    parser.add_argument("--models", type=Path, help="where the stronger model's folder is, if in no package")
     parser.add_argument("--items", type=int, action="append", help="sizes for speed; 10,000 and 100,000 by default")
     options = parser.parse_args()
     uses: list[Use] = options.use or ["none", "table", "auto"]
     if options.what == "speed":
         asyncio.run(_speed(options.items or [10_000, 100_000], [use for use in uses if use != "auto"]))
     else:
-        asyncio.run(_quality(options.data, uses))
+        asyncio.run(_quality(options.data, uses, options.models))
 
 
-async def _quality(data: Path, uses: list[Use]) -> None:
+async def _quality(data: Path, uses: list[Use], models: Path | None) -> None:
     sets = {"LoCoMo": locomo(data), "BEAM-100K": beam(data)}
     if not any(sets.values()):
         print(ABSENT)
         return
     print("| set | embeddings | questions | R@5 | R@10 | R@20 | in 1,700 tokens |\n|---|---|---|---|---|---|---|")
     for use in uses:
-        if (use == "table" and not table.available()) or (use == "auto" and not encoder.available()):
+        if (use == "table" and not table.available()) or (use == "auto" and not encoder.available(models)):
             print(f"| | {use}: not installed | | | | | |")
             continue
         for name, talks in sets.items():
             if talks:
-                score = await quality.measure(talks, use=use)
+                score = await quality.measure(talks, use=use, models=models)
                 print(
                     f"| {name} | {use} | {score.questions} | {score.at_5:.3f} | {score.at_10:.3f} | {score.at_20:.3f} "
                     f"| {score.in_budget:.3f} |",

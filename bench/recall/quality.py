@@ -30,7 +30,7 @@ class Score(Struct, frozen=True, kw_only=True):
     kinds: dict[str, float]
 
 
-async def measure(talks: Sequence[Conversation], *, use: Use) -> Score:
+async def measure(talks: Sequence[Conversation], *, use: Use, models: Path | None = None) -> Score:
     """Each conversation in a home of its own, each question through the provider's `find`."""
     shares: dict[str, list[float]] = defaultdict(list)
     kinds: dict[str, list[float]] = defaultdict(list)
@@ -38,7 +38,7 @@ async def measure(talks: Sequence[Conversation], *, use: Use) -> Score:
         with tempfile.TemporaryDirectory() as home:
             store = stage.open_store(Path(home))
             places = await stage.tell(store, talk)
-            index = Index(Path(home) / "index.db", inline=True, embeddings=use)
+            index = Index(Path(home) / "index.db", inline=True, embeddings=use, models=models)
             while await index.catch_up(store):
                 pass
             while await index.fill(64):

@@ -26,7 +26,7 @@ from everhold.flow.supervise import Supervisor
 from everhold.home import Home
 from everhold.instances import Instances
 from everhold.logs import Logger
-from everhold.memories.builtin import Builtin, Index, provider as builtin
+from everhold.memories.builtin import Builtin, Index, keep_filling, provider as builtin
 from everhold.memory import Memory
 from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
@@ -125,7 +125,7 @@ class App:
             ("terminal", ""): Reading("terminal"),
             ("http", ""): Reading("http"),
         }
-        self.index = Index(home.index)
+        self.index = Index(home.index, models=home.models)
         self.agents = Agents(
             settings,
             store=self.store,
@@ -261,6 +261,7 @@ class App:
             ("renew", self.supervisor.renew),
             ("config", self.watcher.run),
             ("index", self._keep_index),
+            ("fill", self._fill_index),
             ("backup", self._keep_backups),
         ):
             self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
@@ -377,6 +378,10 @@ class App:
             while await self.index.catch_up(self.store):
                 pass
             await asyncio.sleep(INDEX_SECONDS)
+
+    async def _fill_index(self) -> None:
+        self.log.info("index.level", level=self.index.level)
+        await keep_filling(self.index, self.log, self.clock)
 
     def _local_person(self) -> str:
         return self.agents.settings.identities.get(f"terminal:{local_user()}", local_user())

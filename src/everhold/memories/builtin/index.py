@@ -73,12 +73,18 @@ class Index:
     """One file. `inline` works on the caller's thread, for simulated worlds."""
 
     def __init__(
-        self, path: Path, *, inline: bool = False, embeddings: Use = "auto", knobs: Knobs | None = None
+        self,
+        path: Path,
+        *,
+        inline: bool = False,
+        embeddings: Use = "auto",
+        models: Path | None = None,
+        knobs: Knobs | None = None,
     ) -> None:
         self.path = path
         self.inline = inline
         self.knobs = knobs
-        self._meaning = Meaning(embeddings)
+        self._meaning = Meaning(embeddings, models)
         self._writing = threading.Lock()
         self._reading = threading.Lock()
         """Taken after `_writing` by whoever takes both."""
@@ -118,13 +124,24 @@ class Index:
         if waiting:
             encode = self._meaning.encode
             vectors = encode(waiting) if self.inline else await asyncio.to_thread(encode, waiting)
+            if vectors is None:
+                return 0
             await self._write(lambda: self._note(self._meaning.fill(self._writer, waiting, vectors)))
         return len(waiting)
 
     @property
     def level(self) -> str:
-        """What finding goes by: `model`, `table`, or `words` alone (numpy is not installed)."""
+        """What finding goes by: `model`, `table`, or `full text` alone (numpy is not installed)."""
         return self._meaning.level
+
+    @property
+    def trouble(self) -> str:
+        """Why the stronger model is not used although it is there; nothing if all is well."""
+        return self._meaning.trouble
+
+    async def left(self) -> tuple[int, int]:
+        """How many passages there are, and how many of them wait for their stronger vectors."""
+        return await self._run(lambda: self._locked(lambda: self._meaning.left(self._reader)))
 
     async def _read_on(self, store: Store, limit: int) -> None:
         """Read what was committed since, until so many entries wait."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import apsw
@@ -28,16 +29,19 @@ TELLING: Final = 8
 class Meaning:
     """`use`: the best there is, at most the table, or none."""
 
-    def __init__(self, use: Use = "auto") -> None:
+    def __init__(self, use: Use = "auto", models: Path | None = None) -> None:
+        self.models = models
         self.table = use != "none" and table.available()
-        self.deep = self.table and use == "auto" and encoder.available()
+        self.deep = self.table and use == "auto" and encoder.available(models)
+        self.trouble = ""
+        """Why the stronger model is not used although it is there."""
         self.ready = not self.table
         """Whether everything that takes a while to load is loaded."""
         self._shelves: Shelves | None = None
 
     @property
     def level(self) -> str:
-        return "model" if self.deep else "table" if self.table else "words"
+        return "model" if self.deep else "table" if self.table else "full text"
 
     # -- making
 
@@ -90,8 +94,27 @@ class Meaning:
             return []
         return lookup.pieces(db, "join shallow s on s.chunk = c.id order by c.id desc limit ?", limit)
 
-    def encode(self, pieces: Sequence[Piece]) -> list[bytes]:
-        return encoder.load().stored([(piece.text, piece.context) for piece in pieces])
+    def left(self, db: apsw.Connection) -> tuple[int, int]:
+        """How many chunks there are, and how many of them wait for their stronger vectors."""
+        chunks = db.execute("select count(*) from chunks").get
+        waiting = db.execute("select count(*) from shallow").get if self.deep else 0
+        assert isinstance(chunks, int)
+        assert isinstance(waiting, int)
+        return chunks, waiting
+
+    def encode(self, pieces: Sequence[Piece]) -> list[bytes] | None:
+        """Their stronger vectors; None if the model cannot be used."""
+        model = self._model()
+        return None if model is None else model.stored([(piece.text, piece.context) for piece in pieces])
+
+    def _model(self) -> encoder.Encoder | None:
+        """The stronger model; None, and no more of it, if it cannot be used."""
+        try:
+            return encoder.load(self.models)
+        except (ValueError, OSError, ImportError) as error:
+            self.trouble = str(error)
+            self.deep = False
+            return None
 
     def fill(self, db: apsw.Connection, pieces: Sequence[Piece], vectors: Sequence[bytes]) -> list[int]:
         """Keep stronger vectors, of chunks that are still what they were when their turn came; which those are."""
@@ -138,20 +161,22 @@ class Meaning:
         known = table.load()
         stack = self._shelves.stack(db, scopes)
         about = without(text, spoken)
-        deep = self.deep and _filled(stack)
+        model = self._model() if self.deep and _filled(stack) else None
         asked = near.Asked(
             terms=lookup.terms(about, known.rarity),
             wanted=known.rarest(known.telling(about), TELLING),
             vector=known.question(about),
-            deep=encoder.load().question(about) if deep else None,
+            deep=None if model is None else model.question(about),
             authors=lookup.authors(db, authors),
         )
         self.ready = True
         return near.rank(
-            db, stack, known, asked, knobs or (DEEP if deep else KNOBS),
+            db, stack, known, asked, knobs or (KNOBS if model is None else DEEP),
             only=None if only is None else stack.rows(only), skip=stack.rows(skip),
         )  # fmt: skip
 
 
 def _filled(stack: Stack) -> bool:
-    return sum(shelf.waiting for shelf in stack.shelves) <= BEHIND
+    """Whether so few chunks lack their stronger vector that the model can judge."""
+    filled = sum(shelf.filled for shelf in stack.shelves)
+    return filled > 0 and sum(shelf.waiting for shelf in stack.shelves) <= BEHIND

@@ -10,7 +10,7 @@ from typing import Final
 from everhold.core.exchange import note_key
 from everhold.memories.builtin.index import Index
 from everhold.memories.builtin.tail import Hit
-from everhold.ports.memory import Batch, Capability, Forgotten, Found, Query
+from everhold.ports.memory import Batch, Capability, Forgotten, Found, Health, Query
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Store
 
@@ -22,7 +22,7 @@ LETTERS: Final = 5
 class Builtin:
     """One agent's view of the index. Many instances may share one index; the store is the log it is derived from."""
 
-    capabilities = frozenset({Capability.FORGET, Capability.EXPORT})
+    capabilities = frozenset({Capability.FORGET, Capability.EXPORT, Capability.HEALTH})
     delivery = Delivery.KEYED
     deadline = 5.0
     visible_after = 0.0
@@ -63,6 +63,16 @@ class Builtin:
             self.store_of_record, text, agent=agent, audience=audience, session=session, limit=limit
         )
         return [found(hit) for hit in hits]
+
+    async def health(self) -> Health:
+        """Always well: with less installed it finds less, and says so."""
+        passages, waiting = await self.index.left()
+        what = {
+            "model": "by words and by a model" + (f", {waiting:,} of {passages:,} passages to go" if waiting else ""),
+            "table": "by words and by a table of word meanings",
+            "full text": "by words alone: numpy is not installed",
+        }[self.index.level]
+        return Health(well=True, text=f"{what}; {self.index.trouble}" if self.index.trouble else what)
 
     async def probe(self, batch: Batch) -> Sequence[str]:
         return [item.key for item in batch.items]

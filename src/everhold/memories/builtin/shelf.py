@@ -129,10 +129,14 @@ class Shelf:
         return own + self.table.size_bytes + (self.deep.size_bytes if self.deep else 0)
 
     @property
+    def filled(self) -> int:
+        """Chunks with their stronger vector."""
+        return 0 if self.deep is None else int(np.count_nonzero(self.deep.there))
+
+    @property
     def waiting(self) -> int:
-        """Chunks without their stronger vector."""
-        there = 0 if self.deep is None else int(np.count_nonzero(self.deep.there))
-        return int(np.count_nonzero(self.table.there)) - there
+        """Chunks without it."""
+        return int(np.count_nonzero(self.table.there)) - self.filled
 
     def length(self, rows: Places) -> npt.NDArray[np.int64]:
         """Telling word pieces of these chunks together with what they are read with."""
