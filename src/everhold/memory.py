@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +18,7 @@ from everhold.control import Control, entry_json
 from everhold.core import forgetting
 from everhold.core.entries import Heard, Kind, Noted, Said, Thought
 from everhold.core.facts import Fact
-from everhold.core.recall import Recalled, Why, merge, trace, when
+from everhold.core.recall import Recalled, Why, merge, trace
 from everhold.errors import EverholdError, Misuse, NotFound
 from everhold.flow import memo, remember
 from everhold.flow.perform import hand_over
@@ -33,8 +31,6 @@ PATIENCE_SECONDS: Final = 60.0
 """How long a forgetting waits for batches on their way to be settled before it says that they are not."""
 SEARCH_SECONDS: Final = 10.0
 SEARCH_TOKENS: Final = 8_000
-_UNFIT: Final = re.compile(r"[^A-Za-z0-9_.-]+")
-"""What does not belong into the name of a file."""
 
 
 class Going(Struct, frozen=True, kw_only=True):
@@ -454,38 +450,6 @@ class Memory:
                         yield {**about, **msgspec.to_builtins(found)}
                 except EverholdError as error:
                     yield {**about, "missing": str(error)}
-
-
-async def write_down(records: AsyncIterator[dict[str, Any]], person: str, directory: Path) -> dict[str, Any]:
-    """An export as two files that only their owner can read: every record as JSON, and the words for people."""
-    os.makedirs(directory, exist_ok=True)
-    stem = _UNFIT.sub("-", person).strip("-.") or "person"
-    lines, pages = directory / f"{stem}.jsonl", directory / f"{stem}.md"
-    count, missing = 0, []
-    with _private(lines) as json, _private(pages) as text:
-        text.write(f"# {person}\n")
-        place: tuple[str, ...] = ()
-        async for record in records:
-            json.write(msgspec.json.encode(record).decode() + "\n")
-            if "missing" in record:
-                missing.append(f"{record['from']} (agent {record['agent']}): {record['missing']}")
-                continue
-            count += 1
-            here = (record["from"], record["agent"], record.get("session", ""))
-            if here != place:
-                place = here
-                text.write(f"\n## {' · '.join(part for part in here if part)}\n\n")
-            body = record.get("body") or record
-            who = record.get("author") or record.get("person") or ""
-            words = body.get("text", "").replace("\n", "\n  ")
-            text.write(f"- {when(record.get('at', 0.0))}, {who}: {words}\n")
-        for line in missing:
-            text.write(f"\nMissing: {line}\n")
-    return {"person": person, "records": count, "missing": missing, "files": [str(lines), str(pages)]}
-
-
-def _private(path: Path) -> TextIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8")
 
 
 def fact_json(fact: Fact) -> dict[str, Any]:

@@ -76,3 +76,17 @@ def test_nobody_is_told_so(house: House) -> None:
 
 def holding(home: Path) -> list[str]:
     return [str(file) for file in home.rglob("*") if file.is_file() and CANARY.encode() in file.read_bytes()]
+
+
+def test_memory_files_are_brought_in_once(house: House, tmp_path: Path) -> None:
+    (house.path / "config.yaml").write_text(CONFIG.replace("memories: [], tools: []", "memories: [builtin]"))
+    house.run("send", "hello").ok()
+    (tmp_path / "USER.md").write_text("likes tea\n§\nhas a cat\n")
+    dry = house.ask("memory", "import", str(tmp_path / "USER.md"), "--dry-run").ok()
+    assert "2 facts and 0 notes in 1 file" in dry.out
+    assert house.ask("memory", "import", str(tmp_path / "USER.md"), "--json").ok().json["noted"] == 2
+    assert house.ask("memory", "import", str(tmp_path / "USER.md"), "--json").ok().json["noted"] == 0
+    person = house.ask("memory", "search", "tea", "--json").ok().json["person"]
+    made = house.ask("memory", "export", person, "--to", str(tmp_path / "out"), "--json").ok().json
+    assert (tmp_path / "out" / "main" / "USER.md").read_text() == (tmp_path / "USER.md").read_text()
+    assert len(made["files"]) == 3

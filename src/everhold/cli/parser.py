@@ -312,6 +312,15 @@ def _changing(commands: _Group) -> None:
     )
     forget.add_argument("person", metavar="PERSON", help="a name, or an identity such as telegram:1001")
     forget.add_argument("--yes", action="store_true", help="do it; exit 1 while a provider has not confirmed")
+    bring = memory.add(
+        "import",
+        "note what MEMORY.md, USER.md, SOUL.md or a folder of Markdown holds, once",
+        ("everhold memory import ~/notes --dry-run", "what would be noted"),
+        ("everhold memory import MEMORY.md --session last", ""),
+    )
+    bring.add_argument("path", metavar="PATH", help="a file, or a folder of them")
+    bring.add_argument("--session", default="last", metavar="ID", help=f"{_ID} (default: last)")
+    bring.add_argument("--dry-run", action="store_true", help="only say what would be noted")
     export = memory.add(
         "export",
         "everything of a person, as JSON lines and as Markdown",

@@ -99,6 +99,9 @@ class Calls(ABC):
     async def memory_forget(self, person: str, *, really: bool) -> dict[str, Any]:
         return await self._object("memory.forget", person=person, really=really)
 
+    async def memory_import(self, name: str, *, path: str, really: bool) -> dict[str, Any]:
+        return await self._object("memory.import", name=name, path=path, really=really)
+
     async def memory_export(self, person: str, *, to: str) -> dict[str, Any]:
         return await self._object("memory.export", person=person, to=to)
 

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from everhold.errors import Misuse
-from everhold.memory import Forgetting, Memory, write_down
+from everhold.memory import Forgetting, Memory
+from everhold.papers import bring_in, facts_out, read, write_down
 
 
 class At(Struct, forbid_unknown_fields=True):
@@ -27,6 +28,12 @@ class Forget(Struct, forbid_unknown_fields=True):
 class Export(Struct, forbid_unknown_fields=True):
     person: str
     to: str
+
+
+class BringIn(Struct, forbid_unknown_fields=True):
+    name: str
+    path: str
+    really: bool = False
 
 
 class Recall(Struct, forbid_unknown_fields=True):
@@ -68,7 +75,12 @@ class Remembering:
         directory = Path(given.to)
         if not directory.is_absolute():
             raise Misuse(f"{given.to!r} is no full path", remedy="name a directory")
-        return await write_down(self.memory.export(given.person), given.person, directory)
+        made = await write_down(self.memory.export(given.person), given.person, directory)
+        return {**made, "files": [*made["files"], *await facts_out(self.memory, given.person, directory)]}
+
+    async def bring_in(self, given: BringIn) -> dict[str, Any]:
+        files = read(Path(given.path))
+        return await bring_in(self.memory, given.name, files, really=given.really)
 
 
 def forgetting_json(found: Forgetting) -> dict[str, Any]:

@@ -167,6 +167,7 @@ class Methods:
                 ("why", remembering.At, memory.why),
                 ("forget", remembering.Forget, memory.forget),
                 ("export", remembering.Export, memory.export),
+                ("import", remembering.BringIn, memory.bring_in),
             )
             self.table.update((f"memory.{name}", Method(shape, answer)) for name, shape, answer in asked)
 

@@ -38,6 +38,8 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
                 return 0 if done["replayed"] or not args.ids else 1
             case "forget":
                 return await _forget(calls, args, screen)
+            case "import":
+                await _import(calls, args, screen)
             case "export":
                 await _export(calls, args, screen)
     return 0
@@ -171,6 +173,14 @@ async def _forget(calls: Calls, args: argparse.Namespace, screen: Screen) -> int
 
 def _entries(number: int) -> str:
     return count(number, "entry", "entries")
+
+
+async def _import(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
+    path = os.path.abspath(os.path.expanduser(args.path))  # noqa: ASYNC240  # no file is touched
+    made = await calls.memory_import(args.session, path=path, really=not args.dry_run)
+    held = f"{count(made['facts'], 'fact')} and {count(made['notes'], 'note')} in {count(len(made['files']), 'file')}"
+    new = f", {made['noted']} of them new" if made["done"] else "; nothing was changed"
+    _tell(screen, made, f"{held} for session {made['session']}{new}")
 
 
 async def _export(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:

@@ -1,0 +1,173 @@
+"""Memory as files: a person's export, and the Markdown that other systems keep, in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+import msgspec
+
+from everhold.core import papers
+from everhold.core.entries import Draft, Heard, Kind, Noted, Stamp
+from everhold.core.facts import LONGEST, fact_id, holding, size
+from everhold.core.recall import when
+from everhold.errors import Misuse, NotFound
+from everhold.flow import remember
+from everhold.memory import Memory
+from everhold.ports.memory import Note
+from everhold.ports.store import Change, Session, Step
+
+LARGEST: Final = 1 << 20
+"""Bytes of a file that are read."""
+MOST_FILES: Final = 1_000
+LIMITS: Final[Mapping[str, int]] = {"user": 2_000, "memory": 3_000}
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+"""What does not belong into the name of a file."""
+
+
+def read(path: Path) -> dict[str, str]:
+    """The Markdown files at a place, by name; one file, or a folder with all that is in it."""
+    if path.is_file():
+        files = [path]
+    elif path.is_dir():
+        files = sorted(file for file in path.rglob("*.md") if file.is_file())[:MOST_FILES]
+    else:
+        raise NotFound(f"there is nothing at {path}", remedy="name MEMORY.md, or the folder it is in")
+    found: dict[str, str] = {}
+    for file in files:
+        if file.stat().st_size > LARGEST:
+            raise Misuse(f"{file} is larger than {LARGEST} bytes", remedy="take it apart")
+        name = file.name if file == path else str(file.relative_to(path))
+        found[name] = file.read_text("utf-8", errors="replace")
+    return found
+
+
+async def bring_in(
+    memory: Memory, name: str, files: Mapping[str, str], *, really: bool, limits: Mapping[str, int] = LIMITS
+) -> dict[str, Any]:
+    """Note what is in `files` in a session, once: what a memory session was told before is passed over.
+
+    USER.md and MEMORY.md become facts as far as there is room, the rest notes; SOUL.md is the agent's word on itself.
+    """
+    session = await memory.control.find(name)
+    stamp = await _stamp(memory, session)
+    if not stamp.audience:
+        raise Misuse(f"nobody is known to be in session {session.id}", remedy="say something there first")
+    names = _names(memory, session, stamp)
+    runtime = memory.runtimes.runtime(session.agent, session.choices)
+    held = holding(await runtime.facts.all(session.agent), stamp.audience) if runtime.facts is not None else []
+    used = {target: size(held, target) for target in limits}
+    known = {fact.text for fact in held}
+    drafts: list[Draft] = []
+    for file, text in files.items():
+        base = file.rpartition("/")[2]
+        target = papers.TARGETS.get(base, "")
+        for entry in [text.strip()] if base == papers.SELF else papers.entries(text):
+            if not entry or (target and entry in known):
+                continue
+            key = papers.key(agent=session.agent, names=names.values(), file=base, text=entry)
+            tags = (f"file:{base}", *(("self",) if base == papers.SELF else ()), *((target,) if target else ()))
+            fits = target and len(entry) <= LONGEST and used[target] + len(entry) <= limits[target]
+            if fits:
+                used[target] += len(entry)
+            note = Noted(text=entry, fact=fact_id(key) if fits else "", tags=tags, stamp=stamp)
+            drafts.append(Draft(body=note, author="operator", dedup=key))
+    noted = 0
+    for draft in drafts if really else ():
+        change = Change(
+            step=Step.NOTE,
+            session=session.id,
+            at=memory.gates.clock.now(),
+            entries=(draft,),
+            wakes=runtime.remembers(),
+        )
+        noted += not (await memory.store.commit(change)).duplicate
+        await asyncio.sleep(0)
+    if noted:
+        memory.control.bells.ring(session.id)
+    notes = [draft.body for draft in drafts if isinstance(draft.body, Noted)]
+    return {
+        "session": session.id,
+        "agent": session.agent,
+        "files": sorted(files),
+        "facts": sum(bool(note.fact) for note in notes),
+        "notes": sum(not note.fact for note in notes),
+        "noted": noted,
+        "done": really,
+    }
+
+
+async def _stamp(memory: Memory, session: Session) -> Stamp:
+    """Whose session it is: of whoever spoke there last."""
+    for entry in reversed(await memory.store.entries(session.id, kinds=(Kind.HEARD,))):
+        if isinstance(entry.body, Heard) and not entry.body.bot:
+            return entry.body.stamp
+    return Stamp()
+
+
+def _names(memory: Memory, session: Session, stamp: Stamp) -> dict[str, str]:
+    """What each memory calls this session. A name that is the session's own goes with it: no place for this."""
+    runtime = memory.runtimes.runtime(session.agent, session.choices)
+    note = Note(key="", session=session.id, agent=session.agent, seq=0, text="", author="", at=0.0, stamp=stamp)
+    origin = remember.origin_of(session, note)
+    names = {it: session.names.get(it) or runtime.naming(it, origin) for it in runtime.memories}
+    for instance, name in names.items():
+        if session.id in name:
+            raise Misuse(
+                f"memory {instance} files session {session.id} under a name of its own ({name})",
+                remedy="import into a chat, or set session_strategy to per-directory, per-repo or global",
+            )
+    return names or {"": session.address}
+
+
+async def facts_out(memory: Memory, person: str, directory: Path) -> list[str]:
+    """What each agent keeps in mind of a person, as the files it could be brought in from; their paths."""
+    made: list[str] = []
+    for agent in memory.agents():
+        facts = [fact for fact in await memory.facts(agent, person) if fact.holds]
+        for file, target in papers.TARGETS.items():
+            texts = [fact.text for fact in facts if fact.target == target]
+            if texts:
+                path = directory / (_UNFIT.sub("-", agent).strip("-.") or "agent") / file
+                os.makedirs(path.parent, exist_ok=True)
+                with _private(path) as text:
+                    text.write(papers.render(texts) + "\n")
+                made.append(str(path))
+    return made
+
+
+async def write_down(records: AsyncIterator[dict[str, Any]], person: str, directory: Path) -> dict[str, Any]:
+    """An export as two files that only their owner can read: every record as JSON, and the words for people."""
+    os.makedirs(directory, exist_ok=True)
+    stem = _UNFIT.sub("-", person).strip("-.") or "person"
+    lines, pages = directory / f"{stem}.jsonl", directory / f"{stem}.md"
+    count = 0
+    missing: list[str] = []
+    with _private(lines) as json, _private(pages) as text:
+        text.write(f"# {person}\n")
+        place: Sequence[str] = ()
+        async for record in records:
+            json.write(msgspec.json.encode(record).decode() + "\n")
+            if "missing" in record:
+                missing.append(f"{record['from']} (agent {record['agent']}): {record['missing']}")
+                continue
+            count += 1
+            here = (record["from"], record["agent"], record.get("session", ""))
+            if here != place:
+                place = here
+                text.write(f"\n## {' · '.join(part for part in here if part)}\n\n")
+            body = record.get("body") or record
+            who = record.get("author") or record.get("person") or ""
+            words = body.get("text", "").replace("\n", "\n  ")
+            text.write(f"- {when(record.get('at', 0.0))}, {who}: {words}\n")
+        for line in missing:
+            text.write(f"\nMissing: {line}\n")
+    return {"person": person, "records": count, "missing": missing, "files": [str(lines), str(pages)]}
+
+
+def _private(path: Path) -> TextIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8")

@@ -1,0 +1,124 @@
+"""A5: memory files are brought in once for each memory session, never into a throw-away one, and go out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.core.entries import Noted
+from everhold.errors import Misuse, NotFound
+from everhold.memory import Memory
+from everhold.papers import bring_in, facts_out, read
+from everhold.ports.memory import Note
+from everhold.testing.fakes import FakeProvider
+from everhold.testing.house import House
+
+from .noting import furnish, shown
+
+FILES = {
+    "USER.md": "likes tea\n§\nhas a cat",
+    "MEMORY.md": "the server is called atlas",
+    "SOUL.md": "I am calm.\n\nI am brief.",
+    "notes/garden.md": "# Garden\n- beans on the left\n- peas on the right",
+}
+
+
+def memory(house: House) -> Memory:
+    return Memory(house.control, agents=lambda: ("main",))
+
+
+def bring(house: House, session: str, files: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    made = house.run(bring_in(memory(house), session, FILES if files is None else files, really=True, **more))
+    house.rest()
+    return made
+
+
+def texts(house: House, session: str) -> list[str]:
+    return [body.text for body in house.bodies(session, Noted)]
+
+
+def named(house: House, name: str = "one-name") -> FakeProvider:
+    provider = FakeProvider()
+    house.furniture.memories = {"a": provider}
+    furnish(house)
+    house.furniture.settings["naming"] = lambda _memory, origin: f"{name}-{origin.owner}"
+    return provider
+
+
+def test_facts_are_kept_in_mind_and_the_rest_is_noted_and_reaches_the_provider(house: House) -> None:
+    provider = named(house)
+    session = house.say("hello").session
+    made = bring(house, session)
+    assert (made["facts"], made["notes"], made["noted"]) == (3, 3, 6)
+    house.say("what do you know?")
+    for fact in ("likes tea", "has a cat", "the server is called atlas"):
+        assert f"| {fact}" in shown(house)
+    stored = {item.text: item for items in provider.kept.values() for item in items if isinstance(item, Note)}
+    assert set(stored) == {*texts(house, session)}
+    assert stored["I am calm.\n\nI am brief."].tags == ("file:SOUL.md", "self")
+    assert stored["likes tea"].tags == ("file:USER.md", "user")
+    assert stored["beans on the left"].tags == ("file:garden.md",)
+    house.sound()
+
+
+def test_a_second_time_notes_nothing_in_any_session_of_that_memory_session(house: House) -> None:
+    named(house)
+    first = house.say("hello").session
+    second = house.say("hello", chat="second").session
+    bring(house, first)
+    assert bring(house, first)["noted"] == 0
+    assert bring(house, second)["noted"] == 0
+    # what was added since is new
+    assert bring(house, second, {**FILES, "USER.md": f"{FILES['USER.md']}\n§\nhas a dog"})["noted"] == 1
+    assert texts(house, second) == ["has a dog"]
+    other = house.say("hello", chat="bobs", who="bob").session
+    assert bring(house, other)["noted"] == 6
+
+
+def test_a_throw_away_session_is_refused(house: House) -> None:
+    named(house)
+    house.furniture.settings["naming"] = lambda _memory, origin: origin.session
+    session = house.say("hello").session
+    with pytest.raises(Misuse, match="a name of its own"):
+        bring(house, session)
+    assert texts(house, session) == []
+
+
+def test_what_does_not_fit_is_noted_instead(house: House) -> None:
+    named(house)
+    session = house.say("hello").session
+    made = bring(house, session, limits={"user": 10, "memory": 0})
+    assert (made["facts"], made["notes"]) == (1, 5)
+    assert made["noted"] == 6
+
+
+def test_a_dry_run_changes_nothing(house: House) -> None:
+    named(house)
+    session = house.say("hello").session
+    made = house.run(bring_in(memory(house), session, FILES, really=False))
+    assert (made["facts"], made["noted"], made["done"]) == (3, 0, False)
+    assert texts(house, session) == []
+
+
+def test_they_go_out_as_they_came_in(house: House, tmp_path: Path) -> None:
+    named(house)
+    session = house.say("hello").session
+    bring(house, session)
+    made = house.run(facts_out(memory(house), "ada", tmp_path / "out"))
+    assert [Path(path).name for path in made] == ["USER.md", "MEMORY.md"]
+    again = read(tmp_path / "out" / "main")
+    assert again["USER.md"] == FILES["USER.md"] + "\n"
+    assert again["MEMORY.md"] == FILES["MEMORY.md"] + "\n"
+    assert house.run(facts_out(memory(house), "bob", tmp_path / "bobs")) == []
+
+
+def test_a_folder_or_a_file_is_read_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    assert read(tmp_path) == {"notes/a.md": "one"}
+    assert read(tmp_path / "notes" / "a.md") == {"a.md": "one"}
+    with pytest.raises(NotFound):
+        read(tmp_path / "nothing")
