@@ -151,7 +151,8 @@ class HindsightMemory:
     async def find(self, query: Query) -> Sequence[Found]:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
-        self.learn(query.session, query.name)
+        if query.name:
+            self.learn(query.session, query.name)
         bank = self.bank(query.audience, query.name)
         wanted = self.company(query.audience)
         try:

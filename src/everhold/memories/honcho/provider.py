@@ -226,10 +226,13 @@ class HonchoMemory:
         """What was concluded about whoever is present, then what was said. Creates nothing over there."""
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
-        self._remember(query.session, query.name)
+        if query.name:
+            self._remember(query.session, query.name)
         questions = [self._find_concluded(query)]
         if self.settings.workspace_words:
-            questions += [self._find_said(query), self._find_here(query)]
+            questions.append(self._find_said(query))
+            if query.name:
+                questions.append(self._find_here(query))
         answers = await asyncio.gather(*questions, return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         for error in errors:
@@ -373,7 +376,7 @@ class HonchoMemory:
                     "everhold_audience": token,
                     "everhold_session": exchange.session,
                     "everhold_seq": utterance.seq,
-                    "everhold_person": utterance.stamp.person,
+                    "everhold_person": exchange.agent if _own(utterance) else utterance.stamp.person,
                     **({"everhold_parent": exchange.parent} if exchange.parent else {}),
                     **({"everhold_tags": list(exchange.tags)} if exchange.tags else {}),
                 },
@@ -390,6 +393,10 @@ class HonchoMemory:
         self.names[session] = name
         if len(self.names) > MOST_NAMES:
             del self.names[next(iter(self.names))]
+
+
+def _own(utterance: Utterance) -> bool:
+    return utterance.author.startswith("agent:")
 
 
 def _kind(item: Memory) -> str:

@@ -1,0 +1,90 @@
+"""The four services on loopback, and a configuration that attaches them to a real gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from everhold.testing.services.base import Service
+from everhold.testing.services.hindsight import HindsightService
+from everhold.testing.services.honcho import HonchoService
+from everhold.testing.services.mem0 import Mem0Service
+from everhold.testing.services.supermemory import SupermemoryService
+
+NAMES = ("honcho", "hindsight", "mem0", "supermemory")
+WRITES = {
+    "honcho": "/messages$",
+    "hindsight": "/memories$",
+    "mem0": "/v3/memories/add/",
+    "supermemory": "/document$",
+}
+"""Where an exchange arrives."""
+
+
+@dataclass
+class Services:
+    """All of them, up and well."""
+
+    honcho: HonchoService = field(default_factory=HonchoService)
+    hindsight: HindsightService = field(default_factory=HindsightService)
+    mem0: Mem0Service = field(default_factory=Mem0Service)
+    supermemory: SupermemoryService = field(default_factory=SupermemoryService)
+
+    def __getitem__(self, name: str) -> Service:
+        service: Service = getattr(self, name)
+        return service
+
+    @contextlib.asynccontextmanager
+    async def up(self) -> AsyncIterator[Services]:
+        async with contextlib.AsyncExitStack() as stack:
+            for name in NAMES:
+                await stack.enter_async_context(self[name])
+            yield self
+
+    def said(self, name: str) -> list[str]:
+        """What people said, as a service has it: each exchange's first line, in the order it is kept."""
+        match name:
+            case "honcho":
+                return [row["content"] for row in self.honcho.state.messages if row["metadata"]["everhold_part"] == 0]
+            case "hindsight":
+                texts = [row["text"] for row in self.hindsight.state.documents.values()]
+            case "mem0":
+                texts = self.mem0.texts()
+            case _:
+                texts = self.supermemory.texts()
+        return [text.partition("\n")[0].removeprefix("ada: ") for text in texts if text.startswith("ada: ")]
+
+    def noted(self, name: str) -> list[str]:
+        """Notes as a service has them."""
+        match name:
+            case "honcho":
+                return self.honcho.concluded()
+            case "hindsight":
+                texts = [row["text"] for row in self.hindsight.state.documents.values()]
+            case "mem0":
+                texts = self.mem0.texts()
+            case _:
+                texts = self.supermemory.texts()
+        return [text for text in texts if not text.startswith("ada: ")]
+
+    def fault(self, how: Any, **more: Any) -> None:
+        for name in NAMES:
+            self[name].fault(how, WRITES[name], method="POST", **more)
+
+    def settings(self, name: str, **more: Any) -> dict[str, Any]:
+        quick: dict[str, Any] = {"base_url": self[name].url, "api_key_env": "MODEL_KEY", "deadline_seconds": 1.0}
+        if name != "honcho":
+            quick["confirm_seconds"] = 0.3
+        if name != "hindsight":
+            quick["visible_seconds"] = 0.3
+        return {**quick, **more}
+
+    def config(self, *names: str, agent: dict[str, Any] | None = None, **more: Any) -> str:
+        chosen = names or NAMES
+        memories = {name: self.settings(name, **more.get(name, {})) for name in chosen}
+        # the search over everything is not what is looked at here
+        main = {"memories": list(chosen), "recall": {"deadline_ms": 5_000}, **(agent or {})}
+        return json.dumps({"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories})

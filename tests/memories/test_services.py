@@ -1,0 +1,302 @@
+"""The real gateway, the vendors' own clients, and four services that misbehave: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.core.entries import Changed, Heard, Named, Noted
+from tests.e2e.town import Town
+from tests.memories.services import NAMES, Services
+
+
+@pytest.fixture
+async def services() -> AsyncIterator[Services]:
+    async with Services().up() as services:
+        yield services
+
+
+async def everywhere(t: Town, services: Services, words: list[str], names: tuple[str, ...] = NAMES) -> None:
+    """Until every service has these, in this order, and nothing else that people said."""
+    try:
+        await t.until(lambda: all(len(services.said(name)) >= len(words) for name in names), seconds=60)
+        await t.rest(seconds=60)
+    finally:
+        assert {name: services.said(name) for name in names} == dict.fromkeys(names, words)
+
+
+# -- several at once ---------------------------------------------------------------------------------------------------
+
+
+async def test_four_memories_each_have_every_turn_once_in_order(tmp_path: Path, services: Services) -> None:
+    async with Town(tmp_path, services.config()) as t:
+        words = [f"word {number}" for number in range(1, 6)]
+        for word in words:
+            await t.ask(word)
+        await everywhere(t, services, words)
+        await t.sound()
+    assert services.honcho.state.created == [services.honcho.state.messages[0]["session_id"]]
+
+
+async def test_recall_is_merged_each_thing_once_with_where_it_came_from(tmp_path: Path, services: Services) -> None:
+    async with Town(tmp_path, services.config()) as t:
+        first = await t.say("the tea garden is in Assam", chat="one")
+        await everywhere(t, services, ["the tea garden is in Assam"])
+        found = await t.app.memory.search("where is the tea garden", agent="main", person="ada")
+        assert not found["silent"]
+        memories = found["memories"]
+        assert {memory["session"] for memory in memories if memory["session"]} == {first.session}
+        # the same entry from four services is one memory; whoever is named first in the configuration has it
+        assert (memories[0]["provider"], memories[0]["person"]) == ("honcho", "ada")
+        assert len([memory for memory in memories if memory["seq"] == first.seq]) == 1
+
+
+async def test_one_dead_memory_holds_up_no_other(tmp_path: Path, services: Services) -> None:
+    await services.hindsight.stop()
+    async with Town(tmp_path, services.config()) as t:
+        for word in ("one", "two"):
+            await t.ask(word)
+        alive = tuple(name for name in NAMES if name != "hindsight")
+        await t.until(lambda: all(services.said(name) == ["one", "two"] for name in alive), seconds=30)
+        assert services.said("hindsight") == []
+        await services.hindsight.start()
+        await everywhere(t, services, ["one", "two"])
+
+
+async def test_several_instances_of_one_provider_are_several_memories(tmp_path: Path, services: Services) -> None:
+    memories = {
+        "honcho": services.settings("honcho", workspace="home"),
+        "work": {"provider": "honcho", **services.settings("honcho", workspace="work")},
+    }
+    config = json.dumps({"agents": {"main": {"memories": ["honcho", "work"]}}, "memories": memories})
+    async with Town(tmp_path, config) as t:
+        await t.ask("hello")
+        await t.until(lambda: len(services.honcho.state.messages) == 4)
+    rows = services.honcho.state.messages
+    assert sorted((row["workspace_id"], row["content"]) for row in rows if row["peer_id"] == "ada") == [
+        ("home", "hello"), ("work", "hello"),
+    ]  # fmt: skip
+
+
+async def test_off_and_on_again_goes_on_where_it_stopped(tmp_path: Path, services: Services) -> None:
+    async with Town(tmp_path, services.config("honcho", "mem0")) as t:
+        await t.ask("one")
+        await everywhere(t, services, ["one"], ("honcho", "mem0"))
+        t.configure(services.config("honcho"))
+        await t.ask("two")
+        await t.until(lambda: services.said("honcho") == ["one", "two"])
+        assert services.said("mem0") == ["one"]
+        t.configure(services.config("honcho", "mem0"))
+        await t.ask("three")
+        await everywhere(t, services, ["one", "two", "three"], ("honcho", "mem0"))
+
+
+async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, services: Services) -> None:
+    async with Town(tmp_path, services.config("honcho")) as t:
+        await t.ask("one")
+        t.configure(services.config("honcho", "mem0"))
+        await t.ask("two")
+        await t.until(lambda: services.said("mem0") == ["two"])
+        await t.rest()
+        assert services.said("mem0") == ["two"]
+
+
+# -- everything that goes wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
+    tmp_path: Path, services: Services
+) -> None:
+    faults: list[tuple[str, dict[str, Any]]] = [
+        ("after", {}),
+        ("lose", {}),
+        ("mute", {}),
+        ("late", {"seconds": 1.1}),  # after the deadline, before anybody may look
+        ("hang", {}),
+        ("slow", {"seconds": 0.3}),
+        ("hollow", {}),
+        ("garbage", {}),
+        ("idle", {}),
+        ("refuse", {"status": 429, "retry_after": 0.5}),
+        ("refuse", {"status": 503}),
+        ("drop", {}),
+    ]
+    async with Town(tmp_path, services.config()) as t:
+        words = ["first"]
+        await t.ask("first")
+        for how, more in faults:
+            services.fault(how, **more)
+            words.append(f"{how} {more}")
+            await t.ask(words[-1])
+            await everywhere(t, services, words)
+        await t.sound()
+
+
+async def test_an_outage_costs_nobody_a_memory_and_the_chat_goes_on(tmp_path: Path, services: Services) -> None:
+    async with Town(tmp_path, services.config()) as t:
+        await t.ask("before")
+        await everywhere(t, services, ["before"])
+        for name in NAMES:
+            await services[name].stop()
+        session = (await t.say("during")).session
+        await t.said(session, 2)
+        noted = await t.app.control.note(session, "kept while nobody listened")
+        assert noted
+        for name in NAMES:
+            await services[name].start()
+        await t.ask("after")
+        await everywhere(t, services, ["before", "during", "after"])
+        await t.until(lambda: all(services.noted(name) == ["kept while nobody listened"] for name in NAMES), seconds=30)
+        await t.sound()
+
+
+async def test_a_corrected_key_is_in_force_at_the_next_message(tmp_path: Path, services: Services) -> None:
+    for name in NAMES:
+        services[name].key = "the-right-key-0123456789"
+    async with Town(tmp_path, services.config(), env="MODEL_KEY=the-wrong-key-0123456789\n") as t:
+        await t.ask("one")
+        await t.until(lambda: all(services[name].requests for name in NAMES))
+        assert all(services.said(name) == [] for name in NAMES)
+        t.secrets("MODEL_KEY=the-right-key-0123456789\n")
+        await t.ask("two")
+        await everywhere(t, services, ["one", "two"])
+    assert "the-wrong-key" not in t.log.getvalue()
+    assert "the-right-key" not in t.log.getvalue()
+
+
+# -- conclusions, while everything else is going on --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", ["turn", "async", "session", 3])
+@pytest.mark.parametrize("count", [10, 100])
+async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
+    tmp_path: Path, services: Services, write: str | int, count: int
+) -> None:
+    services.honcho.fault("slow", "/sessions$", seconds=0.3)
+    services.honcho.fault("after", "/conclusions$", times=1)
+    wishes = [f"fact {number}" for number in range(count)]
+    async with Town(tmp_path, services.config("honcho", honcho={"write": write})) as t:
+        session = (await t.say("let us begin")).session
+
+        async def conclude(some: list[str]) -> None:
+            for wish in some:
+                assert await t.app.control.note(session, wish)
+
+        def from_a_thread(some: list[str]) -> None:
+            asyncio.run_coroutine_threadsafe(conclude(some), loop).result()
+
+        async def look() -> None:
+            for _ in range(5):
+                await t.app.memory.search("fact", agent="main", person="ada")
+
+        loop = asyncio.get_running_loop()
+        quarter = max(1, count // 4)
+        parts = [wishes[at : at + quarter] for at in range(0, count, quarter)]
+        await asyncio.gather(
+            *(conclude(part) for part in parts[::2]),
+            *(asyncio.to_thread(from_a_thread, part) for part in parts[1::2]),
+            look(),
+            *(t.ask(f"turn {number}") for number in range(3)),
+        )
+        await t.until(lambda: len(services.honcho.concluded()) >= count, seconds=60)
+        # with `session`, or every third turn, something is left to wait for
+        await t.until(lambda: not t.app.supervisor.tasks, seconds=60)
+        assert sorted(services.honcho.concluded()) == sorted(wishes)
+        in_order = [entry.body.text for entry in await t.entries(session) if isinstance(entry.body, Noted)]
+        assert services.honcho.concluded() == in_order
+        await t.sound()
+    assert services.honcho.state.created == list(dict.fromkeys(services.honcho.state.created))
+    assert len(services.honcho.state.created) == 1
+
+
+# -- who, where, and nothing else --------------------------------------------------------------------------------------
+
+
+async def test_no_other_work_makes_a_session_over_there(tmp_path: Path, services: Services) -> None:
+    agents = {"main": {"memories": ["honcho"]}, "silent": {"memories": ["honcho"]}}
+    config = json.dumps({"agents": agents, "memories": {"honcho": services.settings("honcho")}})
+    town = Town(tmp_path, config)
+    async with town as t:
+        await t.ask("hello")
+        await t.until(lambda: services.said("honcho") == ["hello"])
+        for command in ("/compress", "/status", "/new", "/title Tea", "/background think about it"):
+            await t.say(command)
+            await t.rest()
+        await t.ask("again")
+        t.configure(config.replace('"silent"', '"quiet"'))
+        await t.ask("and again")
+        await t.rest()
+    async with town as t:
+        await t.rest()
+        await t.ask("after a restart")
+        await t.until(lambda: "after a restart" in services.said("honcho"))
+    assert len(services.honcho.state.created) == 1
+    assert {peer for _, peer in services.honcho.state.peers} == {"ada", "main"}
+
+
+@pytest.mark.parametrize("switch", ["/new", "/branch", "stop", "config"])
+async def test_a_batch_that_is_not_full_goes_out_once_under_its_own_session(
+    tmp_path: Path, services: Services, switch: str
+) -> None:
+    config = services.config("hindsight", hindsight={"retain_every_n_turns": 3})
+    t = Town(tmp_path, config)
+    async with t:
+        session = (await t.say("one")).session
+        await t.said(session, 1)
+        await t.ask("two")
+        await t.until(lambda: not t.app.supervisor.tasks)
+        assert services.said("hindsight") == []
+        match switch:
+            case "stop":
+                pass
+            case "config":
+                t.configure(services.config("hindsight", hindsight={"retain_every_n_turns": 1}))
+                await t.ask("three")
+                await t.until(lambda: len(services.said("hindsight")) >= 3)
+            case _:
+                await t.say(switch)
+                await t.until(lambda: len(services.said("hindsight")) >= 2)
+    if switch == "stop":
+        async with t:
+            await t.until(lambda: len(services.said("hindsight")) >= 2)
+            await t.until(lambda: not t.app.supervisor.tasks)
+    assert services.said("hindsight") == (["one", "two", "three"] if switch == "config" else ["one", "two"])
+    documents = services.hindsight.state.documents.values()
+    assert {row["metadata"]["session"] for row in documents} == {session}
+    assert all(f"session:{session}" in row["tags"] for row in documents)
+
+
+async def test_a_memory_that_takes_too_long_is_left_out_and_appears_nowhere_else(
+    tmp_path: Path, services: Services
+) -> None:
+    config = services.config("honcho", agent={"recall": {"deadline_ms": 300}})
+    async with Town(tmp_path, config) as t:
+        await t.ask("the tea garden is in Assam", chat="one")
+        await t.until(lambda: services.said("honcho") != [])
+        for path in ("/search$", "/query$"):
+            services.honcho.fault("slow", path, seconds=1.0, times=None)
+        await t.ask("where is the tea garden?", chat="two")
+        services.honcho.well()
+        await t.ask("what about coffee?", chat="three")
+        await asyncio.sleep(0)
+        sessions = [row.id for row in await t.app.store.sessions()]
+        for session in sessions:
+            heard = await t.bodies(session, Heard)
+            assert len(heard) == 1
+    assert "did not answer" in t.log.getvalue() or "recall.failed" in t.log.getvalue()
+
+
+async def test_the_name_over_there_is_recorded_once(tmp_path: Path, services: Services) -> None:
+    async with Town(tmp_path, services.config("honcho")) as t:
+        await t.ask("one")
+        await t.ask("two")
+        await t.until(lambda: services.said("honcho") == ["one", "two"])
+        session = (await t.app.store.sessions())[0].id
+        named = [it.change for it in await t.bodies(session, Changed) if isinstance(it.change, Named)]
+        assert [it.name for it in named] == services.honcho.state.created
