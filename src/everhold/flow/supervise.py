@@ -26,6 +26,8 @@ from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait, Wake
 
 LEASE_SECONDS: Final = 120.0
 """Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
+AT_ONCE: Final = 4
+"""How many begin with each round of the loop."""
 POLL_SECONDS: Final = 5.0
 """How long at most nobody looks for due lanes. The bell is the hint, this is the truth."""
 UNAVAILABLE_SECONDS: Final = 60.0
@@ -67,6 +69,7 @@ class Supervisor:
         self.beforehand = Beforehand(gates, runtimes=runtimes, bells=bells, purses=self.purses)
         self.tasks: dict[asyncio.Task[None], Claim] = {}
         self.busy: Counter[str] = Counter()
+        self._lined_up = 0
         self.stopping = False
         self.released = float("-inf")
         """What was said up to then is not held back from memories, however empty their batches are."""
@@ -184,6 +187,7 @@ class Supervisor:
 
     async def _work(self, claim: Claim) -> None:
         log = self.gates.log.bind(session=claim.session, reader=claim.reader)
+        await self._line_up()
         try:
             await self._worker(claim)
         except LeaseLost:
@@ -202,6 +206,16 @@ class Supervisor:
         except Exception as error:  # the last resort for one lane: no bug in it may stop the others
             log.error("lane.failed", error=error)
             await self._put_back(claim, f"{type(error).__name__}: {error}")
+
+    async def _line_up(self) -> None:
+        """Begin a few at a time, so that a crowd at work does not keep whoever knocks waiting."""
+        rounds = self._lined_up // AT_ONCE
+        self._lined_up += 1
+        try:
+            for _ in range(rounds):
+                await self.gates.sleep(0)
+        finally:
+            self._lined_up -= 1
 
     async def _worker(self, claim: Claim) -> None:
         gates, runtimes, bells = self.gates, self.runtimes, self.bells

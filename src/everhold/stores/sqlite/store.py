@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import apsw
 
@@ -29,6 +29,7 @@ from everhold.ports.store import (
     Receipt,
     Session,
     Spend,
+    Step,
 )
 from everhold.stores.sqlite import (
     backup as copies,
@@ -51,6 +52,9 @@ from everhold.stores.sqlite.read import rows
 from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
 T = TypeVar("T")
+
+URGENT: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.POSITION})
+"""Somebody outside waits for these: a platform to be told that a message is kept, a person to be heard."""
 
 
 class SqliteStore:
@@ -140,7 +144,7 @@ class SqliteStore:
                 self.writer.scrub = True
             return done
 
-        done = await self.writer.write(job)
+        done = await self.writer.write(job, urgent=change.step in URGENT)
         self.on_commit(change)
         return done
 

@@ -20,6 +20,8 @@ from everhold.stores.sqlite.faults import ends_transaction, is_fatal, translate
 from everhold.stores.sqlite.mark import Mark
 
 BATCH: Final = 256
+AT_ONCE: Final = 4
+"""How many of those who are not in a hurry are told at a time: what each does next keeps everybody else waiting."""
 CHECKPOINT_PAGES: Final = 1000
 """The write-ahead log is copied into the database once it is this long."""
 
@@ -28,8 +30,8 @@ Job: TypeAlias = Callable[[apsw.Cursor], T]
 
 
 # Plain tuples: two of each are made for every commit there is.
-_Queued: TypeAlias = tuple[Job[Any], asyncio.Future[Any], asyncio.AbstractEventLoop]
-_Outcome: TypeAlias = tuple[asyncio.Future[Any], asyncio.AbstractEventLoop, Any, Exception | None]
+_Queued: TypeAlias = tuple[Job[Any], asyncio.Future[Any], asyncio.AbstractEventLoop, bool]
+_Outcome: TypeAlias = tuple[asyncio.Future[Any], asyncio.AbstractEventLoop, bool, Any, Exception | None]
 
 
 class Writer(Protocol):
@@ -38,8 +40,8 @@ class Writer(Protocol):
     scrub: bool
     """Set by a job that removed something for good: it must not live on in the write-ahead log."""
 
-    async def write(self, job: Job[T]) -> T:
-        """What `job` returned, once it is durable."""
+    async def write(self, job: Job[T], *, urgent: bool = False) -> T:
+        """What `job` returned, once it is durable. Whoever is `urgent` is told first."""
 
     async def close(self) -> None: ...
 
@@ -102,7 +104,7 @@ class _Hand:
 class InlineWriter(_Hand):
     """Runs each job at once, on the thread that asks."""
 
-    async def write(self, job: Job[T]) -> T:
+    async def write(self, job: Job[T], *, urgent: bool = False) -> T:
         if self.broken is not None:
             raise self.refusal()
         execute = self.cursor.execute
@@ -138,12 +140,12 @@ class ThreadWriter(_Hand):
         self._thread = threading.Thread(target=self._work, name="everhold-writer", daemon=True)
         self._thread.start()
 
-    async def write(self, job: Job[T]) -> T:
+    async def write(self, job: Job[T], *, urgent: bool = False) -> T:
         if self._closed or self.broken is not None:
             raise self.refusal()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.put((job, future, loop))
+        self._queue.put((job, future, loop, urgent))
         return await future
 
     async def close(self) -> None:
@@ -166,7 +168,7 @@ class ThreadWriter(_Hand):
         while not self._queue.empty():
             if (queued := self._queue.get()) is not None:
                 left.append(queued)
-        _tell([(future, loop, None, self.refusal()) for _, future, loop in left])
+        _tell([(future, loop, True, None, self.refusal()) for _, future, loop, _ in left])
         if self._mark is not None:
             self._mark.close()
         self.db.close()
@@ -195,14 +197,17 @@ class ThreadWriter(_Hand):
 
     def _commit(self, batch: list[_Queued]) -> list[_Outcome]:
         if self.broken is not None:
-            return [(future, loop, None, self.refusal()) for _, future, loop in batch]
+            return [(future, loop, urgent, None, self.refusal()) for _, future, loop, urgent in batch]
         try:
             outcomes = self._together(batch)
             if outcomes is None:
                 outcomes = self._apart(batch)
         except apsw.Error as error:
             fault = self.fail(error)
-            return [(future, loop, None, type(fault)(fault.message, remedy=fault.remedy)) for _, future, loop in batch]
+            return [
+                (future, loop, urgent, None, type(fault)(fault.message, remedy=fault.remedy))
+                for _, future, loop, urgent in batch
+            ]
         self.batches += 1
         self.jobs += len(batch)
         return outcomes
@@ -212,7 +217,9 @@ class ThreadWriter(_Hand):
         cursor = self.cursor
         cursor.execute("begin immediate")
         try:
-            outcomes: list[_Outcome] = [(future, loop, job(cursor), None) for job, future, loop in batch]
+            outcomes: list[_Outcome] = [
+                (future, loop, urgent, job(cursor), None) for job, future, loop, urgent in batch
+            ]
         # Whatever a job raises is its caller's alone: they all go again, each by itself.
         except Exception as error:
             if isinstance(error, apsw.Error) and ends_transaction(error):
@@ -228,10 +235,10 @@ class ThreadWriter(_Hand):
         execute = cursor.execute
         outcomes: list[_Outcome] = []
         execute("begin immediate")
-        for job, future, loop in batch:
+        for job, future, loop, urgent in batch:
             execute("savepoint job")
             try:
-                outcomes.append((future, loop, job(cursor), None))
+                outcomes.append((future, loop, urgent, job(cursor), None))
             # One job's failure is its caller's alone, whatever it is; the neighbours in the batch go on.
             except Exception as error:
                 if isinstance(error, apsw.Error):
@@ -239,7 +246,7 @@ class ThreadWriter(_Hand):
                         raise
                     error = translate(error, self.path)
                 execute("rollback to job")
-                outcomes.append((future, loop, None, error))
+                outcomes.append((future, loop, urgent, None, error))
             execute("release job")
         execute("commit")
         return outcomes
@@ -266,7 +273,22 @@ def _tell(outcomes: list[_Outcome]) -> None:
 
 
 def _resolve(outcomes: list[_Outcome]) -> None:
-    for future, _, result, error in outcomes:
+    """Tell those in a hurry at once, and the others a few with each round of the loop, in the order they came."""
+    if len(outcomes) > AT_ONCE:
+        _settle([outcome for outcome in outcomes if outcome[2]])
+        _resolve_some([outcome for outcome in outcomes if not outcome[2]])
+    else:
+        _settle(outcomes)
+
+
+def _resolve_some(outcomes: list[_Outcome]) -> None:
+    _settle(outcomes[:AT_ONCE])
+    if len(outcomes) > AT_ONCE:
+        outcomes[0][1].call_soon(_resolve_some, outcomes[AT_ONCE:])
+
+
+def _settle(outcomes: list[_Outcome]) -> None:
+    for future, _, _, result, error in outcomes:
         if future.done():
             continue  # its caller gave up waiting; what was committed stands
         if error is None:
