@@ -130,6 +130,7 @@ async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
     async with Town(tmp_path, services.config()) as t:
         words = ["first"]
         await t.ask("first")
+        await everywhere(t, services, words)
         for how, more in faults:
             services.fault(how, **more)
             words.append(f"{how} {more}")

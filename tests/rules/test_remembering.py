@@ -136,3 +136,11 @@ def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(house: House) -> Non
         house.furniture.model = ScriptedModel([Answer(text="", calls=(call,)), Answer(text="done")])
         house.say(arguments["text"], chat=chat)
     assert provider.replaced == {"f1": "lives in Rome"}
+
+
+def test_what_is_undone_says_who_heard_it(house: House) -> None:
+    provider = remembering(house, "a")["a"]
+    house.say("a slip of the tongue", chat="77")
+    house.say("/undo", chat="77")
+    (heard_by,) = provider.heard_by.values()
+    assert heard_by == ("person:ada",)
