@@ -172,6 +172,7 @@ class Agents:
             recall_tokens=settings.recall.tokens,
             naming=lambda memory, origin: name_for(settings, memory, origin),
             price=self._price([name for name in names if name in self.settings.models]),
+            zone=self.settings.zone,
             text_limit=self._text_limit,
             pulls=self._pulls,
         )

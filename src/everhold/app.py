@@ -39,6 +39,7 @@ from everhold.remote.follow import Followers
 from everhold.remote.memory import Remembering
 from everhold.remote.methods import Methods
 from everhold.remote.server import Server
+from everhold.schedules import Schedules
 from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
@@ -172,6 +173,9 @@ class App:
             keep=self.supervisor.keep,
             locks=lambda: locks_directory(environ),
         )
+        self.schedules = Schedules(
+            self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log
+        )
         self.mcp = Servers(
             environ=environ,
             directory=home.path,
@@ -269,6 +273,8 @@ class App:
         self.accounts.adopt(self.agents.settings)
         if listen:
             self.accounts.listen()
+            task = self.supervisor.keep("schedules", self.schedules.run)
+            self.tasks.append(asyncio.create_task(task, name="schedules"))
         await self.remote.open()
         return waiting
 

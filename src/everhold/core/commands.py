@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "memory": "what I keep in mind; /memory why, /memory note TEXT, /memory forget WORDS",
     "sessions": "your sessions",
     "whoami": "who you are to everhold",
+    "schedule": "/schedule daily 08:30 TEXT: say this to me then; /schedule lists, /schedule remove ID",
     "link": "/link: be known as one person on two platforms",
     "halt": "silence every agent in this chat",
     "wake": "let the agents in this chat speak again",
@@ -34,7 +35,7 @@ COMMANDS: Final = {
 }
 """The commands there are, with the line /help shows."""
 
-OWNERS_ONLY: Final = frozenset({"model", "compress", "undo", "retry", "resume"})
+OWNERS_ONLY: Final = frozenset({"model", "compress", "undo", "retry", "resume", "schedule"})
 """Commands that need an owner in a group: they change what others see."""
 
 TALK: Final = frozenset({"queue", "steer"})

@@ -78,6 +78,8 @@ class Heard(Record, frozen=True):
     text: str
     asks: bool = True
     sender: str = ""
+    speaker: str = ""
+    """The platform's id of whoever spoke, where that is not the person's own name."""
     bot: bool = False
     hops: int = 0
     revision: str = ""

@@ -143,6 +143,7 @@ def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
         text=text,
         asks=asks,
         sender=clean(incoming.name)[0],
+        speaker=incoming.sender if incoming.sender != stamp.person else "",
         bot=incoming.bot,
         hops=max(incoming.hops, admission.hops),
         revision=incoming.revision,

@@ -35,9 +35,10 @@ from everhold.core.split import split
 from everhold.errors import Conflict, NotFound
 from everhold.flow import amend, fold, health, job, memo
 from everhold.flow.gates import Bells, Gates
+from everhold.flow.plan import plan
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at
-from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Session, Step, Wake
+from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Position, Session, Step, Wake
 
 READER: Final = "desk"
 MOST_FAILURES: Final = 4
@@ -101,6 +102,7 @@ class Desk:
         takes = [entry.seq]
         wakes: list[Wake] = []
         changes: tuple[Body, ...] = ()
+        position: Position | None = None
         match command.name:
             case "new":
                 changes, reply = (Changed(change=Fresh()),), "A fresh start. The session and its memory stay."
@@ -134,6 +136,9 @@ class Desk:
             case "memory":
                 changes, reply = await memo.answer(self.store, session, runtime, entry.body, command.argument)
                 wakes += runtime.remembers() if changes else ()
+            case "schedule":
+                planned = await plan(self.gates, session, entry, command.argument, zone=runtime.zone)
+                reply, position = planned.say, planned.position
             case "halt":
                 # what runs is told to end, what waits is put aside: nothing is lost, and nothing is answered
                 changes = (await amend.stop(self.store, session)).bodies
@@ -172,7 +177,9 @@ class Desk:
         said = changes if quiet else (*changes, told)
         bodies = amend.command(said, trigger=command.name, takes=tuple(sorted(takes)), reader=READER)
         wakes += runtime.voices(bodies)
-        await self._commit(Step.COMMAND, bodies, by=entry.author, seen=session.last_seq, wakes=tuple(wakes))
+        await self._commit(
+            Step.COMMAND, bodies, by=entry.author, seen=session.last_seq, wakes=tuple(wakes), position=position
+        )
         self.log.info("command.done", command=command.name)
 
     # -- what commands do --------------------------------------------------------------------------------------------
@@ -303,6 +310,7 @@ class Desk:
         seen: int | None = None,
         lane: LaneUpdate | None = None,
         wakes: tuple[Wake, ...] = (),
+        position: Position | None = None,
     ) -> None:
         await self.store.commit(
             Change(
@@ -317,6 +325,7 @@ class Desk:
                 seen=seen,
                 lane=lane,
                 wakes=wakes,
+                position=position,
             )
         )
         if wakes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -81,6 +82,8 @@ class Runtime:
     """Turns after which what was said is looked through for what to remember; 0: never."""
     price: Callable[[int, int], float] = lambda _input, _output: 0.0
     """US dollars for so many tokens in and out, of the dearest model that may be asked."""
+    zone: datetime.tzinfo = datetime.UTC
+    """Where a schedule's times are meant."""
     most_output: int = 4_096
     """Tokens an answer may have, as far as a budget is concerned."""
     text_limit: Callable[[Place], int] = lambda _: 4_000

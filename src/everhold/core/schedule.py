@@ -1,0 +1,202 @@
+"""When something is due again: words -> a rule, a rule -> the next tick. The zone is an argument, the time is, too."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from everhold.core.entries import Place
+
+SHORTEST_SECONDS: Final = 60.0
+MOST_DAYS: Final = 366 * 8
+"""How far ahead a rule is looked through: the 29th of February comes around in this time."""
+HELP: Final = (
+    "/schedule every 2h TEXT, /schedule daily 08:30 TEXT, /schedule mon,fri 18:00 TEXT, /schedule 30 8 * * 1-5 TEXT, "
+    "/schedule at 2027-01-31 09:00 TEXT; /schedule lists, /schedule remove ID"
+)
+
+_DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_WORDS: Final = {"daily": range(7), "weekdays": range(5), "weekends": range(5, 7)}
+_UNITS: Final = {"m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_EVERY: Final = re.compile(r"every\s+(\d{1,4})\s*(m|min|h|d|w)\b\s*", re.IGNORECASE)
+_AT: Final = re.compile(r"at\s+(\d{4}-\d\d-\d\d)[ T](\d\d?):(\d\d)\b\s*", re.IGNORECASE)
+_NAMED: Final = re.compile(r"([a-z,]+)\s+(\d\d?):(\d\d)\b\s*", re.IGNORECASE)
+_CRON: Final = re.compile(r"((?:[\d*/,-]+\s+){4}[\d*/,-]+)(?:\s+|$)")
+_RANGES: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+
+
+class Every(Struct, frozen=True, tag="every"):
+    """Again and again after so many seconds, counted from when it was made."""
+
+    seconds: float
+
+
+class Once(Struct, frozen=True, tag="once"):
+    """At one local time: (year, month, day, hour, minute)."""
+
+    at: tuple[int, int, int, int, int]
+
+
+class Cron(Struct, frozen=True, tag="cron"):
+    """At these minutes of these hours of these days. With both kinds of days given, either will do, as cron has it."""
+
+    minutes: tuple[int, ...]
+    hours: tuple[int, ...]
+    days: tuple[int, ...] = ()
+    """Of the month; empty: any."""
+    months: tuple[int, ...] = ()
+    weekdays: tuple[int, ...] = ()
+    """Monday is 0; empty: any."""
+
+
+When: TypeAlias = Every | Once | Cron
+
+
+class Schedule(Struct, frozen=True, omit_defaults=True):
+    """Something to be said again and again, on whose behalf, and where."""
+
+    id: str
+    rule: When
+    words: str
+    """The rule as it was given."""
+    text: str
+    place: Place
+    sender: str
+    kind: str
+    made: float
+    last: float = 0.0
+    """The tick that was said last."""
+    agent: str = ""
+    off: bool = False
+
+
+def parse(text: str) -> tuple[When, str, str] | None:
+    """(rule, its words, what follows them), or None if it does not begin with a rule."""
+    for shape, read in ((_EVERY, _every), (_AT, _at), (_NAMED, _named), (_CRON, _cron)):
+        found = shape.match(text)
+        if found is not None and (rule := read(found)) is not None:
+            return rule, found[0].strip(), text[found.end() :].strip()
+    return None
+
+
+def next_tick(rule: When, *, after: float, made: float, zone: datetime.tzinfo) -> float | None:
+    """The first time behind `after` that a rule names, or None if there is none any more."""
+    match rule:
+        case Every(seconds=seconds):
+            passed = max(0.0, after - made)
+            return made + (passed // seconds + 1) * seconds
+        case Once(at=at):
+            moment = datetime.datetime(*at, tzinfo=zone).timestamp()
+            return moment if moment > after else None
+        case Cron():
+            return _next_of(rule, after, zone)
+
+
+def due(schedule: Schedule, *, now: float, zone: datetime.tzinfo) -> float | None:
+    """The latest tick that should have been said by now and was not: what was missed is made up for once."""
+    found: float | None = None
+    after = max(schedule.last, schedule.made)
+    while (tick := next_tick(schedule.rule, after=after, made=schedule.made, zone=zone)) is not None and tick <= now:
+        found = tick
+        # a long absence is not walked through minute by minute
+        after = max(tick, now - 2 * 86_400.0) if isinstance(schedule.rule, Cron) else max(tick, now - _span(schedule))
+    return found
+
+
+def _span(schedule: Schedule) -> float:
+    return schedule.rule.seconds if isinstance(schedule.rule, Every) else 0.0
+
+
+def _every(found: re.Match[str]) -> When | None:
+    seconds = int(found[1]) * _UNITS[found[2].lower()]
+    return Every(seconds) if seconds >= SHORTEST_SECONDS else None
+
+
+def _at(found: re.Match[str]) -> When | None:
+    try:
+        day = datetime.date.fromisoformat(found[1])
+    except ValueError:
+        return None
+    hour, minute = int(found[2]), int(found[3])
+    return Once((day.year, day.month, day.day, hour, minute)) if hour < 24 and minute < 60 else None
+
+
+def _named(found: re.Match[str]) -> When | None:
+    hour, minute = int(found[2]), int(found[3])
+    if hour > 23 or minute > 59:
+        return None
+    days: set[int] = set()
+    for word in found[1].lower().split(","):
+        if word in _WORDS:
+            days |= set(_WORDS[word])
+        elif word[:3] in _DAYS and "monday tuesday wednesday thursday friday saturday sunday".find(word) >= 0:
+            days.add(_DAYS.index(word[:3]))
+        else:
+            return None
+    weekdays = () if len(days) == 7 else tuple(sorted(days))
+    return Cron(minutes=(minute,), hours=(hour,), weekdays=weekdays)
+
+
+def _cron(found: re.Match[str]) -> When | None:
+    fields = found[1].split()
+    sets = [_field(field, *span) for field, span in zip(fields, _RANGES, strict=True)]
+    if any(it is None for it in sets):
+        return None
+    minutes, hours, days, months, weekdays = (it or () for it in sets)
+    return Cron(
+        minutes=minutes,
+        hours=hours,
+        days=() if fields[2] == "*" else days,
+        months=() if fields[3] == "*" else months,
+        # cron's Sunday is 0, and 7; ours is 6
+        weekdays=() if fields[4] == "*" else tuple(sorted({(day - 1) % 7 for day in weekdays})),
+    )
+
+
+def _field(text: str, low: int, high: int) -> tuple[int, ...] | None:
+    found: set[int] = set()
+    for part in text.split(","):
+        shape = re.fullmatch(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,2}))?", part)
+        if shape is None:
+            return None
+        first = int(shape[1]) if shape[1] else low
+        last = int(shape[2]) if shape[2] else first if shape[1] and not shape[3] else high
+        step = int(shape[3] or 1)
+        if not (low <= first <= last <= high) or step < 1:
+            return None
+        found |= set(range(first, last + 1, step))
+    return tuple(sorted(found))
+
+
+def _next_of(rule: Cron, after: float, zone: datetime.tzinfo) -> float | None:
+    day = datetime.datetime.fromtimestamp(after, zone).date()
+    for _ in range(MOST_DAYS):
+        if _is_on(rule, day):
+            ticks = sorted(_ticks(rule, day, zone))
+            if (tick := next((tick for tick in ticks if tick > after), None)) is not None:
+                return tick
+        day += datetime.timedelta(days=1)
+    return None
+
+
+def _is_on(rule: Cron, day: datetime.date) -> bool:
+    if rule.months and day.month not in rule.months:
+        return False
+    by_month, by_week = day.day in rule.days, day.weekday() in rule.weekdays
+    if rule.days and rule.weekdays:
+        return by_month or by_week
+    return (not rule.days or by_month) and (not rule.weekdays or by_week)
+
+
+def _ticks(rule: Cron, day: datetime.date, zone: datetime.tzinfo) -> set[float]:
+    """A day's ticks. An hour that comes twice counts once, unless every hour is meant; one left out is made up for."""
+    folds = (0, 1) if len(rule.hours) == 24 else (0,)
+    return {
+        datetime.datetime(day.year, day.month, day.day, hour, minute, fold=fold, tzinfo=zone).timestamp()
+        for hour in rule.hours
+        for minute in rule.minutes
+        for fold in folds
+    }

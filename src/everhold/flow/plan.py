@@ -1,0 +1,84 @@
+"""`/schedule`: what a command makes of the schedules of its conversation. Commits nothing by itself."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from everhold.core.entries import Entry, Heard
+from everhold.core.ids import session_id
+from everhold.core.schedule import HELP, Schedule, next_tick, parse
+from everhold.flow.gates import Gates
+from everhold.ports.store import Position, Session
+
+PLATFORM: Final = "schedule"
+PREFIX: Final = "schedule/"
+MOST: Final = 20
+"""How many schedules one conversation may have."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What to answer, and what to keep with the answer."""
+
+    say: str
+    position: Position | None = None
+
+
+async def plan(gates: Gates, session: Session, entry: Entry, argument: str, *, zone: datetime.tzinfo) -> Plan:
+    assert isinstance(entry.body, Heard)
+    mine = await _mine(gates, entry.body)
+    word, _, rest = argument.partition(" ")
+    now = gates.clock.now()
+    match word:
+        case "" | "list":
+            lines = [f"{it.id} · {it.words} · {it.text}" for it in mine]
+            return Plan(say="\n".join(lines) or f"Nothing is scheduled here. {HELP}")
+        case "remove" | "delete":
+            if rest.strip() not in {it.id for it in mine}:
+                return Plan(say="There is no such schedule here. /schedule lists them.")
+            gone = Position(platform=PLATFORM, account="", name=PREFIX + rest.strip(), value="")
+            return Plan(say="Removed.", position=gone)
+    found = parse(argument)
+    if found is None or not found[2]:
+        return Plan(say=f"Say when, and what: {HELP}")
+    if len(mine) >= MOST:
+        return Plan(say=f"There are {MOST} schedules here already. /schedule remove ID makes room.")
+    rule, words, text = found
+    tick = next_tick(rule, after=now, made=now, zone=zone)
+    if tick is None:
+        return Plan(say="That time never comes.")
+    body = entry.body
+    schedule = Schedule(
+        id=session_id(now, gates.chance.bytes(10))[-6:],
+        rule=rule,
+        words=words,
+        text=text,
+        place=msgspec.structs.replace(body.origin, message=""),
+        sender=_sender(body),
+        kind=_kind(body),
+        made=now,
+        agent=session.agent,
+    )
+    value = msgspec.json.encode(schedule).decode()
+    kept = Position(platform=PLATFORM, account="", name=PREFIX + schedule.id, value=value)
+    first = datetime.datetime.fromtimestamp(tick, zone).strftime("%Y-%m-%d %H:%M %Z")
+    return Plan(say=f"Scheduled ({schedule.id}). First at {first}.", position=kept)
+
+
+async def _mine(gates: Gates, body: Heard) -> list[Schedule]:
+    """The schedules of this very conversation."""
+    place = msgspec.structs.replace(body.origin, message="")
+    found = await gates.store.positions(prefix=PREFIX, platform=PLATFORM)
+    every = [msgspec.json.decode(it.value, type=Schedule) for it in found]
+    return [it for it in every if it.place == place]
+
+
+def _sender(body: Heard) -> str:
+    return body.speaker or body.stamp.person
+
+
+def _kind(body: Heard) -> str:
+    return body.stamp.address.split(":")[3] if body.stamp.address else "dm"

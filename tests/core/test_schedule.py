@@ -1,0 +1,159 @@
+"""When something is due: as people say it and as cron says it, where they live, whatever clocks do there."""
+
+from __future__ import annotations
+
+import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from everhold.core.entries import Place
+from everhold.core.schedule import Cron, Every, Once, Schedule, due, next_tick, parse
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def at(text: str, zone: datetime.tzinfo = BERLIN, fold: int = 0) -> float:
+    return datetime.datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold).timestamp()
+
+
+def ticks(words: str, after: str, count: int, zone: datetime.tzinfo = BERLIN) -> list[str]:
+    found = parse(f"{words} something")
+    assert found is not None
+    now, seen = at(after, zone), []
+    for _ in range(count):
+        tick = next_tick(found[0], after=now, made=at(after, zone), zone=zone)
+        if tick is None:
+            break
+        seen.append(datetime.datetime.fromtimestamp(tick, zone).strftime("%m-%d %H:%M"))
+        now = tick
+    return seen
+
+
+@pytest.mark.parametrize(
+    "text, rule, rest",
+    [
+        ("every 2h look", Every(7200.0), "look"),
+        ("every 15 min look at 8", Every(900.0), "look at 8"),
+        ("daily 08:30 say: good morning", Cron(minutes=(30,), hours=(8,)), "say: good morning"),
+        ("weekdays 8:30 go", Cron(minutes=(30,), hours=(8,), weekdays=(0, 1, 2, 3, 4)), "go"),
+        ("mon,friday 18:00 go", Cron(minutes=(0,), hours=(18,), weekdays=(0, 4)), "go"),
+        ("at 2027-01-31 09:00 go", Once((2027, 1, 31, 9, 0)), "go"),
+        ("*/30 8-9 1 1,7 * go", Cron(minutes=(0, 30), hours=(8, 9), days=(1,), months=(1, 7)), "go"),
+        ("0 9 * * 0 go", Cron(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
+        ("0 9 * * 7 go", Cron(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
+        ("DAILY 08:30", Cron(minutes=(30,), hours=(8,)), ""),
+    ],
+)
+def test_a_rule_is_read_and_what_follows_is_kept(text: str, rule: object, rest: str) -> None:
+    found = parse(text)
+    assert found is not None
+    assert (found[0], found[2]) == (rule, rest)
+    assert text.startswith(found[1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello",
+        "every 30s x",
+        "every x",
+        "daily 25:00 x",
+        "daily 8:61 x",
+        "someday 8:00 x",
+        "mo 8:00 x",
+        "at 2027-02-30 08:00 x",
+        "60 8 * * * x",
+        "* 24 * * * x",
+        "* * 0 * * x",
+        "* * * 13 * x",
+        "* * * * 8 x",
+        "*/0 * * * * x",
+        "5-1 * * * * x",
+        "1 2 3 4 x",
+    ],
+)
+def test_what_is_no_rule_is_none(text: str) -> None:
+    assert parse(text) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="0123456789*/,- abcdefgh:", max_size=30))
+def test_whatever_is_written_breaks_nothing(text: str) -> None:
+    found = parse(text)
+    if found is not None:
+        next_tick(found[0], after=0.0, made=0.0, zone=datetime.UTC)
+
+
+def test_a_day_has_its_local_time_also_when_clocks_change() -> None:
+    assert ticks("daily 08:30", "2027-03-26 12:00", 4) == ["03-27 08:30", "03-28 08:30", "03-29 08:30", "03-30 08:30"]
+
+
+def test_an_hour_that_is_left_out_is_made_up_and_one_that_comes_twice_counts_once() -> None:
+    assert ticks("daily 02:30", "2027-03-27 12:00", 2) == ["03-28 03:30", "03-29 02:30"]
+    assert ticks("daily 02:30", "2026-10-24 12:00", 2) == ["10-25 02:30", "10-26 02:30"]
+
+
+def test_a_rule_for_every_hour_skips_none_of_the_two() -> None:
+    found = parse("30 * * * * x")
+    assert found is not None
+    now, gaps = at("2026-10-25 00:00"), set()
+    for _ in range(6):
+        tick = next_tick(found[0], after=now, made=now, zone=BERLIN)
+        assert tick is not None
+        gaps.add(tick - now)
+        now = tick
+    assert gaps == {1800.0, 3600.0}
+
+
+def test_the_same_words_mean_another_moment_elsewhere() -> None:
+    found = parse("daily 08:30 x")
+    assert found is not None
+    berlin, tokyo = (
+        next_tick(found[0], after=at("2026-12-01 00:00", datetime.UTC), made=0.0, zone=zone)
+        for zone in (BERLIN, ZoneInfo("Asia/Tokyo"))
+    )
+    assert berlin is not None
+    assert tokyo is not None
+    assert berlin - tokyo == pytest.approx(8 * 3600 - 86_400)
+
+
+def test_days_of_month_and_week_are_either_as_cron_has_it() -> None:
+    assert ticks("0 9 13 * 5", "2026-11-01 00:00", 4) == ["11-06 09:00", "11-13 09:00", "11-20 09:00", "11-27 09:00"]
+    assert ticks("0 9 29 2 *", "2027-01-01 00:00", 1) == ["02-29 09:00"], "a leap day comes around"
+    assert ticks("0 9 31 2 *", "2027-01-01 00:00", 1) == [], "this one never does"
+
+
+def test_once_is_once() -> None:
+    assert ticks("at 2027-01-31 09:00", "2027-01-30 00:00", 3) == ["01-31 09:00"]
+
+
+def schedule(words: str, made: str, last: float = 0.0) -> Schedule:
+    found = parse(f"{words} x")
+    assert found is not None
+    place = Place(platform="p")
+    return Schedule(
+        id="1", rule=found[0], words=words, text="x", place=place, sender="a", kind="dm", made=at(made), last=last
+    )
+
+
+@pytest.mark.parametrize("words", ["daily 08:30", "every 2h", "*/5 * * * *", "at 2026-11-02 09:00"])
+def test_what_was_missed_is_made_up_for_once(words: str) -> None:
+    it = schedule(words, "2026-11-01 12:00")
+    now = at("2026-12-24 12:01")
+    tick = due(it, now=now, zone=BERLIN)
+    assert tick is not None
+    assert tick <= now
+    said = schedule(words, "2026-11-01 12:00", last=tick)
+    assert due(said, now=now, zone=BERLIN) is None, "and then it is done"
+    following = next_tick(said.rule, after=tick, made=said.made, zone=BERLIN)
+    assert following is None or following > now, "it was the latest of them"
+
+
+def test_a_clock_that_goes_back_says_nothing_twice() -> None:
+    it = schedule("every 1h", "2026-11-01 12:00", last=at("2026-11-01 14:00"))
+    assert due(it, now=at("2026-11-01 13:30"), zone=BERLIN) is None
+    assert due(it, now=at("2026-11-01 14:00"), zone=BERLIN) is None
+    assert due(it, now=at("2026-11-01 15:00"), zone=BERLIN) == at("2026-11-01 15:00")

@@ -1,0 +1,132 @@
+"""A schedule speaks in the conversation it was made in, once per tick, whoever was down, and only for whom it may."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from everhold.core.entries import Heard, Place
+from everhold.core.schedule import Schedule, parse
+from everhold.errors import NotFound
+from everhold.flow.plan import PLATFORM, PREFIX
+from everhold.ports.platform import Incoming, Verdict
+from everhold.ports.store import Change, Position, Step
+from everhold.schedules import Schedules
+from everhold.testing.contracts.platform_desk import Killed
+from everhold.testing.house import House
+from tests.platforms.stage import Door
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    door = Door(tmp_path)
+    yield door
+    await door.store.close()
+
+
+def schedules(door: Door, accept: object = None) -> Schedules:
+    return Schedules(
+        door.store,
+        accept=accept or door.accept,  # type: ignore[arg-type]
+        clock=door.clock,
+        zone=lambda: datetime.UTC,
+        log=door.log,
+    )
+
+
+async def keep(door: Door, words: str, *, sender: str = "1001", id: str = "s1") -> None:
+    found = parse(f"{words} good morning")
+    assert found is not None
+    it = Schedule(
+        id=id, rule=found[0], words=found[1], text=found[2], place=Place(platform="fake", account="main", chat=sender),
+        sender=sender, kind="dm", made=door.clock.at, agent="main",
+    )  # fmt: skip
+    value = msgspec.json.encode(it).decode()
+    position = Position(platform=PLATFORM, account="", name=PREFIX + id, value=value)
+    await door.store.commit(Change(step=Step.POSITION, session="", at=door.clock.at, position=position))
+
+
+async def heard(door: Door) -> list[str]:
+    return [entry.body.text for entry in await door.store.feed() if isinstance(entry.body, Heard)]
+
+
+async def test_a_tick_is_said_once_also_by_another_process(door: Door) -> None:
+    await door.heard("hello")
+    await keep(door, "every 1h")
+    assert await schedules(door).say_due() == pytest.approx(20.0)
+    assert await heard(door) == ["hello"]
+    door.clock.at += 3600
+    for _ in range(3):
+        await schedules(door).say_due()
+    assert await heard(door) == ["hello", "good morning"]
+    door.clock.at += 7 * 3600
+    await schedules(door).say_due()
+    assert await heard(door) == ["hello", "good morning", "good morning"]
+    assert len(await door.store.sessions()) == 1, "it speaks in the conversation it was made in"
+
+
+async def test_a_crash_before_or_after_the_commit_loses_no_tick_and_doubles_none(door: Door) -> None:
+    await keep(door, "every 1h")
+    door.clock.at += 3600
+
+    async def dies_before(incoming: Incoming) -> Verdict:
+        raise Killed
+
+    async def dies_after(incoming: Incoming) -> Verdict:
+        await door.accept(incoming)
+        raise Killed
+
+    for dies in (dies_before, dies_after):
+        with pytest.raises(Killed):
+            await schedules(door, dies).say_due()
+    await schedules(door).say_due()
+    assert await heard(door) == ["good morning"]
+
+
+async def test_who_may_not_speak_any_more_is_not_spoken_for_and_it_is_not_tried_for_ever(door: Door) -> None:
+    await keep(door, "every 1h", sender="666")
+    door.clock.at += 3600
+    await schedules(door).say_due()
+    assert await heard(door) == []
+    (it,) = await schedules(door).all()
+    assert it.last == door.clock.at
+
+
+async def test_it_is_looked_again_when_the_next_one_is_due(door: Door) -> None:
+    await keep(door, "every 1m")
+    door.clock.at += 50
+    assert await schedules(door).say_due() == pytest.approx(10.0)
+
+
+async def test_a_schedule_can_be_listed_and_removed(door: Door) -> None:
+    await keep(door, "every 1h")
+    (listed,) = await schedules(door).listed()
+    assert (listed["when"], listed["next"]) == ("every 1h", door.clock.at + 3600)
+    await schedules(door).remove("s1")
+    assert await schedules(door).listed() == []
+    with pytest.raises(NotFound):
+        await schedules(door).remove("s1")
+
+
+def test_people_make_list_and_remove_schedules_where_they_talk(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    with house.awake():
+        for text in ("/schedule", "/schedule tomorrow x", "/schedule every 2h", "/schedule every 2h drink water"):
+            house.say(text)
+        replies = house.heard_back()
+        assert replies[0].startswith("Nothing is scheduled here")
+        assert replies[1].startswith(replies[2][:20])
+        assert "First at 2023-11-1" in replies[3]
+        id = replies[3].partition("(")[2].partition(")")[0]
+        house.say("/schedule list")
+        assert house.heard_back()[-1] == f"{id} · every 2h · drink water"
+        house.say("/schedule remove nonsense")
+        assert "no such schedule" in house.heard_back()[-1]
+        house.say(f"/schedule remove {id}")
+        house.say("/schedule")
+        assert house.heard_back()[-1].startswith("Nothing is scheduled here")
+        house.sound()
