@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
 from everhold.core.recall import Recalled, delimiter, fence, merge
@@ -72,6 +73,20 @@ def test_nothing_found_is_no_block() -> None:
 def test_who_when_and_where_from_stand_beside_the_words() -> None:
     item = Recalled(provider="builtin", found=Found(text="hi", person="ada", at=86_400.0, session="s1", seq=3))
     assert "[from builtin, by ada, at 1970-01-02 00:00 UTC, session s1 entry 3]\n| hi" in fence([item], "0f0f")
+
+
+@pytest.mark.parametrize(
+    "found, head",
+    [
+        (Found(text="hi", person="ada", author="person:ada", kind="message"), "from m, by ada"),
+        (Found(text="hi", person="ada", author="agent:main", kind="reply"), "from m, reply by agent:main to ada"),
+        (Found(text="hi", author="person:ada", kind="note"), "from m, note by ada"),
+        (Found(text="hi", kind="note", origin="tool:web"), "from m, note, not said by a person but from tool:web"),
+        (Found(text="hi"), "from m"),
+    ],
+)
+def test_nobody_is_said_to_have_said_what_another_did(found: Found, head: str) -> None:
+    assert f"[{head}]\n| hi" in fence([Recalled(provider="m", found=found)], "0f0f")
 
 
 def test_a_delimiter_is_the_same_for_the_same_turn_only() -> None:

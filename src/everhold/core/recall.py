@@ -99,7 +99,7 @@ def trace(item: Recalled, why_not: str = "") -> Trace:
         seq=found.seq,
         person=found.person,
         at=found.at,
-        origin=item.origin,
+        origin=item.origin or found.origin,
         text="" if placed else found.text[:EXCERPT],
         why_not=why_not,
     )
@@ -175,17 +175,27 @@ def fence(items: Iterable[Recalled], delimiter: str) -> str:
 def _block(item: Recalled, delimiter: str) -> str:
     found = item.found
     about = [f"from {item.provider}"]
-    if found.person:
-        about.append(f"by {found.person}")
+    if whose := by_whom(found):
+        about.append(whose)
     if found.at:
         about.append(f"at {when(found.at)}")
-    if item.origin:
-        about.append(f"not said by a person but from {item.origin}")
+    if item.origin or found.origin:
+        about.append(f"not said by a person but from {item.origin or found.origin}")
     if found.session:
         about.append(f"session {found.session}" + (f" entry {found.seq}" if found.seq else ""))
     head = harmless(", ".join(about), delimiter).replace("\n", " ")
     lines = harmless(found.text, delimiter).split("\n")
     return "\n".join([f"[{head}]", *(f"| {line}" for line in lines)])
+
+
+def by_whom(found: Found) -> str:
+    """What it is and who said it, for a model to read. An agent's reply is not what its person said."""
+    who = found.person or found.author.removeprefix("person:")
+    if found.author.startswith("agent:"):
+        to = f" to {found.person}" if found.person else ""
+        return f"{found.kind or 'said'} by {found.author}{to}"
+    what = found.kind if found.kind == "note" else ""
+    return " ".join(part for part in (what, f"by {who}" if who else "") if part)
 
 
 def harmless(text: str, delimiter: str) -> str:

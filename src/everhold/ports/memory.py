@@ -116,8 +116,15 @@ class Found(Struct, frozen=True, kw_only=True):
     session: str = ""
     seq: int = 0
     person: str = ""
+    """Whom it is filed under; of a reply, whom it was said to."""
     at: float = 0.0
     key: str = ""
+    author: str = ""
+    """Who said it, as the log has it: `person:…`, `agent:…`."""
+    kind: str = ""
+    """message, reply or note; empty if it is not known."""
+    origin: str = ""
+    """Whose words these are if not those of somebody who was there: `tool:<name>`, `bot:<name>`, `file:<name>`."""
 
 
 class Scope(Struct, frozen=True, kw_only=True):

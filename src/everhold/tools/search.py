@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from everhold.core.entries import Entry, Heard, Noted, Returned, Said, Stamp, Thought
+from everhold.core.recall import by_whom
 from everhold.errors import NotFound
 from everhold.ports.memory import Found
 from everhold.ports.model import ToolSpec
@@ -120,8 +121,10 @@ def _words(entry: Entry) -> tuple[str, Stamp] | None:
 
 def _shown(found: Found) -> str:
     text = found.text if len(found.text) <= EXCERPT else f"{found.text[:EXCERPT]} …"
-    who = f", by {found.person}" if found.person else ""
-    return f"[session {found.session}, entry {found.seq}{who}, {_when(found.at)}]\n{text}"
+    who = by_whom(found)
+    origin = f"not said by a person but from {found.origin}" if found.origin else ""
+    about = [f"session {found.session}", f"entry {found.seq}", who, _when(found.at), origin]
+    return f"[{', '.join(part for part in about if part)}]\n{text}"
 
 
 def _when(at: float) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
-from everhold.core.entries import Command, Heard, Stamp
+from everhold.core.entries import Command, Entry, Heard, Noted, Stamp
 from everhold.memories.builtin import Index, index as index_module
-from everhold.memories.builtin.intake import Intake
+from everhold.memories.builtin.intake import Intake, Taken
 from everhold.ports.memory import Batch, Query
 from tests.memories.builtin.stage import ADA, PLACE, Stage
 
@@ -108,6 +109,72 @@ async def test_commands_and_words_without_an_audience_are_found_by_nobody(either
     stamp = Stamp(person="ada", audience=ADA)
     await either.commit(Heard(origin=PLACE, text="/title hidden", command=Command(name="title"), stamp=stamp))
     assert await either.find("hidden words title") in ([], ["open the session"])
+
+
+async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(either: Stage) -> None:
+    await either.say("the marmot sleeps")
+    await either.say("so the marmot does", who="agent")
+    await either.note("marmots sleep in winter")
+    stamp = Stamp(person="ada", audience=ADA)
+    await either.commit(Heard(origin=PLACE, text="marmot for sale", sender="spam", bot=True, stamp=stamp))
+    await either.commit(Noted(text="a page says marmots fly", origin="tool:web", stamp=stamp))
+    query = Query(text="marmot", agent="main", session="s", name="n", audience=ADA, person="ada")
+    found = {one.text: (one.kind, one.author, one.origin) for one in await either.provider().find(query)}
+    assert found == {
+        "the marmot sleeps": ("message", "person:ada", ""),
+        "so the marmot does": ("reply", "agent:main", ""),
+        "marmots sleep in winter": ("note", "person:ada", ""),
+        "marmot for sale": ("message", "person:ada", "bot:spam"),
+        "a page says marmots fly": ("note", "person:ada", "tool:web"),
+    }
+
+
+async def test_what_is_in_sight_is_not_found_again(either: Stage) -> None:
+    first = await either.say("the kettle is red")
+    second = await either.say("the kettle is new")
+    away = await either.say("the kettle is loud", session="t")
+    query = Query(text="kettle", agent="main", session="s", name="n", audience=ADA, person="ada")
+
+    async def found(*seen: int) -> set[str]:
+        asked = msgspec.structs.replace(query, seen=frozenset(seen))
+        return {one.text for one in await either.provider().find(asked)}
+
+    assert await found(first) == {"the kettle is new", "the kettle is loud"}
+    assert await found(first, second) == {"the kettle is loud"}  # of session s alone, whatever its number elsewhere
+    assert away == first
+
+
+async def test_no_more_is_found_than_can_be_shown(either: Stage) -> None:
+    for number in range(20):
+        await either.say(f"kettle number {number} " + "is very loud indeed " * 20, session=f"s{number}")
+    query = Query(text="kettle", agent="main", session="x", name="n", audience=ADA, person="ada", tokens=500)
+    assert 5 <= len(await either.provider().find(query)) <= 8
+    assert len(await either.provider().find(msgspec.structs.replace(query, tokens=0))) == 20
+
+
+async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(stage: Stage) -> None:
+    """Entries wait in memory for others to be written with, unless somebody could be told of them."""
+    await stage.say("nothing to do with it")
+    await stage.find("kettle")
+    taken: list[int] = []
+    take = stage.index._intake.take
+
+    def count(entries: Sequence[Entry], agents: Mapping[str, str]) -> Taken:
+        taken.append(len(entries))
+        return take(entries, agents)
+
+    stage.index._intake.take = count  # type: ignore[method-assign]
+    await stage.say("not for ada", session="b", audience=("person:bob",))
+    await stage.find("kettle")
+    assert taken == []
+    assert await stage.find("not for", audience=("person:bob",)) == ["not for ada"]
+    await stage.say("the kettle is blue")
+    assert (await stage.find("kettle"))[0] == "the kettle is blue"
+    assert taken == [1, 1]
+    for number in range(index_module.TOGETHER):
+        await stage.say(f"not for ada {number}", session="b", audience=("person:bob",))
+    await stage.find("kettle")
+    assert taken == [1, 1, index_module.TOGETHER]
 
 
 async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stage: Stage) -> None:

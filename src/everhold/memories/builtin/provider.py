@@ -15,6 +15,7 @@ from everhold.ports.platform import Delivery
 from everhold.ports.store import Store
 
 NAME: Final = "builtin"
+KINDS: Final = {"heard": "message", "said": "reply", "noted": "note"}
 LETTERS: Final = 5
 """Letters found for each token that can be shown: somewhat more than it has, so that a duplicate can be left out."""
 
@@ -99,4 +100,7 @@ def found(hit: Hit) -> Found:
         person=hit.person,
         at=hit.at,
         key=note_key(hit.session, hit.seq) if hit.kind == "noted" else f"{hit.session}:{hit.seq}",
+        author=hit.author,
+        kind=KINDS.get(hit.kind, ""),
+        origin=hit.origin,
     )

@@ -1,0 +1,95 @@
+"""What makes one thing found before another; next to each sign stands what is found without it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.memories.builtin import lookup
+from everhold.memories.builtin.lookup import Scope
+from everhold.memories.builtin.rank import DAY, Knobs
+from tests.memories.builtin.stage import ADA, Stage
+
+pytest.importorskip("numpy")
+BOB = ("person:bob",)
+
+
+@pytest.fixture(params=["words", "table"])
+async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    stage = Stage(tmp_path, embeddings="none" if request.param == "words" else "table")
+    yield stage
+    await stage.close()
+
+
+async def test_the_audience_is_settled_before_anything_is_ranked(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much better others' words match, they neither show nor push out what may be shown."""
+    await stage.say("there was a leak in the boiler room, a small one, nothing that could not be mended")
+    for number in range(300):
+        await stage.say("boiler leak", session=f"b{number}", audience=BOB, who="bob")
+    mine = "there was a leak in the boiler room, a small one, nothing that could not be mended"
+    assert await stage.find("boiler leak", limit=5) == [mine]
+    everybody = lookup.scopes
+
+    def planted(db: Any, *, agent: str | None, audience: Any) -> list[Scope]:
+        return everybody(db, agent=agent, audience=None)
+
+    monkeypatch.setattr(lookup, "scopes", planted)
+    leaked = await stage.find("boiler leak", limit=5)
+    assert leaked == ["boiler leak"] * 5  # hidden afterwards, nothing would be left
+
+
+async def test_what_is_newer_comes_first_of_equals(stage: Stage) -> None:
+    await stage.say("the boiler was repaired", session="new", at=400 * DAY)
+    await stage.say("the boiler was repaired!", session="old", at=0.0)
+    assert (await stage.hits("boiler repaired"))[0].session == "new"
+    stage.index.knobs = Knobs(recent=-0.02)
+    assert (await stage.hits("boiler repaired"))[0].session == "old"
+
+
+async def test_an_item_gains_from_what_stands_beside_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    long = "I have been wondering for a while, and before we go on with anything else at all I would like to know it: "
+    await stage.say(f"{long * 3} which colour of paint did you choose for the kitchen?", who="bob", session="a")
+    await stage.say("The pale one, I think.", session="a")
+    await stage.say("The pale one, I think.", session="b")
+
+    async def gain() -> float:
+        hits = await stage.hits("paint colour kitchen")
+        scores = {hit.session: hit.score for hit in hits if hit.text == "The pale one, I think."}
+        return scores["a"] - scores["b"]
+
+    assert await gain() > 0.1
+    stage.index.knobs = Knobs(smooth=0.0)
+    assert abs(await gain()) < 0.01
+    await stage.close()
+
+
+async def test_whom_a_question_names_is_not_what_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(tmp_path)
+    for number in range(6):
+        await stage.say(f"Hey Caroline! Number {number}?", who="mel", name="Melanie", session=f"m{number}")
+    for number in range(20):
+        await stage.say(f"Let us meet at {number}.", who="mel", name="Melanie", session=f"n{number}")
+    await stage.say("I practise the violin every day.", who="caro", name="Caroline", session="c")
+    asked = "Which instrument does Caroline play?"
+    assert (await stage.find(asked))[0] == "I practise the violin every day."
+    monkeypatch.setattr(lookup, "named", lambda *_: (set(), set()))
+    assert (await stage.find(asked))[0].startswith("Hey Caroline!")
+    await stage.close()
+
+
+async def test_words_that_stand_everywhere_are_not_followed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "LOOK", 8)
+    monkeypatch.setattr(lookup, "POSTINGS", 40)
+    for number in range(60):
+        await stage.say(f"cup {'of tea' if number % 2 else ''} {number}", session=f"s{number}")
+    await stage.say("a cup of oolong tea", session="rare")
+    assert (await stage.find("cup tea oolong", limit=3))[0] == "a cup of oolong tea"
+    (scope,) = lookup.scopes(stage.index._reader, agent="main", audience=ADA)
+    walked = lookup.walk(stage.index._reader, lookup.terms("cup tea oolong"), scope.id, scope.chunks)
+    assert [(term, len(rows)) for _, rows, term in walked] == [('"oolong"', 1)]
+    common = lookup.walk(stage.index._reader, lookup.terms("cup"), scope.id, scope.chunks)
+    assert [(term, len(rows), rows[0]) for _, rows, term in common] == [('"cup"', 8, scope.chunks - 1)]  # the newest
