@@ -95,6 +95,16 @@ class TestWhy:
         house.run(house.control.erase(first.session, [first.seq]))
         assert "mat" not in ask(house, chat="two")
 
+    def test_an_erasure_takes_the_records_made_since_with_it(self, house: House) -> None:
+        recalling(house).answers = [Found(text="known from afar", person="ada")]
+        furnish(house)
+        first = house.say("hello", rest=False)
+        house.tick(2)
+        thoughts = house.bodies(first.session, Thought)
+        assert all(house.run(house.store.blob(it.why)) for it in thoughts)
+        house.run(house.control.erase(first.session, [first.seq]))
+        assert [house.run(house.store.blob(blob)) for it in thoughts for blob in (it.why, it.recall)] == [None, None]
+
     def test_without_any_recall_it_says_so(self, house: House) -> None:
         assert "Nothing was recalled" in ask(house)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from everhold.core.entries import Attachment, Heard, Said
 from everhold.errors import Refused, Transient
 from everhold.memories.builtin import Builtin, Index
 from everhold.memory import Memory
-from everhold.ports.memory import Capability, Exchange, Forgotten, Found, Note
+from everhold.ports.memory import Batch, Capability, Exchange, Forgotten, Found, Note
 from everhold.ports.model import Answer
 from everhold.ports.store import Change, Step
 from everhold.testing.fakes import FakeProvider, ScriptedModel, wording
 from everhold.testing.house import House
 
 from .conftest import HeldModel
-from .noting import add, asked_for, furnish
+from .noting import Finding, add, asked_for, furnish
 from .test_working import die_at
 
 CANARY = "zanzibar7391"
@@ -55,6 +56,14 @@ class Forgetful(FakeProvider):
     @property
     def words(self) -> str:
         return " ".join(wording(item) for items in self.kept.values() for item in items)
+
+
+class Tardy(Forgetful):
+    """Carries out a write some time after it was asked to."""
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        await asyncio.sleep(5)
+        return await super().store(batch)
 
 
 class Dumb(FakeProvider):
@@ -203,6 +212,21 @@ class TestForgetting:
         assert house.run(house.store.blob(hers)) is None
         assert house.run(house.store.blob(shared)) is not None
 
+    def test_what_somebody_else_was_shown_of_it_is_not_on_record_any_more(self, house: House) -> None:
+        finding = Finding()
+        house.furniture.memories = {"a": finding}
+        house.furniture.settings.update(recalls=("a",), recall_seconds=1.0)
+        furnish(house)
+        house.say("hello")
+        finding.answers = [Found(text=f"ada keeps {CANARY}", person="ada")]
+        session = house.say("what is new?", who="bob", chat="bobs").session
+        assert everywhere(house.path, CANARY)
+        report = house.run(memory(house).forget("ada"))
+        assert report.recalls
+        assert everywhere(house.path, CANARY) == []
+        assert [body.text for body in house.bodies(session, Heard)] == ["what is new?"]
+        house.sound()
+
     def test_dead_letters_of_it_are_gone_and_their_reasons_say_nothing(self, house: House) -> None:
         provider = Forgetful()
         provider.faults.fail(Refused(f"I will not take {CANARY}"), times=5)
@@ -243,6 +267,18 @@ class TestInTheMiddle:
         assert CANARY in provider.words
         house.run(memory(house).forget("ada"))
         house.rest(120)
+        assert CANARY not in provider.words
+
+    def test_a_write_that_lands_late_is_deleted_all_the_same(self, house: House) -> None:
+        provider = Tardy()
+        house.furniture.memories = {"a": provider}
+        furnish(house)
+        house.say(f"remember {CANARY}", rest=False)
+        house.tick(0.5)
+        assert CANARY not in provider.words
+        assert house.run(memory(house).forget("ada")).done
+        house.rest(60)
+        assert provider.writes
         assert CANARY not in provider.words
 
     @pytest.mark.parametrize("after", [False, True])
