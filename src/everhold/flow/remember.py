@@ -19,7 +19,7 @@ from everhold.flow.lane import Load, Look, Notice
 from everhold.flow.memory import Attached
 from everhold.flow.perform import hand_over
 from everhold.flow.switch import WINDOW, is_turn, switch_of
-from everhold.ports.memory import Batch, Capability, Memory, Note, Retraction
+from everhold.ports.memory import Batch, Capability, Exchange, Memory, Note, Retraction
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Claim, Flight, Item, Session, Wake
 
@@ -183,18 +183,21 @@ class Remember:
         assert isinstance(load.payload, Batch)
         if not self._here():
             raise Transient(f"memory {self.instance} is not attached")
-        return await self.provider.store(await self._with_replaced(load.payload))
+        return await self.provider.store(await self._with_past(load.payload))
 
     async def arrived(self, load: Load) -> Sequence[str]:
         assert isinstance(load.payload, Batch)
         if not self._here():
             raise Transient(f"memory {self.instance} is not attached")
-        return await self.provider.probe(await self._with_replaced(load.payload))
+        return await self.provider.probe(await self._with_past(load.payload))
 
-    async def _with_replaced(self, batch: Batch) -> Batch:
+    async def _with_past(self, batch: Batch) -> Batch:
         """Looked up at the last moment, and no part of what a retry must repeat: it may have been erased meanwhile."""
         replaced: dict[str, str] = {}
+        heard_by: dict[str, tuple[str, ...]] = {}
         for item in batch.items:
+            if isinstance(item, Retraction):
+                heard_by |= await self._heard_by(item)
             if not isinstance(item, Note) or item.action == "add":
                 continue
             if item.supersedes:
@@ -204,7 +207,20 @@ class Remember:
                     replaced[item.supersedes] = body.text
             elif item.fact and (text := await self._last_version(item)):
                 replaced[item.fact] = text
-        return structs.replace(batch, replaced=replaced) if replaced else batch
+        return structs.replace(batch, replaced=replaced, heard_by=heard_by) if replaced or heard_by else batch
+
+    async def _heard_by(self, retraction: Retraction) -> dict[str, tuple[str, ...]]:
+        session = await self.store.session(retraction.session)
+        heard_by: dict[str, tuple[str, ...]] = {}
+        for key in retraction.keys:
+            op = int(key.rpartition(":")[2])
+            for turn in await self.store.operations(session.id, what=("turn",), after=op - 1, before=op + 1):
+                memory = (
+                    await self._memory(session, await self.store.entry(session.id, turn.last)) if turn.last else None
+                )
+                if isinstance(memory, Exchange):
+                    heard_by[key] = memory.stamp.audience
+        return heard_by
 
     async def _last_version(self, note: Note) -> str:
         """What a fact said that was noted in another session."""
