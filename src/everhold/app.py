@@ -467,3 +467,4 @@ def agent_json(agent: AgentSettings, settings: Settings) -> dict[str, Any]:
         "tools": list(agent.tools),
         "missing": missing,
     }
+        "budget": {"usd": agent.budget.usd_per_day, "tokens": agent.budget.tokens_per_day},

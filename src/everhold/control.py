@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -99,6 +99,16 @@ class Report(Struct, frozen=True, kw_only=True):
             "P7": "a log cannot show this; tests do",
             "P8": f"{seen.entries} entries: no gap, each as its digest says, derived rows agree",
         }[promise]
+
+
+LAST_FOLDS: Final = 3
+"""How many compressions a glance shows."""
+
+
+class Holding(Protocol):
+    """Where in the log all words of a text stand, the newest `limit` places, newest first."""
+
+    async def __call__(self, text: str, limit: int) -> Sequence[tuple[str, int]]: ...
 
 
 class Control:
@@ -278,6 +288,7 @@ class Control:
             checked += count
         findings += one_session_each(sessions)
         for text in await self.store.verify(sessions[0].id if name and sessions else None):
+            "compressions": [fold_json(entry) for entry in await self.store.folds(limit=LAST_FOLDS)],
             findings.append(Finding(promise="P8", session="", text=text))
         for item in await self.store.parked(session=sessions[0].id if name and sessions else ""):
             kind = "P4" if item.reader.startswith("memory:") else "P2"
@@ -564,6 +575,21 @@ def parked_json(item: Parked) -> dict[str, Any]:
     return {
         "id": item.id,
         "reader": item.reader,
+def fold_json(entry: Entry) -> dict[str, Any]:
+    """A compression at a glance; of one that was erased only that it was."""
+    folded = entry.body if isinstance(entry.body, Folded) else Folded(summary="", covers=0)
+    return {
+        "session": entry.session,
+        "op": entry.op,
+        "at": entry.at,
+        "messages": folded.messages,
+        "tokens_before": folded.tokens_before,
+        "tokens_after": folded.tokens_after,
+        "trigger": folded.trigger,
+        "model": folded.model,
+    }
+
+
         "session": item.session,
         "seq": item.seq,
         "part": item.part,

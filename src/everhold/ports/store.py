@@ -424,6 +424,9 @@ class Store(Protocol):
     async def notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Notes and erasures of all sessions in commit order: what curated facts are folded from."""
 
+    async def folds(self, *, limit: int) -> list[Entry]:
+        """The newest folds of all sessions, the last one first."""
+
     async def waiting(self) -> int:
         """How many messages of all sessions wait for an answer."""
 

@@ -84,9 +84,12 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
         screen.say(f"  memory    {_memory(memory)}")
     screen.say(f"  parked    {count(len(found['parked']), 'item')}, {found['in_doubt']} in doubt")
     for agent in found["agents"]:
-        spent = agent["spent"]
-        today = f" · today {spent['tokens']:,} tokens, {spent['usd']:.2f} USD" if spent["tokens"] else ""
-        screen.say(f"  agent     {paint(one_line(agent['name']), 'bold')} · {one_line(agent['model'])}{today}")
+        name = paint(one_line(agent["name"]), "bold")
+        screen.say(f"  agent     {name} · {one_line(agent['model'])}{_today(agent['spent'], agent['budget'])}")
+    for fold in found["compressions"]:
+        how = f"{count(fold['messages'], 'message')}, {fold['tokens_before']:,} → {fold['tokens_after']:,} tokens"
+        when = ago(time.time() - fold["at"])
+        screen.say(f"  folded    {one_line(fold['session'])} {when} ago · {how} · {fold['trigger']}")
     for text, remedy in wrong:
         screen.say(f"{paint('!', 'red', 'bold')} {one_line(text)}")
         if remedy:
@@ -103,6 +106,14 @@ def _memory(it: dict[str, Any]) -> str:
         parts.append(f"{it['lag']} to hand over, oldest {ago(now - it['oldest'])}" if it["oldest"] else str(it["lag"]))
     if it["stored"]:
         parts.append(f"took something in {ago(now - it['stored'])} ago")
+def _today(spent: dict[str, Any], budget: dict[str, Any]) -> str:
+    """What an agent has used today, and of how much."""
+    tokens = f"{spent['tokens']:,}" + (f" of {budget['tokens']:,}" if budget["tokens"] is not None else "")
+    usd = f"{spent['usd']:.2f}" + (f" of {budget['usd']:.2f}" if budget["usd"] is not None else "")
+    bound = budget["tokens"] is not None or budget["usd"] is not None
+    return f" · today {tokens} tokens, {usd} USD" if spent["tokens"] or bound else ""
+
+
     if it["state"] == "failing" and it["again"]:
         parts.append(f"tried again in {ago(max(0.0, it['again'] - now))}")
     if it["says"]:

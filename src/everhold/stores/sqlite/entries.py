@@ -169,6 +169,9 @@ NOTES: Final = (
     f"select {_COLUMNS} from entries indexed by entries_notes "
     "where pos > ? and kind in ('noted', 'erased') order by pos limit ?"
 )
+FOLDS: Final = (
+    f"select {_COLUMNS} from entries indexed by entries_folds where kind = 'folded' order by pos desc limit ?"
+)
 PENDING: Final = (
     f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "
     "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? order by p.seq"

@@ -231,6 +231,9 @@ class SqliteStore:
     async def notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         return [entries.of(row) for row in self._rows(entries.NOTES, (after, limit))]
 
+    async def folds(self, *, limit: int) -> list[Entry]:
+        return [entries.of(row) for row in self._rows(entries.FOLDS, (limit,))]
+
     async def waiting(self) -> int:
         count: int = self._rows("select count(*) from pending where asks", ())[0][0]
         return count

@@ -59,6 +59,18 @@ class LogContract:
         assert await scene.store.feed(after=feed[0].pos, limit=2) == feed[1:3]
 
     @promise
+    async def test_the_newest_folds_of_all_sessions_come_first(self, scene: Scene) -> None:
+        await scene.open("t")
+        assert await scene.store.folds(limit=5) == []
+        made = []
+        for session in "sts":
+            op = await scene.turn(session=session)
+            made.append((session, await scene.fold(op, session=session)))
+        found = await scene.store.folds(limit=2)
+        assert [(entry.session, entry.op) for entry in found] == made[:0:-1]
+        assert len(await scene.store.folds(limit=9)) == 3
+
+    @promise
     async def test_notes_are_read_without_what_lies_between_them(self, scene: Scene) -> None:
         await scene.open("t")
         await scene.hear()

@@ -278,6 +278,10 @@ class GatedStore:
         await self._late()
         return await self.disk.notes(after=after, limit=limit)
 
+    async def folds(self, *, limit: int) -> list[Entry]:
+        await self._late()
+        return await self.disk.folds(limit=limit)
+
     async def pending(self, session: str) -> list[Entry]:
         await self._late()
         return await self.disk.pending(session)
