@@ -1,0 +1,1 @@
+"""Slack: an app that listens through a socket of its own."""

@@ -1,0 +1,164 @@
+"""What was said while nobody listened: read from the history of every conversation the app is in, oldest first.
+
+Slack tries an event that was not confirmed a few times, within minutes, and then forgets it. So after every gap each
+conversation is read from where it was left. A conversation that never was heard is read from when we last lived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from everhold.core.retry import wait_seconds
+from everhold.errors import EverholdError, Refused, Transient
+from everhold.ports.log import Log
+from everhold.ports.plugin import Station
+
+Call: TypeAlias = Callable[..., Awaitable[dict[str, Any]]]
+"""Calls a method of the Web API by its name; raises our errors."""
+Hear: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
+
+ALIVE: Final = "alive"
+PAGE: Final = 200
+MOST_THREADS: Final = 50
+"""Of a channel's older threads, how many are looked into after a gap: those that were heard of last."""
+SKEW_SECONDS: Final = 60.0
+KINDS: Final = "im,mpim,public_channel,private_channel"
+
+
+class Backlog:
+    """Where every conversation was left, and the way from there to now."""
+
+    def __init__(self, call: Call, station: Station, log: Log) -> None:
+        self._call = call
+        self._station = station
+        self._log = log
+        self._at: dict[str, str] = {}
+        """The newest message of each conversation that was handed over with its position."""
+        self._threads: dict[str, list[str]] = {}
+        self._behind: set[str] | None = set()
+        """Conversations that are still to be read. None: which ones there are is not known yet."""
+
+    def begin(self) -> None:
+        """A gap may have been: until it is closed, nothing that arrives moves a position past it."""
+        self._behind = None
+
+    def position(self, channel: str, ts: str) -> str | None:
+        """The position that goes with a message just heard, if everything before it is kept."""
+        if self._behind is None or channel in self._behind or not later(ts, self._at.get(channel, "")):
+            return None
+        self._at[channel] = ts
+        return f"history/{channel}"
+
+    async def run(self, hear: Hear, *, now: float) -> None:
+        """Hand over everything that was missed. `now` is when the connection was made."""
+        # the very first time there is only what was said while we were being set up
+        alive = await self._station.positions.read(ALIVE) or f"{now - SKEW_SECONDS:.6f}"
+        channels = await self._channels()
+        self._behind = set(channels)
+        for channel in channels:
+            try:
+                await self._catch_up(channel, alive, hear)
+            except Refused as error:  # one that cannot be read keeps no other from being read
+                self._log.warning("history.unread", chat=channel, error=error)
+            self._behind.discard(channel)
+        self._behind = set()
+        await self.lived(now)
+
+    async def lived(self, now: float) -> None:
+        """Until `now` everything was heard. A little less is claimed: their clock is not ours."""
+        await self._station.positions.move(ALIVE, f"{now - SKEW_SECONDS:.6f}")
+
+    async def note_thread(self, channel: str, thread: str) -> None:
+        """Remember a thread before anything in it is kept: in the history of its channel it may be far away."""
+        threads = await self._known_threads(channel)
+        if thread not in threads:
+            threads.append(thread)
+            del threads[:-MOST_THREADS]
+            await self._station.positions.move(f"threads/{channel}", msgspec.json.encode(threads).decode())
+
+    async def _catch_up(self, channel: str, alive: str, hear: Hear) -> None:
+        since = await self._station.positions.read(f"history/{channel}") or alive
+        self._at[channel] = since
+        found, threads = await self._messages(channel, since)
+        for thread in dict.fromkeys((*threads, *await self._known_threads(channel))):
+            found += await self._replies(channel, thread, since)
+        for message in sorted({message["ts"]: message for message in found}.values(), key=lambda it: key(it["ts"])):
+            self._at[channel] = message["ts"]
+            await hear({**message, "type": "message", "channel": channel})
+
+    async def _messages(self, channel: str, since: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """What was said in a channel, and the threads that went on. Reads on until nothing is new any more."""
+        found: list[dict[str, Any]] = []
+        threads: list[str] = []
+        async for page in self._pages("conversations.history", "messages", channel=channel):
+            new = [it for it in page if later(it["ts"], since)]
+            found += new
+            threads += [it["ts"] for it in page if later(it.get("latest_reply") or "", since)]
+            if len(new) < len(page):
+                break
+        return found, threads
+
+    async def _replies(self, channel: str, thread: str, since: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        try:
+            async for page in self._pages(
+                "conversations.replies", "messages", channel=channel, ts=thread, oldest=since
+            ):
+                found += [it for it in page if later(it["ts"], since)]
+        except Refused as error:  # deleted, perhaps
+            self._log.info("thread.unread", chat=channel, error=error)
+        return found
+
+    async def _channels(self) -> list[str]:
+        try:
+            return [
+                it["id"]
+                async for page in self._pages("users.conversations", "channels", types=KINDS, exclude_archived="true")
+                for it in page
+            ]
+        except Refused as error:
+            self._log.warning("history.unread", error=error)
+            return []
+
+    async def _pages(self, method: str, what: str, **given: str) -> Any:
+        cursor = ""
+        while True:
+            page = await self._patiently(method, **given, limit=str(PAGE), cursor=cursor)
+            yield page.get(what) or []
+            cursor = (page.get("response_metadata") or {}).get("next_cursor") or ""
+            if not cursor:
+                return
+
+    async def _patiently(self, method: str, **given: str) -> dict[str, Any]:
+        """Ask until there is an answer: to go on without it would be to lose what it tells."""
+        failures = 0
+        while True:
+            try:
+                return await self._call(method, **{name: value for name, value in given.items() if value})
+            except Refused:
+                raise
+            except EverholdError as error:
+                failures += 1
+                asked = error.retry_after if isinstance(error, Transient) else None
+                wait = asked if asked is not None else wait_seconds(failures, jitter=self._station.chance.random())
+                self._log.info("history.later", error=error, seconds=wait)
+                await self._station.sleep(wait or 300.0)
+
+    async def _known_threads(self, channel: str) -> list[str]:
+        if channel not in self._threads:
+            stored = await self._station.positions.read(f"threads/{channel}")
+            self._threads[channel] = msgspec.json.decode(stored, type=list[str]) if stored else []
+        return self._threads[channel]
+
+
+def key(ts: str) -> tuple[int, int]:
+    """A time of Slack's as something to compare: as a number it would lose its last digits."""
+    seconds, _, rest = ts.partition(".")
+    return int(seconds or 0), int((rest + "000000")[:6])
+
+
+def later(ts: str, than: str) -> bool:
+    return key(ts) > key(than)

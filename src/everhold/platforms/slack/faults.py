@@ -1,0 +1,73 @@
+"""What went wrong at Slack, in our words: what to do next. No error text carries a token."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeAlias
+
+import aiohttp
+from slack_sdk.errors import SlackApiError
+
+from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
+
+Theirs: TypeAlias = SlackApiError | aiohttp.ClientError | asyncio.TimeoutError | OSError
+THEIRS: Final = (SlackApiError, aiohttp.ClientError, asyncio.TimeoutError, OSError)
+"""Everything that a call to Slack fails with."""
+
+TOKEN: Final = frozenset(
+    "invalid_auth not_authed account_inactive token_revoked token_expired not_allowed_token_type".split()
+)
+"""The account's trouble, not the message's: somebody mends it, and then it goes on."""
+GONE: Final = frozenset("message_not_found cant_update_message edit_window_closed".split())
+_TOO_LONG: Final = frozenset("msg_too_long msg_blocks_too_long".split())
+_MAYBE: Final = frozenset("internal_error fatal_error service_unavailable request_timeout".split())
+"""Slack says of these that some of it may have been done all the same."""
+_WAIT: Final = frozenset("ratelimited rate_limited message_limit_exceeded".split())
+
+
+def ours(error: Theirs, *, what: str) -> EverholdError:
+    """The error to raise for a call that failed."""
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL):
+        return Transient(f"Slack cannot be reached: {type(error).__name__}")
+    if not isinstance(error, SlackApiError):
+        return InDoubt(f"{what}: {type(error).__name__}")
+    name, status = name_of(error), _status(error)
+    if status == 429 or name in _WAIT:
+        return Transient(f"Slack wants {what} to wait", retry_after=seconds_of(error))
+    if name in TOKEN:
+        return Transient(f"Slack does not take this token: {name}", remedy="put the app's token into .env")
+    if status >= 500 or name in _MAYBE or not name:
+        return InDoubt(f"{what}: Slack answered {status} {name}".rstrip())
+    if name in _TOO_LONG:
+        return TooLong(f"Slack refuses {what}: {name}")
+    remedy = ""
+    if name == "missing_scope":
+        remedy = f"the app needs the scope {_field(error, 'needed') or '?'}: add it, and install the app again"
+    elif name in ("not_in_channel", "channel_not_found"):
+        remedy = "invite the app into the channel"
+    return Refused(f"Slack refuses {what}: {name}", remedy=remedy)
+
+
+def name_of(error: BaseException | None) -> str:
+    """What Slack calls the error; nothing if it did not say."""
+    return _field(error, "error") if isinstance(error, SlackApiError) else ""
+
+
+def seconds_of(error: SlackApiError) -> float:
+    headers = {key.lower(): value for key, value in dict(getattr(error.response, "headers", {})).items()}
+    try:
+        return float(headers.get("retry-after", ""))
+    except ValueError:
+        return 30.0
+
+
+def _status(error: SlackApiError) -> int:
+    # an answer that is no JSON comes as the HTTP library's response, which has another word for it
+    found: int = getattr(error.response, "status_code", 0) or getattr(error.response, "status", 0)
+    return found
+
+
+def _field(error: SlackApiError, key: str) -> str:
+    data = getattr(error.response, "data", error.response)
+    value = data.get(key) if isinstance(data, dict) else ""
+    return value if isinstance(value, str) else ""

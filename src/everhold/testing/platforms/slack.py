@@ -1,0 +1,436 @@
+"""A Slack on loopback: socket mode and the part of the Web API that an app needs, with its memory and its moods.
+
+It is honest about what makes the real one hard: an event that is not confirmed within seconds comes again, in another
+envelope, three times and then never more; with several connections each gets a part of the events; threads are not in
+a channel's history; long texts are cut off without a word, and edits have another limit than messages; a lost answer
+looks the same whether the message was shown or not. Its minutes are shorter than ours (`minute`). People are played by
+a test: `write`, `edit`, `command`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from everhold.testing.platforms.loopback import Answer, Request
+from everhold.testing.platforms.websocket import Socket, SocketLoopback
+
+MOST_CHARACTERS: Final = 40_000
+MOST_EDITED: Final = 4_000
+ACK_SECONDS: Final = 3.0
+
+
+class Failed(Exception):
+    """What the API answers instead of a result."""
+
+    def __init__(self, error: str, *, status: int = 200, **headers: str) -> None:
+        super().__init__(error)
+        self.error = error
+        self.status = status
+        self.headers = headers
+
+    def answer(self) -> Answer:
+        return Answer.json({"ok": False, "error": self.error}, status=self.status, **self.headers)
+
+
+@dataclass
+class App:
+    """One app in the workspace, and the connections it listens through."""
+
+    bot_token: str
+    app_token: str
+    user: str
+    bot: str
+    name: str
+    lines: list[Socket] = field(default_factory=list)
+    channels: list[str] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)
+    """Every event there was for it."""
+    waiting: dict[str, asyncio.Event] = field(default_factory=dict)
+    confirmed: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    """Events that were tried often enough."""
+    slowest: float = 0.0
+    """The longest an envelope that was confirmed waited for that."""
+
+
+class SlackServer(SocketLoopback):
+    """`async with SlackServer() as server:`, then `server.app(…)` and point a client at `server.url + "/api/"`."""
+
+    def __init__(self, *, minute: float = 1.0, ack_seconds: float = ACK_SECONDS) -> None:
+        super().__init__()
+        self.minute = minute
+        self.ack_seconds = ack_seconds
+        self.apps: list[App] = []
+        self.messages: dict[str, dict[str, dict[str, Any]]] = {}
+        """channel -> ts -> message, as the history has it."""
+        self.gone: dict[str, str] = {}
+        """Channels that cannot be written to, and what is said about it."""
+        self.busy: dict[str, int] = {}
+        """Channels that answer 429 to the next call, with the seconds to wait."""
+        self.files: dict[str, dict[str, Any]] = {}
+        self.contents: dict[str, bytes] = {}
+        self.edits: dict[tuple[str, str], int] = {}
+        self._count = itertools.count(1)
+        self._turn = itertools.count()
+        self._last = 0.0
+        self._deliveries: set[asyncio.Task[None]] = set()
+
+    def app(self, bot_token: str, app_token: str, *, name: str = "everhold") -> App:
+        number = len(self.apps) + 1
+        self.apps.append(App(bot_token, app_token, f"UBOT{number}", f"BBOT{number}", name))
+        return self.apps[-1]
+
+    def invite(self, app: App, channel: str) -> None:
+        if channel not in app.channels:
+            app.channels.append(channel)
+
+    async def stop(self) -> None:
+        for task in list(self._deliveries):
+            task.cancel()
+        await asyncio.gather(*self._deliveries, return_exceptions=True)
+        await super().stop()
+
+    # -- people ------------------------------------------------------------------------------------------------------
+
+    async def write(
+        self,
+        text: str,
+        *,
+        channel: str,
+        user: str = "UADA",
+        thread: str = "",
+        files: Sequence[tuple[str, bytes]] = (),
+        **more: Any,
+    ) -> str:
+        """Somebody writes where an app is; the message's ts."""
+        if channel.startswith("D"):
+            self.invite(self.apps[0], channel)  # a direct chat opens by itself
+        ts = str(more.pop("ts", "")) or self._ts()
+        message: dict[str, Any] = {"type": "message", "user": user, "text": text, "ts": ts}
+        if thread:
+            message |= {"thread_ts": thread, "parent_user_id": self.messages[channel][thread].get("user")}
+        if files:
+            message |= {"subtype": "file_share", "files": [self._filed(name, data) for name, data in files]}
+        message |= more
+        self._post(channel, message)
+        await self._tell(channel, {**message, "channel": channel, "event_ts": ts, **_kind(channel)})
+        return ts
+
+    async def edit(self, ts: str, text: str, *, channel: str) -> None:
+        """Somebody changes what they wrote."""
+        before = dict(self.messages[channel][ts])
+        self.messages[channel][ts] |= {"text": text, "edited": {"user": before["user"], "ts": self._ts()}}
+        await self._changed(channel, self.messages[channel][ts], before)
+
+    async def command(self, command: str, text: str, *, channel: str, user: str = "UADA") -> None:
+        """Somebody types a slash command that the app has registered. Slack does not try those twice."""
+        payload = {
+            "token": "t", "team_id": "T1", "channel_id": channel, "channel_name": "general", "user_id": user,
+            "user_name": "ada", "command": command, "text": text, "trigger_id": f"1334.{next(self._count)}.8fbd46",
+            "response_url": f"{self.url}/response", "api_app_id": "A1",
+        }  # fmt: skip
+        for app in self.apps:
+            await self._envelope(app, "slash_commands", payload, attempt=0)
+
+    async def happen(self, event: Any, *, type: str = "events_api") -> None:
+        """Something else happens, told in exactly these words."""
+        for app in self.apps:
+            self._deliver(app, event, type=type)
+
+    async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
+        """Everything that ever was told is told again, in any order; returns when all of it was confirmed."""
+        for app in self.apps:
+            again = [payload for _ in range(times) for payload in app.told]
+            if chance is not None:
+                chance.shuffle(again)
+            for payload in again:
+                await self._attempts(app, payload, type="events_api")
+
+    async def refresh(self) -> None:
+        """Slack renews its connections: it says so, and ends the old ones."""
+        for app in self.apps:
+            for line in list(app.lines):
+                await line.say({"type": "disconnect", "reason": "refresh_requested", "debug_info": {}})
+                await line.close()
+
+    def shown(self, channel: str) -> list[dict[str, Any]]:
+        """What apps said in a channel, threads and all, as it stands now."""
+        bots = {app.user for app in self.apps}
+        return [it for it in self.messages.get(channel, {}).values() if it.get("user") in bots]
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    async def _tell(self, channel: str, event: dict[str, Any]) -> None:
+        for app in self.apps:
+            if channel in app.channels:
+                self._deliver(app, event)
+                if f"<@{app.user}>" in (event.get("text") or "") and not channel.startswith("D"):
+                    # an app that asked for both hears of a mention twice, as two events
+                    mention = {key: value for key, value in event.items() if key not in ("channel_type", "subtype")}
+                    self._deliver(app, {**mention, "type": "app_mention"})
+        await asyncio.sleep(0)
+
+    async def _changed(self, channel: str, message: dict[str, Any], before: dict[str, Any]) -> None:
+        event = {
+            "type": "message", "subtype": "message_changed", "hidden": True, "channel": channel, "message": message,
+            "previous_message": before, "ts": self._ts(), "event_ts": self._ts(), **_kind(channel),
+        }  # fmt: skip
+        await self._tell(channel, json.loads(json.dumps(event)))
+
+    def _deliver(self, app: App, event: Any, *, type: str = "events_api") -> None:
+        id = f"Ev{next(self._count):08d}"
+        payload = {
+            "token": "t", "team_id": "T1", "api_app_id": "A1", "type": "event_callback", "event": event, "event_id": id,
+            "event_time": int(time.time()), "authorizations": [{"team_id": "T1", "user_id": app.user, "is_bot": True}],
+        }  # fmt: skip
+        app.told.append(payload)
+        task = asyncio.get_running_loop().create_task(self._attempts(app, payload, type=type))
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
+
+    async def _attempts(self, app: App, payload: dict[str, Any], *, type: str) -> None:
+        for attempt, pause in enumerate((0.0, 0.15, 1.0, 5.0)):  # at once, nearly at once, a minute, five minutes
+            await asyncio.sleep(pause * self.minute)
+            if await self._envelope(app, type, payload, attempt=attempt):
+                app.confirmed.append(payload["event_id"])
+                return
+        app.forgotten.append(payload["event_id"])
+
+    async def _envelope(self, app: App, type: str, payload: dict[str, Any], *, attempt: int) -> bool:
+        lines = [line for line in app.lines if not line.closed]
+        if not lines:
+            return False
+        line = lines[next(self._turn) % len(lines)]
+        id = f"envelope-{next(self._count)}"
+        app.waiting[id] = asyncio.Event()
+        told = {"envelope_id": id, "type": type, "payload": payload, "accepts_response_payload": False}
+        began = time.monotonic()
+        await line.say({**told, "retry_attempt": attempt, "retry_reason": "timeout" if attempt else ""})
+        try:
+            async with asyncio.timeout(self.ack_seconds):
+                await app.waiting[id].wait()
+        except TimeoutError:
+            return False
+        finally:
+            del app.waiting[id]
+        app.slowest = max(app.slowest, time.monotonic() - began)
+        return not line.closed
+
+    async def attend(self, request: Request, socket: Socket) -> None:
+        app = next(it for it in self.apps if it.name == request.query["app"])
+        app.lines.append(socket)
+        try:
+            info = {"host": "applink", "approximate_connection_time": 18060}
+            await socket.say(
+                {"type": "hello", "num_connections": len(app.lines), "debug_info": info, "connection_info": {}}
+            )
+            while (told := await socket.hear()) is not None:
+                if (waiting := app.waiting.get(told.get("envelope_id"))) is not None:
+                    waiting.set()
+        finally:
+            app.lines.remove(socket)
+            for waiting in app.waiting.values():
+                waiting.set() if not app.lines else None
+
+    # -- the Web API -------------------------------------------------------------------------------------------------
+
+    def name(self, request: Request) -> str:
+        return request.path.removeprefix("/api/") if request.path.startswith("/api/") else request.path.split("/")[1]
+
+    async def answer(self, request: Request) -> Answer:
+        try:
+            token = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if request.path.startswith("/upload/"):
+                self.contents[request.path.rpartition("/")[2]] = request.body
+                return Answer(body=b"OK", media="text/plain")
+            if request.path.startswith("/files/"):
+                return self._download(request, token)
+            given = {**request.query, **request.fields}
+            if self.name(request) == "apps.connections.open":
+                return self._connect(given.get("token") or token)
+            app = next((app for app in self.apps if app.bot_token == token), None)
+            if app is None:
+                raise Failed("invalid_auth")
+            method = getattr(self, "_" + self.name(request).replace(".", "_"), None)
+            if method is None:
+                raise Failed("unknown_method")
+            return Answer.json({"ok": True, **await method(app, given)})
+        except Failed as failed:
+            return failed.answer()
+
+    def _connect(self, token: str) -> Answer:
+        app = next((app for app in self.apps if app.app_token == token), None)
+        if app is None:
+            raise Failed("invalid_auth")
+        return Answer.json({"ok": True, "url": f"ws://127.0.0.1:{self.port}/link?app={app.name}"})
+
+    async def _auth_test(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        return {"url": self.url, "team": "T", "user": app.name, "team_id": "T1", "user_id": app.user, "bot_id": app.bot}
+
+    async def _users_info(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        name = str(given["user"]).removeprefix("U").lower()
+        return {
+            "user": {"id": given["user"], "name": name, "real_name": name.title(), "profile": {"display_name": name}}
+        }
+
+    async def _users_conversations(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        if not given.get("types"):
+            raise Failed("invalid_types")
+        return self._page([{"id": channel} for channel in app.channels], "channels", given)
+
+    async def _chat_postMessage(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        channel = self._open(app, given)
+        if not given.get("text"):
+            raise Failed("no_text")
+        message: dict[str, Any] = {
+            "type": "message", "user": app.user, "bot_id": app.bot, "bot_profile": {"name": app.name},
+            "text": given["text"][:MOST_CHARACTERS], "ts": self._ts(),
+        }  # fmt: skip
+        if given.get("thread_ts"):
+            message["thread_ts"] = given["thread_ts"]
+        if given.get("metadata"):
+            message["metadata"] = json.loads(given["metadata"])
+        self._post(channel, message)
+        told = {key: value for key, value in message.items() if key != "metadata"}
+        await self._tell(channel, {**told, "channel": channel, "event_ts": message["ts"], **_kind(channel)})
+        return {"channel": channel, "ts": message["ts"], "message": message}
+
+    async def _chat_update(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        channel = self._open(app, given)
+        message = self.messages.get(channel, {}).get(given["ts"])
+        if message is None:
+            raise Failed("message_not_found")
+        if message.get("user") != app.user:
+            raise Failed("cant_update_message")
+        if not given.get("text"):
+            raise Failed("no_text")
+        if len(given["text"]) > MOST_EDITED:
+            raise Failed("msg_too_long")
+        before = dict(message)
+        message["text"] = given["text"]
+        if given.get("metadata"):
+            message["metadata"] = json.loads(given["metadata"])
+        self.edits[(channel, given["ts"])] = self.edits.get((channel, given["ts"]), 0) + 1
+        await self._changed(channel, {**message, "edited": {"user": app.user, "ts": self._ts()}}, before)
+        return {"channel": channel, "ts": given["ts"], "text": given["text"]}
+
+    async def _chat_delete(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        if self.messages.get(given["channel"], {}).pop(given["ts"], None) is None:
+            raise Failed("message_not_found")
+        return {"channel": given["channel"], "ts": given["ts"]}
+
+    async def _conversations_history(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        channel = self._member(app, given)
+        found = [
+            self._historic(channel, it, given)
+            for it in self.messages.get(channel, {}).values()
+            if it.get("thread_ts", it["ts"]) == it["ts"] or it.get("subtype") == "thread_broadcast"
+        ]
+        return self._page([it for it in reversed(found) if _within(it, given)], "messages", given)
+
+    async def _conversations_replies(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        channel, thread = self._member(app, given), given["ts"]
+        if thread not in self.messages.get(channel, {}):
+            raise Failed("thread_not_found")
+        found = [
+            self._historic(channel, it, given)
+            for it in self.messages[channel].values()
+            if it["ts"] == thread or (it.get("thread_ts") == thread and _within(it, given))
+        ]
+        return self._page(found, "messages", given)
+
+    async def _files_getUploadURLExternal(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        id = f"F{next(self._count)}"
+        self.files[id] = {"id": id, "name": given["filename"], "size": int(given["length"]), "mode": "hosted"}
+        return {"upload_url": f"{self.url}/upload/{id}", "file_id": id}
+
+    async def _files_completeUploadExternal(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        channel = self._open(app, {"channel": given["channel_id"]})
+        ids = [it["id"] for it in json.loads(given["files"])]
+        if any(len(self.contents.get(id, b"")) != self.files[id]["size"] for id in ids):
+            raise Failed("file_not_found")
+        message = {"type": "message", "user": app.user, "bot_id": app.bot, "text": given.get("initial_comment") or ""}
+        message |= {"ts": self._ts(), "files": [self.files[id] for id in ids]}
+        if given.get("thread_ts"):
+            message["thread_ts"] = given["thread_ts"]
+        self._post(channel, message)
+        return {"files": [self.files[id] for id in ids]}
+
+    async def _files_info(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        if given["file"] not in self.files:
+            raise Failed("file_not_found")
+        return {"file": self.files[given["file"]]}
+
+    def _download(self, request: Request, token: str) -> Answer:
+        if token not in {app.bot_token for app in self.apps}:
+            return Answer(body=b"<html>Sign in</html>", media="text/html")  # as it really does
+        return Answer(body=self.contents[request.path.split("/")[2]], media="application/octet-stream")
+
+    # -- within ------------------------------------------------------------------------------------------------------
+
+    def _ts(self) -> str:
+        self._last = max(time.time(), self._last + 0.000_002)
+        return f"{self._last:.6f}"
+
+    def _post(self, channel: str, message: dict[str, Any]) -> None:
+        self.messages.setdefault(channel, {})[message["ts"]] = message
+
+    def _member(self, app: App, given: dict[str, Any]) -> str:
+        channel = str(given.get("channel") or "")
+        if channel not in app.channels:
+            raise Failed("not_in_channel" if channel in self.messages else "channel_not_found")
+        if channel in self.gone:
+            raise Failed(self.gone[channel])
+        return channel
+
+    def _open(self, app: App, given: dict[str, Any]) -> str:
+        """The channel of a call that says something, unless it cannot be written to."""
+        channel = self._member(app, given)
+        if wait := self.busy.pop(channel, 0):
+            raise Failed("ratelimited", status=429, **{"Retry-After": str(wait)})
+        return channel
+
+    def _historic(self, channel: str, message: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """A message as a history tells it: other than an event."""
+        told = dict(message)
+        if given.get("include_all_metadata") not in ("true", "1"):
+            told.pop("metadata", None)
+        replies = [
+            it["ts"] for it in self.messages[channel].values() if it.get("thread_ts") == message["ts"] != it["ts"]
+        ]
+        if replies:
+            told |= {"thread_ts": message["ts"], "reply_count": len(replies), "latest_reply": replies[-1]}
+        return told
+
+    def _page(self, found: list[dict[str, Any]], what: str, given: dict[str, Any]) -> dict[str, Any]:
+        start, limit = int(given.get("cursor") or 0), int(given.get("limit") or 100)
+        following = str(start + limit) if len(found) > start + limit else ""
+        return {
+            what: found[start : start + limit],
+            "has_more": bool(following),
+            "response_metadata": {"next_cursor": following},
+        }
+
+    def _filed(self, name: str, data: bytes) -> dict[str, Any]:
+        id = f"F{next(self._count)}"
+        self.contents[id] = data
+        self.files[id] = {
+            "id": id, "name": name, "mimetype": "text/plain", "size": len(data), "mode": "hosted", "is_external": False,
+            "url_private": f"{self.url}/files/{id}/x", "url_private_download": f"{self.url}/files/{id}/x",
+        }  # fmt: skip
+        return self.files[id]
+
+
+def _within(message: dict[str, Any], given: dict[str, Any]) -> bool:
+    return float(given.get("oldest") or 0) < float(message["ts"])
+
+
+def _kind(channel: str) -> dict[str, str]:
+    return {"channel_type": "im" if channel.startswith("D") else "channel"}

@@ -1,0 +1,134 @@
+"""A server for fakes that is also spoken to through WebSockets, in plain frames: no compression, no fragments."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import struct
+from typing import Any, Final
+
+from everhold.testing.platforms.loopback import Loopback, Request, _abort, _read
+
+_MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+TEXT: Final = 1
+BINARY: Final = 2
+CLOSE: Final = 8
+PING: Final = 9
+PONG: Final = 10
+
+
+class Socket:
+    """One WebSocket, seen from the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.closed = False
+
+    async def say(self, value: Any) -> bool:
+        """Send a JSON value; whether the other side was still there. That does not mean that it was read."""
+        return await self._frame(TEXT, json.dumps(value).encode())
+
+    async def hear(self) -> Any | None:
+        """The next JSON value from the other side, or None when it is gone."""
+        while True:
+            try:
+                head, length = await self._reader.readexactly(2)
+                size = length & 0x7F
+                if size == 126:
+                    (size,) = struct.unpack("!H", await self._reader.readexactly(2))
+                elif size == 127:
+                    (size,) = struct.unpack("!Q", await self._reader.readexactly(8))
+                mask = await self._reader.readexactly(4)
+                data = bytes(byte ^ mask[n % 4] for n, byte in enumerate(await self._reader.readexactly(size)))
+            except (ConnectionError, asyncio.IncompleteReadError):
+                self.closed = True
+                return None
+            match head & 0x0F:
+                case 1:
+                    return json.loads(data)
+                case 8:
+                    await self.close()
+                    return None
+                case 9:
+                    await self._frame(PONG, data)
+                case _:
+                    pass
+
+    async def close(self, code: int = 1000) -> None:
+        if not self.closed:
+            await self._frame(CLOSE, struct.pack("!H", code))
+            self.closed = True
+            self._writer.close()
+
+    def abort(self) -> None:
+        """Gone without a word."""
+        self.closed = True
+        _abort(self._writer)
+
+    async def _frame(self, kind: int, data: bytes) -> bool:
+        if self.closed:
+            return False
+        size = len(data)
+        length = (
+            bytes([size])
+            if size < 126
+            else b"\x7e" + struct.pack("!H", size)
+            if size < 2**16
+            else b"\x7f" + struct.pack("!Q", size)
+        )
+        try:
+            self._writer.write(bytes([0x80 | kind]) + length + data)
+            await self._writer.drain()
+        except ConnectionError:
+            self.closed = True
+        return not self.closed
+
+
+class SocketLoopback(Loopback):
+    """A `Loopback` whose subclasses also `attend` to sockets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sockets: list[Socket] = []
+
+    async def attend(self, request: Request, socket: Socket) -> None:
+        """Talk through one socket until it is closed."""
+        raise NotImplementedError
+
+    def cut(self) -> None:
+        """Break every socket. Who calls may connect again at once."""
+        for socket in list(self.sockets):
+            socket.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (request := await _read(reader)) is not None and not self.down:
+                if request.headers.get("upgrade", "").lower() == "websocket":
+                    await self._upgrade(request, reader, writer)
+                    break
+                if not await self._handle(request, writer):
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the caller left
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _upgrade(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        proof = base64.b64encode(
+            hashlib.sha1(request.headers["sec-websocket-key"].encode() + _MAGIC, usedforsecurity=False).digest()
+        )
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Accept: " + proof + b"\r\n\r\n"
+        )
+        socket = Socket(reader, writer)
+        self.sockets.append(socket)
+        try:
+            await self.attend(request, socket)
+        finally:
+            socket.closed = True
+            self.sockets.remove(socket)

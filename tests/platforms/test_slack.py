@@ -1,0 +1,471 @@
+"""What is Slack's own: envelopes and their three seconds, threads, what its history is good for, and its wording."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.core.access import NOTICE
+from everhold.core.attachments import attachment
+from everhold.core.entries import Heard
+from everhold.errors import InDoubt, Refused, TooLong, Transient
+from everhold.platforms.slack import adapter, backlog, wording
+from everhold.platforms.slack.adapter import Slack
+from everhold.platforms.slack.settings import SlackSettings, factory
+from everhold.ports.platform import Incoming, Verdict
+from everhold.secret import Secret
+from everhold.testing.contracts.platform import Desk
+from everhold.testing.platforms.loopback import Answer
+from everhold.testing.platforms.slack import SlackServer
+from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN, SlackStage, slack_stage
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[SlackStage]:
+    async with slack_stage() as stage:
+        yield stage
+
+
+@pytest.fixture
+async def desk(stage: SlackStage, tmp_path: Path) -> AsyncIterator[Desk]:
+    desk = Desk(stage, tmp_path)
+    yield desk
+    await desk.close()
+
+
+@pytest.fixture
+def server(stage: SlackStage) -> SlackServer:
+    return stage.server
+
+
+async def heard(desk: Desk, server: SlackServer, text: str, **more: Any) -> Heard:
+    """Write something and see what became of it."""
+    desk.start()
+    await server.write(text, **{"channel": "C1", **more})
+    await server.write("that was it", channel="D1")
+    await desk.until_heard("that was it")
+
+    async def met() -> bool:
+        return len(await desk.heard()) > 1
+
+    await desk.until(met, what=f"hearing {text}")
+    return next(body for body in await desk.heard() if body.text != "that was it")
+
+
+async def many(desk: Desk, of: list[str], count: int) -> None:
+    """Wait until Slack has counted so many: confirmed, or given up."""
+
+    async def met() -> bool:
+        return len(of) >= count
+
+    await desk.until(met, what=f"{count} of them")
+
+
+# -- envelopes ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(desk: Desk, server: SlackServer) -> None:
+    kept, entered = asyncio.Event(), asyncio.Event()
+
+    async def accept(incoming: Incoming) -> Verdict:
+        entered.set()
+        await kept.wait()
+        return await desk._accept(incoming)
+
+    listening = asyncio.create_task(desk.platform.listen(accept))
+    await server.write("hello", channel="D1")
+    async with asyncio.timeout(10):
+        await entered.wait()
+    assert server.apps[0].confirmed == []
+    kept.set()
+    await many(desk, server.apps[0].confirmed, 1)
+    assert await desk.texts() == ["hello"]
+    listening.cancel()
+
+
+async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_path: Path) -> None:
+    async with SlackServer(ack_seconds=0.05) as server:
+        server.app(BOT_TOKEN, APP_TOKEN)
+        desk = Desk(SlackStage(server), tmp_path)
+        slow = desk._accept
+
+        async def accept(incoming: Incoming) -> Verdict:
+            await asyncio.sleep(0.1)  # slower than Slack waits
+            return await slow(incoming)
+
+        listening = asyncio.create_task(desk.platform.listen(accept))
+        await server.write("hello", channel="D1")
+
+        async def came_again() -> bool:
+            return len([it for it in desk.verdicts if it.outcome == "duplicate"]) >= 1
+
+        await desk.until(came_again, what="its coming again")
+        assert await desk.texts() == ["hello"]
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await desk.close()
+
+
+async def test_a_file_that_takes_long_holds_up_nothing_else(
+    desk: Desk, server: SlackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "SLOW_SECONDS", 0.05)
+    desk.start()
+    await server.write("hello", channel="D1")
+    await desk.until_heard("hello")
+    server.fault("files", "hang")
+    await server.write("look", channel="D1", files=[("a.txt", b"some bytes")])
+    async with asyncio.timeout(10):
+        await server.held.wait()
+    await server.write("and by the way", channel="D1")
+    await desk.until_heard("and by the way")
+    assert (
+        await desk.store.position(platform="slack", account="main", name="history/D1")
+        == (await desk.heard())[0].origin.message
+    ), "the position does not pass what is not kept"
+    server.cut()  # the download is lost with the connection, and the message is not
+    await desk.until_heard("look")
+    body = next(body for body in await desk.heard() if body.text == "look")
+    assert [file.name for file in body.attachments] == ["a.txt"]
+    assert len(await desk.texts()) == 3
+
+
+async def test_connections_are_renewed_without_a_word(desk: Desk, server: SlackServer) -> None:
+    desk.start()
+    await server.write("before", channel="D1")
+    await desk.until_heard("before")
+    await server.refresh()
+    await server.write("behind", channel="D1")
+    await desk.until_heard("behind")
+    assert desk.troubles == []
+    assert await desk.texts() == ["before", "behind"]
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path: Path) -> None:
+    async with SlackServer(minute=0.01) as server:
+        app = server.app(BOT_TOKEN, APP_TOKEN)
+        server.invite(app, "C1")
+        desk = Desk(SlackStage(server), tmp_path)
+        old = await server.write("an old thread", channel="C1", ts="1600000000.000001")
+        await many(desk, server.apps[0].forgotten, 1)
+        desk.start()
+
+        async def connected() -> bool:
+            return desk.well > 0
+
+        await desk.until(connected, what="connecting")
+        await server.write("before", channel="C1")
+        await server.write("in the thread", channel="C1", thread=old)
+        await desk.until_heard("before", "in the thread")
+        await desk.stop()
+        parent = await server.write("a new thread", channel="C1")
+        await server.write("in the old one", channel="C1", thread=old)
+        await server.write("in the new one", channel="C1", thread=parent)
+        await server.write("in a chat nobody had opened", channel="D9", user="UEVE")
+        for number in range(250):
+            await server.write(f"much more {number}", channel="C1")
+        await many(desk, server.apps[0].forgotten, 1 + 254)
+        await desk.restart()
+        await desk.until_heard("much more 249", "in a chat nobody had opened")
+        texts = await desk.texts()
+        assert [it for it in texts if "nobody" not in it][-253:] == [
+            "a new thread",
+            "in the old one",
+            "in the new one",
+            *(f"much more {number}" for number in range(250)),
+        ]
+        assert "an old thread" not in texts, "what was said before there was a gateway is nobody's business"
+        before = len(texts)
+        await desk.restart()
+        await server.write("and on", channel="C1")
+        await desk.until_heard("and on")
+        assert len(await desk.texts()) == before + 1
+        await desk.close()
+
+
+async def test_a_gap_is_not_jumped_over_by_what_is_new(
+    desk: Desk, server: SlackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "SLOW_SECONDS", 0.05)
+    desk.start()
+    first = await server.write("before", channel="D1")
+    await desk.until_heard("before")
+    await desk.stop()
+    server.fault("conversations.history", "hang")
+    for app in server.apps:
+        app.channels.append("D1") if "D1" not in app.channels else None
+    server.messages["D1"]["1"] = {
+        "type": "message",
+        "user": "UADA",
+        "text": "missed",
+        "ts": f"{float(first) + 1e-5:.6f}",
+    }
+    await desk.restart()
+    async with asyncio.timeout(10):
+        await server.held.wait()
+    await server.write("new", channel="D1")
+    await desk.until_heard("new")
+    assert await desk.store.position(platform="slack", account="main", name="history/D1") == first
+    await desk.restart()
+    await desk.until_heard("missed")
+    assert sorted(await desk.texts()) == ["before", "missed", "new"]
+
+
+def test_times_are_compared_to_their_last_digit() -> None:
+    assert backlog.later("1700000000.000002", "1700000000.000001")
+    assert not backlog.later("1700000000.000001", "1700000000.000001")
+    assert backlog.later("1700000000.1", "1700000000.000001")
+    assert not backlog.later("", "")
+
+
+# -- what is heard -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_mention_that_comes_as_two_events_is_heard_once(desk: Desk, server: SlackServer) -> None:
+    body = await heard(desk, server, f"hi <@{server.apps[0].user}>, what now?")
+    assert (body.text, body.asks) == ("hi @everhold, what now?", True)
+    await many(desk, server.apps[0].confirmed, 3)
+    assert [verdict.outcome for verdict in desk.verdicts].count("duplicate") >= 1
+    assert "differs" not in [verdict.outcome for verdict in desk.verdicts]
+    assert len(await desk.texts()) == 2
+    assert ":channel:C1" in body.stamp.address
+
+
+async def test_a_thread_is_a_conversation_and_is_answered_there(desk: Desk, server: SlackServer) -> None:
+    remote = await desk.platform.send(desk.out("a thought", to=desk.place(chat="C1")))
+    body = await heard(desk, server, "tell me more", thread=remote)
+    assert body.asks, "it hangs on what we said"
+    assert (body.origin.chat, body.origin.thread) == ("C1", remote)
+    assert body.stamp.address.endswith(f":thread:{remote}")
+    await desk.platform.send(desk.out("there is no more", to=body.origin, key="s:2:0"))
+    assert server.shown("C1")[-1]["thread_ts"] == remote
+    assert await desk.platform.probe(desk.out("", to=body.origin, key="s:2:0")) == server.shown("C1")[-1]["ts"]
+
+
+async def test_a_thread_of_others_is_none_of_ours(desk: Desk, server: SlackServer) -> None:
+    parent = await server.write("we talk", channel="C1")
+    desk.start()
+    await server.write("indeed", channel="C1", thread=parent)
+    await desk.until_heard("indeed")
+    assert not next(body for body in await desk.heard() if body.text == "indeed").asks
+
+
+@pytest.mark.parametrize("text", ["<@UBOT1> /status", " <@UBOT1|everhold>  /status"])
+async def test_a_command_behind_a_mention_is_a_command(desk: Desk, server: SlackServer, text: str) -> None:
+    body = await heard(desk, server, text)
+    assert body.command is not None
+    assert body.command.name == "status"
+
+
+@pytest.mark.parametrize("command, text", [("/everhold", "title A better one"), ("/title", "A better one")])
+async def test_a_slash_command_is_heard(desk: Desk, server: SlackServer, command: str, text: str) -> None:
+    desk.start()
+    await server.write("hello", channel="D1")
+    await desk.until_heard("hello")
+    await server.command(command, text, channel="C1")
+
+    async def met() -> bool:
+        return len(await desk.heard()) == 2
+
+    await desk.until(met, what="hearing a command")
+    body = (await desk.heard())[1]
+    assert body.command is not None
+    assert (body.command.name, body.command.argument) == ("title", "A better one")
+    assert (body.origin.chat, body.stamp.person) == ("C1", "UADA")
+
+
+async def test_what_makes_no_sense_is_kept_wherever_it_stands(desk: Desk, server: SlackServer) -> None:
+    desk.start()
+    await server.write("hello", channel="D1")
+    await server.happen({"type": "message", "channel": {"id": 7}, "text": 5, "user": "UADA", "ts": None})
+    await server.happen(["no", "event"])
+
+    async def met() -> bool:
+        return len(await desk.heard()) == 3
+
+    await desk.until(met, what="keeping both")
+    assert [body.asks for body in await desk.heard() if body.text != "hello"] == [False, False]
+
+
+async def test_previews_and_our_own_words_are_not_heard(desk: Desk, server: SlackServer) -> None:
+    desk.start()
+    ts = await server.write("see https://example.org", channel="D1")
+    before = dict(server.messages["D1"][ts])
+    await server._changed("D1", {**before, "attachments": [{"title": "Example"}]}, before)
+    remote = await desk.platform.send(desk.out("I th …"))
+    await desk.platform.send(desk.out("I think", edits=remote))
+    await server.write("joined", channel="D1", subtype="channel_join")
+    await server.write("the end", channel="D1")
+    await desk.until_heard("the end")
+    assert await desk.texts() == ["see https://example.org", "the end"]
+
+
+async def test_another_bot_is_known_for_one(desk: Desk, server: SlackServer) -> None:
+    bot = {"bot_id": "B77", "user": None, "subtype": "bot_message", "bot_profile": {"name": "Jira"}}
+    body = await heard(desk, server, "done", **bot)
+    assert (body.bot, body.stamp.person, body.sender) == (True, "B77", "Jira")
+
+
+async def test_a_sender_is_an_id_whatever_they_call_themselves(desk: Desk, server: SlackServer) -> None:
+    body = await heard(desk, server, "hello", channel="D1", user="UEVE")
+    assert (body.stamp.person, body.sender) == ("UEVE", "eve")
+
+
+async def test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here(desk: Desk, server: SlackServer) -> None:
+    async with SlackServer() as elsewhere:
+        file = {
+            "id": "F9",
+            "name": "plan.doc",
+            "mimetype": "text/plain",
+            "size": 3,
+            "url_private": f"{elsewhere.url}/x",
+        }
+        desk.start()
+        message = {"type": "message", "subtype": "file_share", "user": "UADA", "text": "look", "channel": "D1"}
+        await server.happen({**message, "ts": "1800000000.000001", "files": [file]})
+        await server.happen(
+            {**message, "ts": "1800000000.000002", "text": "drive", "files": [{**file, "is_external": True}]}
+        )
+
+        async def met() -> bool:
+            return len(await desk.heard()) == 2
+
+        await desk.until(met, what="hearing both")
+        for body in await desk.heard():
+            assert [(it.name, it.blob) for it in body.attachments] == [("plan.doc", "")]
+        assert elsewhere.calls == []
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("plain", "plain"),
+        ("a < b && c > d", "a &lt; b &amp;&amp; c &gt; d"),
+        ("**bold** and *it* and 2 ** 3 ** 4", "*bold* and *it* and 2 ** 3 ** 4"),
+        ("# Title\ntext", "*Title*\ntext"),
+        ("## **Title** #", "*Title*"),
+        ("[here](https://e.org/a_b?x=1&y=2)", "<https://e.org/a_b?x=1&amp;y=2|here>"),
+        ("`**not** <b>` and ```\n# no\n```", "`**not** &lt;b&gt;` and ```\n# no\n```"),
+        ("<!channel> <@U1> hello", "&lt;!channel&gt; &lt;@U1&gt; hello"),
+        ("[x](javascript:alert)", "[x](javascript:alert)"),
+        ("```\nunfinished **", "```\nunfinished **"),
+    ],
+)
+def test_wording_outward(text: str, shown: str) -> None:
+    assert wording.outward(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text, read",
+    [
+        ("a &lt; b &amp;amp; c", "a < b &amp; c"),
+        ("<@U1> <@U2> <@U3|cy>", "@me @U2 @cy"),
+        ("<#C1|general> <#C2>", "#general #C2"),
+        ("<!here> <!subteam^S1|@team>", "@here @team"),
+        ("<https://e.org|here> <https://e.org>", "here (https://e.org) https://e.org"),
+        ("<mailto:a@e.org|a@e.org>", "a@e.org"),
+        ("&lt;@U1&gt;", "<@U1>"),
+    ],
+)
+def test_wording_inward(text: str, read: str) -> None:
+    assert wording.inward(text, names={"U1": "me"}) == read
+
+
+async def test_notices_are_marked_where_other_bots_can_read_them(desk: Desk, server: SlackServer) -> None:
+    await desk.platform.send(desk.out("halted", to=desk.place(chat="C1"), notice=True))
+    await desk.platform.send(desk.out("halted", notice=True, key="s:2:0"))
+    assert [it["text"] for it in (*server.shown("C1"), *server.shown("D1"))] == [f"{NOTICE}halted", "halted"]
+
+
+async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(desk: Desk, server: SlackServer) -> None:
+    assert isinstance(desk.platform, Slack)
+    remote = await desk.platform.draft(desk.out("if a <", key="s:1:draft"))
+    text = "a < b; " * 550
+    assert len(text) <= desk.platform.text_limit
+    said = await desk.platform.send(desk.out(text, edits=remote))
+    (shown,) = server.shown("D1")
+    assert (shown["ts"], wording.inward(shown["text"], names={})) == (said, text)
+    with pytest.raises(TooLong):
+        await desk.platform.send(desk.out("<" * 11_000, key="s:2:0"))
+
+
+async def test_a_reply_whose_draft_was_deleted_is_sent(desk: Desk, server: SlackServer) -> None:
+    await desk.platform.send(desk.out("the whole text", edits="1.000001"))
+    assert [it["text"] for it in server.shown("D1")] == ["the whole text"]
+
+
+@pytest.mark.parametrize("lost", ["chat.postMessage", "upload", "files.completeUploadExternal"])
+@pytest.mark.parametrize("how", ["drop before", "drop after"])
+async def test_files_arrive_once_wherever_the_answer_was_lost(
+    desk: Desk, server: SlackServer, lost: str, how: Any
+) -> None:
+    files = tuple(attachment(data, name=name) for name, data in (("a.txt", b"one"), ("b.txt", b"two")))
+    await desk.keep(b"one")
+    await desk.keep(b"two")
+    out = desk.out("both", attachments=files)
+    server.fault(lost, how)
+    with pytest.raises((Transient, InDoubt)):
+        await desk.platform.send(out)
+    if await desk.platform.probe(out) is None:
+        await desk.platform.send(out)
+    assert await desk.platform.probe(out) is not None
+    assert [it["text"] for it in server.shown("D1") if it["text"]] == ["both"]
+    assert [file["name"] for it in server.shown("D1") for file in it.get("files", ())] == ["a.txt", "b.txt"]
+
+
+async def test_a_probe_looks_back_to_what_is_answered(desk: Desk, server: SlackServer) -> None:
+    question = await server.write("well?", channel="C1")
+    out = desk.out("yes", to=desk.place(chat="C1", message=question))
+    remote = await desk.platform.send(out)
+    for number in range(450):
+        server._post("C1", {"type": "message", "user": "UADA", "text": str(number), "ts": server._ts()})
+    assert await desk.platform.probe(out) == remote
+    assert await desk.platform.probe(desk.out("yes", to=out.to, key="s:3:0")) is None
+
+
+async def test_a_wait_is_kept_without_asking_again(desk: Desk, server: SlackServer) -> None:
+    server.busy["D1"] = 7
+    for _ in range(3):
+        with pytest.raises(Transient):
+            await desk.platform.send(desk.out("hello"))
+    assert [name for name, _ in server.calls].count("chat.postMessage") == 1
+    await desk.platform.send(desk.out("elsewhere", to=desk.place(chat="C1")))
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["bot_token", "app_token"])
+async def test_a_token_that_is_wrong_is_for_somebody_to_mend(desk: Desk, stage: SlackStage, wrong: str) -> None:
+    settings = stage.settings().model_copy(update={wrong: Secret("xox-wrong")})
+    slack = Slack(settings, desk.context())
+    with pytest.raises(Refused, match="does not take this token") as caught:
+        await slack.listen(desk._accept)
+    assert "xox-wrong" not in str(caught.value)
+    assert caught.value.remedy
+    if wrong == "bot_token":
+        with pytest.raises(Transient):  # the message is fine, and waits
+            await slack.send(desk.out("hello"))
+    await slack.aclose()
+
+
+async def test_a_scope_that_is_missing_is_named(desk: Desk, server: SlackServer) -> None:
+    told = {"ok": False, "error": "missing_scope", "needed": "chat:write", "provided": "files:read"}
+    server.fault("chat.postMessage", "answer", answer=Answer.json(told))
+    with pytest.raises(Refused, match="chat:write"):
+        await desk.platform.send(desk.out("hello"))
+
+
+def test_the_factory_brings_the_settings_and_the_adapter(desk: Desk, stage: SlackStage) -> None:
+    assert factory.Settings is SlackSettings
+    assert isinstance(factory(stage.settings(), desk.context()), Slack)
