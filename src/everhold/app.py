@@ -189,6 +189,7 @@ class App:
             accept=self.accept,
             runtimes=self.agents,
             erasures=home.erasures,
+            holding=self._holding,
         )
         self.watcher = Watcher(
             home,
@@ -385,6 +386,9 @@ class App:
                 pass
             await asyncio.sleep(INDEX_SECONDS)
 
+    async def _holding(self, text: str, limit: int) -> list[tuple[str, int]]:
+        return await self.index.holding(self.store, text, limit=limit)
+
     async def _fill_index(self) -> None:
         self.log.info("index.level", level=self.index.level)
         await keep_filling(self.index, self.log, self.clock)
@@ -466,5 +470,5 @@ def agent_json(agent: AgentSettings, settings: Settings) -> dict[str, Any]:
         "memories": [memory.name for memory in agent.memories],
         "tools": list(agent.tools),
         "missing": missing,
-    }
         "budget": {"usd": agent.budget.usd_per_day, "tokens": agent.budget.tokens_per_day},
+    }

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -115,7 +115,14 @@ class Control:
     """One per home. `erasures` is the file beside the database that outlives any backup of it."""
 
     def __init__(
-        self, gates: Gates, *, bells: Bells, accept: Door, runtimes: Runtimes, erasures: Path | None = None
+        self,
+        gates: Gates,
+        *,
+        bells: Bells,
+        accept: Door,
+        runtimes: Runtimes,
+        erasures: Path | None = None,
+        holding: Holding | None = None,
     ) -> None:
         self.gates = gates
         self.store = gates.store
@@ -123,6 +130,7 @@ class Control:
         self.accept = accept
         self.runtimes = runtimes
         self.erasures = erasures
+        self.holding = holding or self._look_through
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -169,15 +177,24 @@ class Control:
         return [(made[entry.op], entry) for entry in found if entry.op is not None]
 
     async def search(self, text: str, *, limit: int = 50) -> list[Entry]:
-        """What was said that contains all words of `text`, newest session first. A scan, until there is an index."""
+        """What was said that contains all words of `text`, whoever it was for: the newest, by session."""
+        sessions: dict[str, list[Entry]] = {}
+        for session, seq in await self.holding(text, limit):
+            entry = await self.store.entry(session, seq)
+            if entry.body is not None:
+                sessions.setdefault(session, []).append(entry)
+        return [entry for hits in sessions.values() for entry in sorted(hits, key=lambda hit: hit.seq)]
+
+    async def _look_through(self, text: str, limit: int) -> list[tuple[str, int]]:
+        """The same without an index: by reading everything."""
         words = text.casefold().split()
-        hits: list[Entry] = []
+        hits: list[tuple[str, int]] = []
         for session in await self.sessions(limit=10_000):
             async for entry in self.entries(session.id):
                 if isinstance(entry.body, Heard | Said | Noted):
                     said = entry.body.text.casefold()
                     if all(word in said for word in words):
-                        hits.append(entry)
+                        hits.append((session.id, entry.seq))
                         if len(hits) >= limit:
                             return hits
         return hits
@@ -271,6 +288,7 @@ class Control:
             "parked": [parked_json(item) for item in parked],
             "in_doubt": sum(item.doubtful for item in parked) + await self.store.gambled(),
             "failing": sorted({lane.reader for lane in lanes if lane.error}),
+            "compressions": [fold_json(entry) for entry in await self.store.folds(limit=LAST_FOLDS)],
             "memories": [
                 msgspec.to_builtins(it) for it in await health.conditions(self.gates, self.runtimes.attached())
             ],
@@ -288,7 +306,6 @@ class Control:
             checked += count
         findings += one_session_each(sessions)
         for text in await self.store.verify(sessions[0].id if name and sessions else None):
-            "compressions": [fold_json(entry) for entry in await self.store.folds(limit=LAST_FOLDS)],
             findings.append(Finding(promise="P8", session="", text=text))
         for item in await self.store.parked(session=sessions[0].id if name and sessions else ""):
             kind = "P4" if item.reader.startswith("memory:") else "P2"
@@ -558,6 +575,21 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
+def fold_json(entry: Entry) -> dict[str, Any]:
+    """A compression at a glance; of one that was erased only that it was."""
+    folded = entry.body if isinstance(entry.body, Folded) else Folded(summary="", covers=0)
+    return {
+        "session": entry.session,
+        "op": entry.op,
+        "at": entry.at,
+        "messages": folded.messages,
+        "tokens_before": folded.tokens_before,
+        "tokens_after": folded.tokens_after,
+        "trigger": folded.trigger,
+        "model": folded.model,
+    }
+
+
 def session_json(session: Session) -> dict[str, Any]:
     return {
         "id": session.id,
@@ -575,21 +607,6 @@ def parked_json(item: Parked) -> dict[str, Any]:
     return {
         "id": item.id,
         "reader": item.reader,
-def fold_json(entry: Entry) -> dict[str, Any]:
-    """A compression at a glance; of one that was erased only that it was."""
-    folded = entry.body if isinstance(entry.body, Folded) else Folded(summary="", covers=0)
-    return {
-        "session": entry.session,
-        "op": entry.op,
-        "at": entry.at,
-        "messages": folded.messages,
-        "tokens_before": folded.tokens_before,
-        "tokens_after": folded.tokens_after,
-        "trigger": folded.trigger,
-        "model": folded.model,
-    }
-
-
         "session": item.session,
         "seq": item.seq,
         "part": item.part,

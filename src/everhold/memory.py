@@ -20,7 +20,7 @@ from everhold.core.entries import Heard, Kind, Noted, Said, Thought
 from everhold.core.facts import Fact
 from everhold.core.recall import Recalled, Why, merge, trace
 from everhold.errors import EverholdError, Misuse, NotFound
-from everhold.flow import memo, remember
+from everhold.flow import backfill, memo, remember
 from everhold.flow.perform import hand_over
 from everhold.ports.memory import Capability, Found, Query
 from everhold.ports.store import Change, Session, Step
@@ -190,6 +190,50 @@ class Memory:
                     }
                 )
         return {"memories": rows, "forgetting": [list(names) for names in self._unfinished()]}
+
+    # -- the past ----------------------------------------------------------------------------------------------------
+
+    async def backfill(
+        self,
+        instance: str,
+        *,
+        agent: str = "",
+        since: float = 0.0,
+        until: float = float("inf"),
+        per_minute: int = backfill.PER_MINUTE,
+        really: bool = False,
+    ) -> dict[str, Any]:
+        """What a memory that came later was never handed, and what handing it over takes; `really` begins it."""
+        agents = [it for it in self.agents() if instance in self._memories(it) and agent in ("", it)]
+        if not agents:
+            raise NotFound(
+                f"no agent {'' if not agent else f'{agent!r} '}has a memory {instance!r}",
+                remedy="`everhold memory status` lists them; attach it to an agent first",
+            )
+        if per_minute < 1:
+            raise Misuse("less than one a minute is never", remedy="--per-minute 60")
+        stretches = [
+            found
+            async for session in self._sessions()
+            if session.agent in agents
+            and (found := await backfill.stretch(self.store, session, instance, since=since, until=until)) is not None
+        ]
+        if really:
+            for one in stretches:
+                await backfill.begin(self.gates, one, instance, per_minute=per_minute)
+            self.control.bells.work.set()
+        items = sum(one.items for one in stretches)
+        return {
+            "memory": instance,
+            "begun": really and bool(stretches),
+            "sessions": len(stretches),
+            "items": items,
+            "requests": backfill.requests(stretches),
+            "tokens": sum(one.tokens for one in stretches),
+            "minutes": round(items / per_minute, 1),
+            "since": min((one.since for one in stretches), default=None),
+            "until": max((one.until for one in stretches), default=None),
+        }
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 

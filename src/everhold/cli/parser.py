@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import difflib
 import re
 import sys
@@ -304,6 +305,18 @@ def _changing(commands: _Group) -> None:
         "replay", "send parked items again", ("everhold memory replay", "all"), ("everhold memory replay 3 4", "these")
     )
     replay.add_argument("ids", nargs="*", type=_number, metavar="N", help="ids from `everhold memory parked`")
+    past = memory.add(
+        "backfill",
+        "hand a memory that came later what was said before; without --yes only say what that takes",
+        ("everhold memory backfill honcho", "how much, how many requests, how long"),
+        ("everhold memory backfill honcho --since 2026-01-01 --yes", "resumes by itself after a restart"),
+    )
+    past.add_argument("memory", metavar="MEMORY", help="an instance from `everhold memory status`")
+    past.add_argument("--agent", default="", metavar="A", help="only this agent's sessions")
+    past.add_argument("--since", default=0.0, type=_day, metavar="DATE", help="only what was said from then on")
+    past.add_argument("--until", default=None, type=_day, metavar="DATE", help="only what was said before")
+    past.add_argument("--per-minute", default=60, type=_number, metavar="N", help="exchanges and notes (default: 60)")
+    past.add_argument("--yes", action="store_true", help="begin")
     forget = memory.add(
         "forget",
         "forget a person everywhere; without --yes only say what would go",
@@ -472,6 +485,14 @@ def _number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
+
+
+def _day(text: str) -> float:
+    """A date, or a date with a time, as people here count it."""
+    try:
+        return datetime.datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no date (2026-01-31, or 2026-01-31T12:00)") from None
 
 
 def _port(text: str) -> int:

@@ -58,11 +58,13 @@ class Remember:
         released: float = float("-inf"),
         tells: bool = False,
         voices: Callable[[Sequence[Body]], tuple[Wake, ...]] = lambda _: (),
+        upto: int | None = None,
     ) -> None:
         """`now` is asked for the provider before every call: the one there was may have been replaced.
 
-        What was said up to `released` is not held back, whatever the pace.
+        What was said up to `released` is not held back, whatever the pace. What stands behind `upto` is not looked at.
         """
+        self.upto = upto
         self.gates = gates
         self.store = gates.store
         self.provider = provider
@@ -91,7 +93,7 @@ class Remember:
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         session = await self.store.session(claim.session)
-        upto = session.last_seq
+        upto = session.last_seq if self.upto is None else self.upto
         if not self._here():
             return Look(load=None, upto=after)  # what is left stays due, and waits for a provider
         most = max(MOST_ITEMS, min(self.pace.turns, PAGE))

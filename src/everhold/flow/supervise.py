@@ -12,12 +12,12 @@ from msgspec import structs
 
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
-from everhold.flow import desk, draft, fold, job, mind, tie
+from everhold.flow import backfill, desk, draft, fold, job, mind, tie
 from everhold.flow.beforehand import Beforehand
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.lane import Courier, Lane
 from everhold.flow.purse import Purses
-from everhold.flow.remember import Remember
+from everhold.flow.remember import Remember, reader_of
 from everhold.flow.runtime import Runtimes
 from everhold.flow.turn import Seat
 from everhold.flow.view import Views
@@ -67,6 +67,8 @@ class Supervisor:
         self.views = Views()
         self.purses = Purses(gates.store, day=day)
         self.beforehand = Beforehand(gates, runtimes=runtimes, bells=bells, purses=self.purses)
+        self.meters: dict[str, backfill.Meter] = {}
+        """How soon each memory may be handed more of the past."""
         self.tasks: dict[asyncio.Task[None], Claim] = {}
         self.busy: Counter[str] = Counter()
         self._lined_up = 0
@@ -253,6 +255,25 @@ class Supervisor:
                 policy = runtimes.in_doubt(claim.reader, claim.agent)
                 voice = Voice(gates.store, platform, policy=policy, deadline=self.send_deadline, drafts=drafts)
                 await self.lane(claim, voice).run()
+            case backfill.READER:
+                past = runtimes.memory(rest, claim.agent)
+                if past is None:
+                    await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
+                    return
+                order = await backfill.order_of(gates.store, rest, claim.session)
+                runtime = runtimes.runtime(claim.agent, {})
+                courier = backfill.Backfill(
+                    gates,
+                    past,
+                    now=functools.partial(runtimes.memory, rest, claim.agent),
+                    policy=runtimes.in_doubt(reader_of(rest), claim.agent),
+                    instance=rest,
+                    naming=functools.partial(runtime.naming, rest),
+                    upto=order.upto,
+                    meter=self.meters.setdefault(rest, backfill.Meter()),
+                    per_minute=order.per_minute,
+                )
+                await self.lane(claim, courier).run()
             case "memory":
                 provider = runtimes.memory(rest, claim.agent)
                 if provider is None:

@@ -93,6 +93,19 @@ class Calls(ABC):
     async def memory_search(self, text: str, *, agent: str, person: str, limit: int) -> dict[str, Any]:
         return await self._object("memory.search", text=text, agent=agent, person=person, limit=limit)
 
+    async def memory_backfill(
+        self, memory: str, *, agent: str, since: float, until: float | None, per_minute: int, really: bool
+    ) -> dict[str, Any]:
+        return await self._object(
+            "memory.backfill",
+            memory=memory,
+            agent=agent,
+            since=since,
+            until=until,
+            per_minute=per_minute,
+            really=really,
+        )
+
     async def memory_why(self, name: str, *, at: int | None) -> dict[str, Any]:
         return await self._object("memory.why", name=name, at=at)
 

@@ -36,6 +36,15 @@ class BringIn(Struct, forbid_unknown_fields=True):
     really: bool = False
 
 
+class Backfill(Struct, forbid_unknown_fields=True):
+    memory: str
+    agent: str = ""
+    since: float = 0.0
+    until: float | None = None
+    per_minute: int = 60
+    really: bool = False
+
+
 class Recall(Struct, forbid_unknown_fields=True):
     text: str
     agent: str = ""
@@ -61,6 +70,16 @@ class Remembering:
         limit = max(1, min(given.limit, 100))
         return await self.memory.search(
             given.text, agent=given.agent or self.agent(), person=given.person or self.local(), limit=limit
+        )
+
+    async def backfill(self, given: Backfill) -> dict[str, Any]:
+        return await self.memory.backfill(
+            given.memory,
+            agent=given.agent,
+            since=given.since,
+            until=float("inf") if given.until is None else given.until,
+            per_minute=given.per_minute,
+            really=given.really,
         )
 
     async def why(self, given: At) -> dict[str, Any]:

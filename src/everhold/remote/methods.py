@@ -164,6 +164,7 @@ class Methods:
             asked = (
                 ("status", remembering.Nothing, memory.status),
                 ("search", remembering.Recall, memory.search),
+                ("backfill", remembering.Backfill, memory.backfill),
                 ("why", remembering.At, memory.why),
                 ("forget", remembering.Forget, memory.forget),
                 ("export", remembering.Export, memory.export),

@@ -177,6 +177,24 @@ async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(
     assert taken == [1, 1, index_module.TOGETHER]
 
 
+async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_first(either: Stage) -> None:
+    first = await either.say("the dentist comes on Tuesdays")
+    other = await either.say("dentist", session="other/b", audience=("person:bob",))
+    hidden = await either.say("Tuesday is for the dentist", session="b", audience=())
+    long = await either.say("dentist " + "filler " * 400 + "tuesday", session="c")
+    index, log = either.index, either.log
+    assert await index.holding(log, "TUESDAY, dentist!", limit=9) == [("c", long), ("b", hidden), ("s", first)]
+    assert await index.holding(log, "dentist", limit=3) == [("c", long), ("b", hidden), ("other/b", other)]
+    assert await index.holding(log, "rhinoceros dentist", limit=3) == []
+    assert await index.holding(log, "?!", limit=3) == []
+    chinese = await either.say("我昨天在东京买了一只猫")
+    assert await index.holding(log, "东京", limit=3) == [("s", chinese)]
+    assert {hit.text for hit in await index.search(log, "tuesday", agent=None, audience=None)} >= {
+        "the dentist comes on Tuesdays",
+        "Tuesday is for the dentist",
+    }
+
+
 async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stage: Stage) -> None:
     seq = await stage.note("Ada's locker is 42")
     builtin = stage.provider()

@@ -36,6 +36,8 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
                 done = await calls.replay(args.ids)
                 _tell(screen, done, f"{count(done['replayed'], 'item')} will be sent again")
                 return 0 if done["replayed"] or not args.ids else 1
+            case "backfill":
+                await _backfill(calls, args, screen)
             case "forget":
                 return await _forget(calls, args, screen)
             case "import":
@@ -139,6 +141,33 @@ async def _parked(calls: Calls, screen: Screen) -> None:
     ]
     screen.table(("id", "lane", "entry", "since", "fate", "reason"), rows, styles=("bold",))
     screen.note("`everhold memory replay` sends them again.")
+
+
+async def _backfill(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
+    async with waiting(screen, "looking through every session"):
+        found = await calls.memory_backfill(
+            args.memory,
+            agent=args.agent,
+            since=args.since,
+            until=args.until,
+            per_minute=args.per_minute,
+            really=args.yes,
+        )
+    if screen.json:
+        screen.show(found)
+        return
+    if not found["items"]:
+        screen.note(f"{one_line(found['memory'])} has been handed everything there is.")
+        return
+    what = count(found["items"], "exchange or note", "exchanges and notes")
+    span = f"{moment(found['since'])} to {moment(found['until'])}"
+    screen.say(f"{what} of {count(found['sessions'], 'session')}, {span}")
+    takes = f"about {found['tokens']} tokens of text, {found['minutes']:g} minutes"
+    screen.say(f"  {count(found['requests'], 'hand-over')}, {takes}")
+    if found["begun"]:
+        screen.note("Begun. `everhold logs -f` shows memory.backfilled; a restart does not interrupt it.")
+    else:
+        screen.note("What a token costs there, the service says. Nothing was changed; --yes begins.")
 
 
 # -- a person ----------------------------------------------------------------------------------------------------------

@@ -258,6 +258,15 @@ class Index:
             hits = sorted([*hits, *new], key=_by_score)[:limit]
         return hits
 
+    async def holding(self, store: Store, text: str, *, limit: int) -> list[tuple[str, int]]:
+        """Where all words of `text` stand, in whatever form, newest first: for whoever may see everything."""
+        while await self.catch_up(store):
+            pass
+        terms = lookup.every(text)
+        if not terms:
+            return []
+        return await self._run(lambda: self._locked(lambda: lookup.holding(self._reader, terms, limit)))
+
     async def _tail(self, store: Store, asking: Asking) -> list[Entry]:
         """Entries the index has not got yet although they could matter: no room for them, or too many at once."""
         async with self._taking:

@@ -146,7 +146,7 @@ class Intake:
             case Noted() as note:
                 self._supersede(entry, note, agent)
         words = words_of(entry)
-        if words is not None and words.text.strip() and words.stamp.audience:
+        if words is not None and words.text.strip():  # without an audience: found by whoever may see everything
             self._add(entry, words, agent, taken)
 
     # -- what is found

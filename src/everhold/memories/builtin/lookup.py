@@ -109,6 +109,12 @@ def authors(db: apsw.Connection, names: Iterable[str]) -> list[int]:
     return [id for id in found if isinstance(id, int)]
 
 
+def every(text: str) -> list[str]:
+    """The full-text queries for all words of a text, those that say nothing included."""
+    pairs = [f'"{pair}"' if len(pair) > 1 else f'"{pair}" *' for pair in dense(text)]
+    return [*(f'"{word}"' for word in dict.fromkeys(tokens(text)) if not dense(word)), *pairs]
+
+
 def terms(text: str, rarity: Callable[[str], int] = len) -> list[str]:
     """The full-text queries for a question, one for each of its words that say something; of too many, the rarest."""
     words = content(text)
@@ -167,6 +173,17 @@ def full_text(
         (" OR ".join(terms), low + since, high, *([] if session is None else [_list(_chunks(db, session))]), limit),
     )
     return {id: -rank for id, rank in rows}
+
+
+def holding(db: apsw.Connection, terms: Sequence[str], limit: int) -> list[tuple[str, int]]:
+    """The newest items, whoever may hear of them, in which all of these words stand."""
+    each = " and ".join(
+        ["pos in (select pos from chunks where id in (select rowid from words where words match ?))"] * len(terms)
+    )
+    rows: list[Any] = db.execute(
+        f"select session, seq from items where {each} order by pos desc limit ?", (*terms, limit)
+    ).fetchall()
+    return rows
 
 
 def seen(db: apsw.Connection, session: str, seqs: Iterable[int]) -> dict[int, list[int]]:

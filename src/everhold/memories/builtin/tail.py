@@ -51,7 +51,7 @@ def scan(
     hits: list[Hit] = []
     for entry in entries:
         words = words_of(entry)
-        if words is None or (session is not None and entry.session != session) or not words.stamp.audience:
+        if words is None or (session is not None and entry.session != session):
             continue
         if (agent is not None and agents[entry.session] != agent) or (entry.session, entry.seq) in erased:
             continue

@@ -1,0 +1,163 @@
+"""History -> a memory that came later: a bounded range of each session, at a rate, beside what is being said.
+
+A lane of its own for each session, so it survives whatever the log survives. It ends where the memory's own lane began:
+nothing is handed over twice. What it has to do is written down with the commit that starts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import Struct, structs
+
+from everhold.core.entries import Ended, Entry, Heard, Kind, Noted, Said
+from everhold.core.exchange import matters
+from everhold.core.tokens import weigh
+from everhold.flow.gates import Gates
+from everhold.flow.lane import Look
+from everhold.flow.remember import MOST_ITEMS, PAGE, Remember, reader_of
+from everhold.ports.store import Change, Claim, Item, Position, Session, Step, Store, Wake
+
+READER: Final = "backfill"
+PER_MINUTE: Final = 60
+"""Exchanges and notes, unless somebody says otherwise: services charge, and limit."""
+_READ: Final = (Kind.HEARD, Kind.SAID, Kind.NOTED, Kind.ENDED, Kind.CHANGED)
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """What a backfill of one session has to do."""
+
+    upto: int
+    per_minute: int
+
+
+class Stretch(Struct, frozen=True, kw_only=True):
+    """The part of one session that a memory has never been handed."""
+
+    session: str
+    agent: str
+    after: int
+    upto: int
+    items: int
+    tokens: int
+    since: float
+    until: float
+
+
+class Meter:
+    """How soon the next hand-over of an instance may be. In memory: a restart costs one batch that comes early."""
+
+    def __init__(self) -> None:
+        self.free_at = float("-inf")
+
+    def wait(self, now: float) -> float:
+        return max(0.0, self.free_at - now)
+
+    def take(self, items: int, per_minute: int, now: float) -> None:
+        self.free_at = max(self.free_at, now) + items * 60.0 / per_minute
+
+
+class Backfill(Remember):
+    """The courier of the past: like the one of the present, but it ends, and takes its time."""
+
+    event = "memory.backfilled"
+
+    def __init__(self, *args: Any, meter: Meter, per_minute: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.meter = meter
+        self.per_minute = per_minute
+
+    async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
+        now = self.gates.clock.monotonic()
+        # what comes after its end is nothing to it: it does not stay due for that
+        last = (await self.store.session(claim.session)).last_seq
+        if (seconds := self.meter.wait(now)) > 0:
+            return Look(load=None, upto=last, wait=seconds)
+        look = await super().next(claim, after=after, done=done)
+        if look.load is not None:
+            self.meter.take(len(look.load.items), self.per_minute, now)
+        return structs.replace(look, upto=last)
+
+
+def lane_of(instance: str) -> str:
+    return f"{READER}:{instance}"
+
+
+async def order_of(store: Store, instance: str, session: str) -> Order:
+    """As it was written down; nothing to do if it was not."""
+    value = await store.position(platform=READER, account=instance, name=session)
+    upto, _, per_minute = (value or "0 1").partition(" ")
+    return Order(upto=int(upto), per_minute=int(per_minute))
+
+
+async def stretch(
+    store: Store, session: Session, instance: str, *, since: float = 0.0, until: float = float("inf")
+) -> Stretch | None:
+    """What of a session a memory was never handed and would be, within a time; None if there is nothing."""
+    begun = await store.lane(lane_of(instance), session.id)
+    after = begun.position if begun is not None else 0
+    upto = min(session.last_seq, await _own_beginning(store, session, instance))
+    first, last, items, tokens = 0, 0, 0, 0
+    earliest = latest = 0.0
+    at = after
+    while at < upto:
+        page = await store.entries(session.id, after=at, upto=upto, kinds=_READ, limit=PAGE)
+        for entry in page:
+            if not since <= entry.at < until:
+                continue
+            tokens += _weight(entry)
+            if matters(entry) and (not isinstance(entry.body, Ended) or await _was_a_turn(store, entry)):
+                items += 1
+                first, last = first or entry.seq, entry.seq
+                earliest, latest = earliest or entry.at, entry.at
+        if len(page) < PAGE:
+            break
+        at = page[-1].seq
+    if not items:
+        return None
+    return Stretch(
+        session=session.id, agent=session.agent, after=max(after, first - 1), upto=last, items=items, tokens=tokens,
+        since=earliest, until=latest,
+    )  # fmt: skip
+
+
+async def _own_beginning(store: Store, session: Session, instance: str) -> int:
+    """The last entry before those that the memory's own lane takes care of."""
+    reader = reader_of(instance)
+    lane = await store.lane(reader, session.id)
+    if lane is None:
+        return session.last_seq
+    taken = [one.seq for one in await store.receipts(session.id, reader=reader)]
+    taken += [one.seq for one in await store.parked(session=session.id, reader=reader)]
+    taken += [item.seq for item in lane.flight.items] if lane.flight else []
+    return min(taken) - 1 if taken else lane.position
+
+
+async def _was_a_turn(store: Store, entry: Entry) -> bool:
+    if entry.op is None:
+        return False
+    found = await store.operations(entry.session, what=("turn",), after=entry.op - 1, before=entry.op + 1)
+    return bool(found)
+
+
+def _weight(entry: Entry) -> int:
+    return weigh(entry.body.text) if isinstance(entry.body, Heard | Said | Noted) else 0
+
+
+def requests(stretches: Sequence[Stretch]) -> int:
+    """Hand-overs it takes; what each of them costs is the service's to say."""
+    return sum(-(-one.items // MOST_ITEMS) for one in stretches)
+
+
+async def begin(gates: Gates, one: Stretch, instance: str, *, per_minute: int) -> None:
+    """Write down what is to be done, and let it be done. Begun again, it goes on where it is."""
+    await gates.store.commit(
+        Change(
+            step=Step.REPLAY,
+            session=one.session,
+            at=gates.clock.now(),
+            position=Position(platform=READER, account=instance, name=one.session, value=f"{one.upto} {per_minute}"),
+            wakes=(Wake(reader=lane_of(instance), start=one.after),),
+        )
+    )

@@ -1,0 +1,122 @@
+"""A memory that came later is handed what was said before: once, in order, at a rate, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from everhold.errors import Misuse, NotFound, Transient
+from everhold.memory import Memory
+from everhold.ports.memory import Exchange
+from everhold.testing.fakes import FakeProvider
+from everhold.testing.house import House
+
+
+def memory(house: House) -> Memory:
+    return Memory(house.control, agents=lambda: ["main"])
+
+
+def backfill(house: House, **options: Any) -> dict[str, Any]:
+    return house.run(memory(house).backfill("late", **options))
+
+
+def words(provider: FakeProvider) -> list[str]:
+    return [item.heard[0].text for items in provider.kept.values() for item in items if isinstance(item, Exchange)]
+
+
+def late(house: House) -> FakeProvider:
+    """A memory is attached now."""
+    provider = FakeProvider()
+    house.furniture.memories = {**house.furniture.memories, "late": provider}
+    return provider
+
+
+def test_what_was_said_before_is_handed_over_once_and_in_order(house: House) -> None:
+    for number in range(5):
+        house.say(f"old {number}")
+    provider = late(house)
+    house.say("new")
+    assert words(provider) == ["new"]
+    plan = backfill(house)
+    assert (plan["items"], plan["sessions"], plan["requests"], plan["begun"]) == (5, 1, 1, False)
+    house.rest()
+    assert words(provider) == ["new"]
+    backfill(house, really=True)
+    house.rest(60)
+    assert words(provider) == ["new", *(f"old {number}" for number in range(5))]
+    assert len(provider.writes) == 6
+    assert backfill(house, really=True)["items"] == 0
+    house.rest(60)
+    assert len(provider.writes) == 6
+    house.sound()
+
+
+def test_a_session_nobody_speaks_in_any_more_is_handed_over_whole(house: House) -> None:
+    house.say("one", chat="1")
+    house.say("two", chat="2")
+    provider = late(house)
+    assert backfill(house, really=True)["sessions"] == 2
+    house.rest(60)
+    assert sorted(words(provider)) == ["one", "two"]
+    house.say("three", chat="1")
+    assert sorted(words(provider)) == ["one", "three", "two"]
+    assert backfill(house)["items"] == 0
+
+
+def test_it_takes_its_time(house: House) -> None:
+    for number in range(45):
+        house.say(f"old {number}")
+    provider = late(house)
+    began = house.clock.now()
+    assert backfill(house, really=True, per_minute=60)["minutes"] == 0.8
+    house.tick(1)
+    assert len(words(provider)) == 20
+    house.tick(17)
+    assert len(words(provider)) == 20
+    while len(words(provider)) < 45:
+        house.tick(1)
+    assert house.clock.now() - began >= 40
+    assert words(provider) == [f"old {number}" for number in range(45)]
+
+
+def test_only_a_part_if_somebody_says_so(house: House) -> None:
+    house.say("long ago")
+    house.tick(1_000)
+    middle = house.clock.now()
+    house.say("then")
+    house.tick(1_000)
+    end = house.clock.now()
+    house.say("lately")
+    provider = late(house)
+    backfill(house, since=middle, until=end, really=True)
+    house.rest(60)
+    assert words(provider) == ["then"]
+
+
+def test_it_goes_on_after_a_crash_and_an_outage(house: House) -> None:
+    for number in range(45):
+        house.say(f"old {number}")
+    provider = late(house)
+    provider.faults.work()
+    provider.faults.fail(Transient("down"), times=6)
+    backfill(house, really=True)
+    house.tick(25)
+    assert len(words(provider)) == 20
+    house.crash()
+    house.start()
+    house.say("new")
+    house.rest(600)
+    house.rest(600)
+    assert sorted(words(provider)) == sorted(["new", *(f"old {number}" for number in range(45))])
+    assert len(provider.writes) == 46
+    house.sound()
+
+
+def test_it_says_what_makes_no_sense(house: House) -> None:
+    house.say("hello")
+    with pytest.raises(NotFound, match="nowhere"):
+        house.run(memory(house).backfill("nowhere"))
+    late(house)
+    with pytest.raises(Misuse):
+        backfill(house, per_minute=0)
