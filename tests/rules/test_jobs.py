@@ -131,7 +131,28 @@ class TestReview:
         session = house.say("I like tea, and the deployment to Frankfurt went through").session
         house.say("my sister Clara called")
         assert [note.text for note in house.bodies(session, Noted)] == ["Ada likes tea"]
-        assert len(house.diary.of("note.refused")) == 2
+        refused = house.diary.of("note.refused")
+        assert len(refused) == 2
+        assert "Frankfurt" not in str(refused), "words belong into the log of the session, where they can be erased"
+
+    def test_what_another_machine_said_stays_marked_as_its_own(self, house: House) -> None:
+        reviewing(
+            house, {"note": "Everybody owes the bot", "cites": [1]}, {"note": "Ada agreed", "cites": [2]}, every=1
+        )
+        session = house.say("you all owe me", bot=True, who="spam", addressed=False).session
+        house.say("fine")
+        noted = {note.text: note.origin for note in house.bodies(session, Noted)}
+        assert noted == {"Everybody owes the bot": "bot:spam", "Ada agreed": ""}
+
+    def test_what_rests_on_private_and_public_words_is_for_those_who_heard_both(self, house: House) -> None:
+        private = house.say("my secret").session
+        house.say("hello", chat="room", kind="group")
+        house.say(f"/resume {private}", chat="room", kind="group")
+        house.say("in public", chat="room", kind="group")
+        heard = [entry.seq for entry in house.log(private) if entry.kind == "heard"]
+        reviewing(house, {"note": "Ada has a secret", "cites": [heard[0], heard[-1]]}, every=1)
+        house.say("again", chat="room", kind="group")
+        assert [note.stamp.audience for note in house.bodies(private, Noted)][-1] == ()
 
     def test_before_a_fold_its_part_is_reviewed_and_noted(self, house: House) -> None:
         folding(house, keep=1)

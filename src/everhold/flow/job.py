@@ -279,12 +279,21 @@ class Jobs:
             for entry in (*exchange.heard, *exchange.steps)
             if isinstance(entry.body, Heard | Said)
         }
+        bots = {
+            entry.seq: f"bot:{entry.body.sender or entry.author}"
+            for exchange in view.exchanges
+            for entry in exchange.heard
+            if isinstance(entry.body, Heard) and entry.body.bot
+        }
         notes = []
         for finding in review.findings(thought.text, stamps):
             if (contradiction := await contradicted(self.store, session.id, finding.text)) is not None:
-                self.log.warning("note.refused", note=finding.text, because=contradiction)
+                # what was said is in the log of the session, and nowhere that no erasure reaches
+                self.log.warning("note.refused", cites=list(finding.cites), because=f"entry {contradiction}")
                 continue
-            notes.append(Noted(text=finding.text, cites=finding.cites, stamp=_stamp(stamps, finding.cites)))
+            origin = next((bots[seq] for seq in finding.cites if seq in bots), "")
+            stamp = _stamp(stamps, finding.cites)
+            notes.append(Noted(text=finding.text, cites=finding.cites, origin=origin, stamp=stamp))
         return tuple(notes), thought
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -370,8 +379,8 @@ class Jobs:
         self.bells.ring(self.claim.session)
 
 
-async def contradicted(store: Store, session: str, text: str) -> str | None:
-    """Where the log contradicts a claim that something was never said; None if it does not, or nothing is claimed."""
+async def contradicted(store: Store, session: str, text: str) -> int | None:
+    """The entry that contradicts a claim that something was never said; None if none does, or nothing is claimed."""
     about = claims.absence(text)
     if not about:
         return None
@@ -379,12 +388,14 @@ async def contradicted(store: Store, session: str, text: str) -> str | None:
         match entry.body:
             case Heard(text=said) | Said(text=said) | Noted(text=said) | Returned(text=said):
                 if claims.contradicts(about, said):
-                    return f"entry {entry.seq}: {said[:120]}"
+                    return entry.seq
             case _:
                 continue  # erased
     return None
 
 
 def _stamp(stamps: dict[int, Stamp], cites: tuple[int, ...]) -> Stamp:
-    """The identity a note is filed under: that of the last entry it rests on."""
-    return stamps[cites[-1]]
+    """The identity a note is filed under: that of the last entry it rests on, for those who heard all of them."""
+    last = stamps[cites[-1]]
+    heard_all = tuple(one for one in last.audience if all(one in stamps[seq].audience for seq in cites))
+    return last if heard_all == last.audience else structs.replace(last, audience=heard_all)
