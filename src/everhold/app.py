@@ -38,6 +38,7 @@ from everhold.reception import Reception
 from everhold.remote.follow import Followers
 from everhold.remote.memory import Remembering
 from everhold.remote.methods import Methods
+from everhold.remote.people import Welcoming
 from everhold.remote.server import Server
 from everhold.schedules import Schedules
 from everhold.stores.sqlite import SqliteStore
@@ -225,6 +226,13 @@ class App:
             memory=Remembering(
                 self.memory, agent=lambda: self.agents.settings.default_agent, local=lambda: self._local_person()
             ),
+            rooms=Welcoming(
+                settings=lambda: self.agents.settings,
+                store=self.store,
+                clock=self.clock,
+                pairing=self.reception.pairing,
+                schedules=self.schedules,
+            ).methods(),
         )
         self.remote = Server(home.control, self.methods, log=log)
         self.full = False

@@ -24,6 +24,8 @@ MOST_REDIRECTS: Final = 3
 _PORTS: Final = {"http": 80, "https": 443}
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _LOCAL_NAT64: Final = ipaddress.ip_network("64:ff9b:1::/48")
+_ASSIGNED: Final = ipaddress.ip_network("192.0.0.0/24")
+"""Set aside for protocols; some clouds answer there."""
 
 Ip: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
@@ -39,6 +41,8 @@ def is_public(ip: Ip) -> bool:
             return False
         if ip.is_site_local or ip.scope_id is not None:
             return False
+    elif ip in _ASSIGNED:
+        return False
     return ip.is_global and not ip.is_multicast and not ip.is_reserved and not ip.is_unspecified
 
 
@@ -61,11 +65,13 @@ class Fetcher:
         resolve: Resolve = resolve,
         most_bytes: int = MOST_BYTES,
         deadline: float = DEADLINE_SECONDS,
+        transport: Callable[[], httpx2.AsyncBaseTransport] = lambda: httpx2.AsyncHTTPTransport(trust_env=False),
     ) -> None:
         self._allows = allows
         self._resolve = resolve
         self._most = most_bytes
         self._deadline = deadline
+        self._transport = transport
 
     async def __call__(self, url: str, *, headers: Mapping[str, str] | None = None) -> Fetched:
         """What is at `url`. `headers` go to its own host only: whoever it redirects to does not see them."""
@@ -78,9 +84,9 @@ class Fetcher:
             raise Transient(f"{_where(url)} cannot be fetched: {type(error).__name__}") from error
 
     async def _follow(self, url: str, headers: dict[str, str]) -> Fetched:
-        first = urlsplit(url).netloc
+        first = self._taken_apart(url)[:2]
         for _ in range(MOST_REDIRECTS + 1):
-            given = headers if urlsplit(url).netloc == first else {}
+            given = headers if self._taken_apart(url)[:2] == first else {}
             found = await self._get(url, given)
             if isinstance(found, Fetched):
                 return found
@@ -98,7 +104,7 @@ class Fetcher:
             headers={**headers, "Host": urlsplit(url).netloc, "Accept-Encoding": "identity"},
             extensions={"sni_hostname": host, "timeout": httpx2.Timeout(self._deadline).as_dict()},
         )
-        async with httpx2.AsyncHTTPTransport(trust_env=False) as transport:
+        async with self._transport() as transport:
             response = await transport.handle_async_request(request)
             try:
                 return await self._read(url, response)

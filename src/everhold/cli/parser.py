@@ -215,11 +215,40 @@ def _looking(commands: _Group) -> None:
     audit.add_argument("id", nargs="?", metavar="ID", help=_ID)
     _judging(commands)
     commands.add("agents", "the agents there are, and what they work with", module="agents")
+    _people(commands)
     logs = commands.add("logs", "the gateway's log lines", ("everhold logs -f", "as they come"), module="logs")
     logs.add_argument("-f", "--follow", action="store_true", help="go on as lines come")
     logs.add_argument(
         "-n", "--lines", type=_number, default=50, metavar="N", help="how many to begin with (default: 50)"
     )
+
+
+def _people(commands: _Group) -> None:
+    pairing = commands.group("pairing", "who asks to be let in, and who was", module="pairing")
+    pairing.add("list", "who waits with a code, and who was let in by one")
+    approve = pairing.add(
+        "approve",
+        "let in whoever was told this code",
+        ("everhold pairing approve K7QM-2XWD", ""),
+        ("everhold pairing approve K7QM-2XWD --as ada", "and know them as somebody from `people`"),
+        about="A stranger who writes to a bot is told a code; they give it to you. It is good for ten minutes and\n"
+        "once, for direct messages to that bot. Who may speak in groups stands in config.yaml.",
+    )
+    approve.add_argument("code", metavar="CODE", help="what they were told")
+    approve.add_argument("--as", dest="person", default="", metavar="NAME", help="who it is, a name from `people`")
+    revoke = pairing.add("revoke", "make somebody a stranger again", ("everhold pairing revoke telegram:1001", ""))
+    revoke.add_argument("identity", metavar="PLATFORM:ID", help="as `everhold pairing list` shows it")
+    people = commands.group("people", "who is who across platforms", module="people")
+    people.add("list", "everybody known by name, and how they are recognised")
+    link = people.add("link", "an identity is this person", ("everhold people link telegram:1001 ada", ""))
+    link.add_argument("identity", metavar="PLATFORM:ID", help="the platform's id, never a display name")
+    link.add_argument("person", metavar="NAME", help="a name from `people`")
+    unlink = people.add("unlink", "an identity is this person no longer", ("everhold people unlink telegram:1001", ""))
+    unlink.add_argument("identity", metavar="PLATFORM:ID", help="as `everhold people list` shows it")
+    schedules = commands.group("schedules", "what is said at its time", module="schedules")
+    schedules.add("list", "every schedule, and when it speaks next")
+    remove = schedules.add("remove", "a schedule that should speak no more", ("everhold schedules remove 4qk2vz", ""))
+    remove.add_argument("id", metavar="ID", help="as `everhold schedules list` shows it")
 
 
 def _judging(commands: _Group) -> None:

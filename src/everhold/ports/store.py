@@ -480,7 +480,11 @@ class Store(Protocol):
     async def identities(self, person: str) -> list[str]:
         """The platform identities that were linked to a person."""
 
-    async def link(self, identity: str, person: str, *, at: float) -> None: ...
+    async def link(self, identity: str, person: str, *, at: float) -> None:
+        """This identity is this person from now on; nobody's, if `person` is empty."""
+
+    async def links(self) -> list[tuple[str, str]]:
+        """(identity, person) of everybody who was linked, in order."""
 
     # -- the whole
     async def verify(self, session: str | None = None) -> list[str]:

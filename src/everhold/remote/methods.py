@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -130,6 +130,7 @@ class Methods:
         followers: Followers,
         backup: Backup | None = None,
         memory: Remembering | None = None,
+        rooms: Iterable[tuple[str, type[Struct], Answer]] = (),
     ) -> None:
         self.control = control
         self.store = control.store
@@ -171,6 +172,7 @@ class Methods:
                 ("import", remembering.BringIn, memory.bring_in),
             )
             self.table.update((f"memory.{name}", Method(shape, answer)) for name, shape, answer in asked)
+        self.table.update((name, Method(shape, answer)) for name, shape, answer in rooms)
 
     async def call(self, name: str, params: object) -> Any:
         """Ask a method that answers once."""

@@ -62,6 +62,11 @@ def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
             )
         for hook, error in it["hooks"].items():
             wrong.append((f"memory {it['memory']} of {it['agent']}: {hook}: {error}", "nothing is lost by it"))
+    for loop in found["loops"]:
+        where = f"{loop['platform']}:{loop['chat']} ({loop['agent']})"
+        wrong.append((f"agents answered each other too often in {where}", "a human's word there lets them go on"))
+    for halt in found["halted"]:
+        wrong.append((f"{halt['platform']}:{halt['chat']} was silenced by {halt['by']}", "say /wake there"))
     if found["parked"]:
         wrong.append((f"{count(len(found['parked']), 'item')} parked", "everhold memory parked"))
     return wrong
@@ -83,6 +88,9 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
     for memory in found["memories"]:
         screen.say(f"  memory    {_memory(memory)}")
     screen.say(f"  parked    {count(len(found['parked']), 'item')}, {found['in_doubt']} in doubt")
+    for account in found["accounts"]:
+        state = "listening" if account["listening"] else account["trouble"] or "not listening"
+        screen.say(f"  account   {one_line(account['platform'])}/{one_line(account['account'])} · {one_line(state)}")
     for agent in found["agents"]:
         name = paint(one_line(agent["name"]), "bold")
         screen.say(f"  agent     {name} · {one_line(agent['model'])}{_today(agent['spent'], agent['budget'])}")

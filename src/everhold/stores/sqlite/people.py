@@ -8,6 +8,9 @@ from everhold.stores.sqlite.read import rows
 
 
 def link(cur: apsw.Cursor, identity: str, person: str, *, at: float) -> None:
+    if not person:
+        cur.execute("delete from identities where identity = ?", (identity,))
+        return
     cur.execute(
         "insert into identities(identity, person, at) values (?, ?, ?) "
         "on conflict(identity) do update set person = excluded.person, at = excluded.at",

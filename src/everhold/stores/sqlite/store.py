@@ -304,6 +304,9 @@ class SqliteStore:
     async def person_of(self, identity: str) -> str | None:
         return self._try(lambda: people.person_of(self._cursor, identity))
 
+    async def links(self) -> list[tuple[str, str]]:
+        return [(row[0], row[1]) for row in self._rows("select identity, person from identities order by 1", ())]
+
     async def identities(self, person: str) -> list[str]:
         return self._try(lambda: people.identities(self._cursor, person))
 

@@ -58,3 +58,7 @@ class StoreContract(LogContract, OperationsContract, LanesContract):
         assert await scene.store.person_of("telegram:1") == "bob"
         assert await scene.store.person_of("slack:U1") == "ada"
         assert await scene.store.person_of("slack:U2") is None
+        assert await scene.store.links() == [("slack:U1", "ada"), ("telegram:1", "bob")]
+        await scene.store.link("telegram:1", "", at=4.0)
+        assert await scene.store.person_of("telegram:1") is None
+        assert await scene.store.links() == [("slack:U1", "ada")]

@@ -354,6 +354,10 @@ class GatedStore:
         await self._late()
         return await self.disk.person_of(identity)
 
+    async def links(self) -> list[tuple[str, str]]:
+        await self._late()
+        return await self.disk.links()
+
     async def identities(self, person: str) -> list[str]:
         await self._late()
         return await self.disk.identities(person)
