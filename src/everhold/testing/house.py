@@ -31,7 +31,7 @@ from everhold.ports.platform import Drafting, Incoming, Platform, Verdict
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.store import Dice
+from everhold.testing.dice import Dice
 from everhold.testing.fakes import FakePlatform, ScriptedModel
 from everhold.testing.sim.loop import SimLoop
 

@@ -1,6 +1,19 @@
 """One suite per port, shipped so that a second keeper of a promise can be held to it. Never imported by the gateway."""
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-for suite in ("platform", "platform_desk", "scene", "store", "store_lanes", "store_log", "store_operations"):
+if TYPE_CHECKING:
+    from everhold.testing.contracts.memory import MemoryContract as MemoryContract
+
+for suite in ("memory", "platform", "platform_desk", "scene", "store", "store_lanes", "store_log", "store_operations"):
     pytest.register_assert_rewrite(f"{__name__}.{suite}")
+
+
+def __getattr__(name: str) -> object:
+    if name == "MemoryContract":
+        from everhold.testing.contracts.memory import MemoryContract  # not before its asserts are rewritten
+
+        return MemoryContract
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,19 +25,7 @@ from everhold.core.entries import (
     Took,
 )
 from everhold.ports.store import Change, Claim, Committed, Lane, LaneUpdate, Opening, Step, Store, Wait, Wake
-
-
-class Dice:
-    """Chance from a seed: salts and ids that are the same in every run."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-
-    def bytes(self, n: int, /) -> bytes:
-        return self._random.randbytes(n)
-
-    def random(self) -> float:
-        return self._random.random()
+from everhold.testing.dice import Dice as Dice
 
 
 class Scene:
