@@ -305,6 +305,7 @@ class App:
             trouble=lambda: str(self.broken) if self.broken else "the disk is full" if self.full else "",
             scrub=self.log.redaction.scrub,
             once=Once(monotonic=self.clock.monotonic),
+            purses=self.supervisor.purses,
         )
         self.web = Web(office, host=http.host, port=http.port if port is None else port)
         await self.web.start()

@@ -11,9 +11,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from everhold.app import local_user
 from everhold.core.entries import Call
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, rate_limited
-from tests.web.conftest import ADA, OPERATOR, Gateway, events_of, eventually
+from tests.web.conftest import ADA, OPERATOR, Gateway, configuration, events_of, eventually
 
 As = Callable[[str], httpx2.AsyncClient]
 Json = dict[str, Any]
@@ -396,3 +397,22 @@ async def test_nothing_to_hear_is_refused(gateway: Gateway, client: httpx2.Async
         answer = await client.post(KINDS[1], json=body, headers={"x-everhold-session": "x"})
         assert answer.status_code == 400
     assert await gateway.running.store.feed() == []
+
+
+@pytest.mark.parametrize("path", KINDS)
+async def test_what_is_not_kept_is_paid_for_all_the_same(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, path: str
+) -> None:
+    store, day = gateway.app.store, gateway.app.agents.day()
+    await client.post(path, json=asking(path, "how much is the fish?"))
+    paid = await store.spent("agent:main", day)
+    assert paid.tokens > 0
+    assert (await store.spent(f"person:{local_user()}", day)).tokens == paid.tokens
+    asked = len(model.requests)
+    budget = f"memories: [], budget: {{tokens_per_day: {paid.tokens + 5}}}"
+    gateway.configure(configuration(model.openai).replace("memories: []", budget, 1))
+    refused = await client.post(path, json=asking(path, "and the chips?"))
+    assert refused.status_code == 429
+    assert "budget of agent:main" in refused.json()["error"]["message"]
+    assert len(model.requests) == asked, "nobody was asked"
+    assert (await store.spent("agent:main", day)).tokens == paid.tokens

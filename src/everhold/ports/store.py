@@ -45,6 +45,7 @@ class Step(StrEnum):
     SEIZE = "seize"
     REPLAY = "replay"
     POSITION = "position"
+    SPEND = "spend"
     PEOPLE = "people"
 
 

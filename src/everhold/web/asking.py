@@ -7,18 +7,24 @@ Without one the request goes to the agent's model as it is, and nothing is kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from everhold.core.entries import Heard, Kind, Thought
+from everhold.core.entries import Heard, Kind, Stamp, Thought, Usage
+from everhold.core.tokens import weigh_request
 from everhold.core.turn import Answered, Broken, Overlong, Unreachable
+from everhold.errors import Refused
 from everhold.flow import perform
+from everhold.flow.purse import Limit, Worst
+from everhold.flow.runtime import purses_of
 from everhold.platforms.http import address, with_id
 from everhold.ports.model import Answer, Message, Request, ToolSpec
 from everhold.ports.platform import Incoming
+from everhold.ports.store import Change, Spend, Step
 from everhold.web.answers import Refusal, seconds
 from everhold.web.call import Call
 from everhold.web.office import Office
@@ -40,6 +46,12 @@ class Asked(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     params: dict[str, Any] = {}
+
+    @property
+    def most_output(self) -> int:
+        """Tokens the caller allows the answer; 0 if they leave it to the model."""
+        allowed = self.params.get("max_completion_tokens") or self.params.get("max_tokens")
+        return allowed if isinstance(allowed, int) else 0
 
     @property
     def heard(self) -> str:
@@ -122,9 +134,9 @@ async def _without(call: Call, asked: Asked) -> AsyncIterator[Growth]:
     key = header(call, KEY)
     if key:
         digest = hashlib.sha256(call.raw).digest()
-        task = call.office.once.start((call.caller.account, key), digest, lambda: _ask(call.office, asked, pieces))
+        task = call.office.once.start((call.caller.account, key), digest, lambda: _ask(call, asked, pieces))
     else:
-        task = asyncio.get_running_loop().create_task(_ask(call.office, asked, pieces))
+        task = asyncio.get_running_loop().create_task(_ask(call, asked, pieces))
     task.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:
@@ -135,24 +147,32 @@ async def _without(call: Call, asked: Asked) -> AsyncIterator[Growth]:
             task.cancel()
 
 
-async def _ask(office: Office, asked: Asked, pieces: asyncio.Queue[str | None]) -> Reply:
+async def _ask(call: Call, asked: Asked, pieces: asyncio.Queue[str | None]) -> Reply:
+    office = call.office
     runtime = office.agents.runtime(asked.agent, {})
+    person = await office.person(call.caller.speaks_for(header(call, PERSON)))
+    # nothing is kept of what is said, but what it costs is: it comes out of the same purses as everything else
+    limits = runtime.limits(Stamp(person=person))[:2]
     request = Request(
         system="\n\n".join(part for part in (runtime.system, asked.system) if part),
         messages=asked.messages,
         tools=asked.tools,
         params=asked.params,
     )
-    event = await perform.ask(
-        office.control.gates,
-        runtime.models,
-        request,
-        deadline=runtime.model_deadline,
-        record=_thought,
-        on_text=pieces.put_nowait,
-    )
+    reading, writing = runtime.meter.most(weigh_request(request)), asked.most_output or runtime.most_output
+    worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
+    async with _allowed(office, limits, worst):
+        event = await perform.ask(
+            office.control.gates,
+            runtime.models,
+            request,
+            deadline=runtime.model_deadline,
+            record=_thought,
+            on_text=pieces.put_nowait,
+        )
     match event:
         case Answered(thought):
+            await _pay(office, asked.agent, person, thought.usage)
             id = office.control.gates.chance.bytes(12).hex()
             return Reply(id=id, text=thought.text, usage=thought.usage, calls=thought.calls)
         case Unreachable(reason=reason, retry_after=wait):
@@ -164,6 +184,26 @@ async def _ask(office: Office, asked: Asked, pieces: asyncio.Queue[str | None]) 
             raise Refusal(502, "refused", office.scrub(reason), headers={"x-should-retry": "false"})
         case _:
             raise AssertionError(event)
+
+
+@contextlib.asynccontextmanager
+async def _allowed(office: Office, limits: Sequence[Limit], worst: Worst) -> AsyncIterator[None]:
+    try:
+        async with office.purses.reserved(limits, worst):
+            yield
+    except Refused as error:
+        headers = {"x-should-retry": "false"}
+        raise Refusal(429, "refused", error.message, remedy=error.remedy or "", headers=headers) from error
+
+
+async def _pay(office: Office, agent: str, person: str, usage: Usage) -> None:
+    gates, tokens = office.control.gates, usage.input + usage.output
+    if tokens:
+        spends = [
+            Spend(purse=purse, day=office.agents.day(), usd=usage.usd, tokens=tokens)
+            for purse in purses_of(agent, Stamp(person=person))[:2]
+        ]
+        await gates.store.commit(Change(step=Step.SPEND, session="", at=gates.clock.now(), spends=tuple(spends)))
 
 
 def _thought(answer: Answer) -> Thought:

@@ -12,6 +12,7 @@ from everhold.config.settings import Settings
 from everhold.control import Control
 from everhold.core.entries import Body, Branched, Changed, Heard, Kind
 from everhold.errors import NotFound
+from everhold.flow.purse import Purses
 from everhold.memory import Memory
 from everhold.platforms import http
 from everhold.ports.log import Log
@@ -45,6 +46,7 @@ class Office:
     scrub: Callable[[str], str]
     """A text without secrets."""
     once: Once[Reply]
+    purses: Purses
     patience: float = 10.0
     """How long a stream waits for its first words before it begins: until then a failure has a status of its own."""
     _owners: OrderedDict[str, tuple[str, ...]] = dataclasses.field(default_factory=OrderedDict)
