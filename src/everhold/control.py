@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +31,6 @@ from everhold.core.entries import (
     Heard,
     Kind,
     Noted,
-    Said,
     Stamp,
     Thought,
     Took,
@@ -105,14 +104,10 @@ LAST_FOLDS: Final = 3
 """How many compressions a glance shows."""
 
 
-class Holding(Protocol):
-    """Where in the log all words of a text stand, the newest `limit` places, newest first."""
-
-    async def __call__(self, text: str, limit: int) -> Sequence[tuple[str, int]]: ...
-
-
 class Control:
-    """One per home. `erasures` is the file beside the database that outlives any backup of it."""
+    """One per home. `erasures` is the file beside the database that outlives any backup of it; `holding` tells where in
+    the log all words of a text stand, the newest so many places first.
+    """
 
     def __init__(
         self,
@@ -122,7 +117,7 @@ class Control:
         accept: Door,
         runtimes: Runtimes,
         erasures: Path | None = None,
-        holding: Holding | None = None,
+        holding: Callable[[str, int], Awaitable[Sequence[tuple[str, int]]]] | None = None,
     ) -> None:
         self.gates = gates
         self.store = gates.store
@@ -130,7 +125,7 @@ class Control:
         self.accept = accept
         self.runtimes = runtimes
         self.erasures = erasures
-        self.holding = holding or self._look_through
+        self.holding = holding
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -178,26 +173,14 @@ class Control:
 
     async def search(self, text: str, *, limit: int = 50) -> list[Entry]:
         """What was said that contains all words of `text`, whoever it was for: the newest, by session."""
+        if self.holding is None:
+            raise Misuse("there is nothing to search with here", remedy="open the home with its index")
         sessions: dict[str, list[Entry]] = {}
         for session, seq in await self.holding(text, limit):
             entry = await self.store.entry(session, seq)
             if entry.body is not None:
                 sessions.setdefault(session, []).append(entry)
         return [entry for hits in sessions.values() for entry in sorted(hits, key=lambda hit: hit.seq)]
-
-    async def _look_through(self, text: str, limit: int) -> list[tuple[str, int]]:
-        """The same without an index: by reading everything."""
-        words = text.casefold().split()
-        hits: list[tuple[str, int]] = []
-        for session in await self.sessions(limit=10_000):
-            async for entry in self.entries(session.id):
-                if isinstance(entry.body, Heard | Said | Noted):
-                    said = entry.body.text.casefold()
-                    if all(word in said for word in words):
-                        hits.append((session.id, entry.seq))
-                        if len(hits) >= limit:
-                            return hits
-        return hits
 
     async def context(self, name: str, *, at: int | None = None) -> Context:
         """The context of the thought at, or next after, seq `at`; without it, what the next turn would be shown.
