@@ -137,8 +137,8 @@ class Reception:
             await self._halt(incoming, found, speaker, order)
             return msgspec.structs.replace(found, command=Command(name=order), asks=True)
         hops = incoming.hops
-        if incoming.bot and origin.platform not in LOCAL:
-            hops = max(hops, await self._hops(incoming, found))
+        if incoming.bot and not hops and origin.platform not in LOCAL:
+            hops = await self._hops(incoming, found)  # one that is carried is exact, ours is only a guess
         if hops >= settings.loops.max_hops:
             self._broken(found.agent, origin, hops)
             return msgspec.structs.replace(found, asks=False, hops=hops)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from everhold.core.access import bare
+from everhold.core.access import bare, hops_of
+from everhold.core.entries import Entry, Heard, Kind, Place
 
 JUNK = st.text(alphabet=" \t\n.…!?,:;*_~-", max_size=20)
 WORDS = ("ok", "okay", "k", "ack", "acknowledged", "roger", "noted", "thank", "thanks", "thank you", "👍", "✅", "🙏")
@@ -49,3 +50,29 @@ def test_whatever_holds_another_word_is_not_bare(text: str) -> None:
 @pytest.mark.parametrize("text", ["." * 1_000_000 + "x", " ." * 500_000 + "okx", "!" * 1_000_000])
 def test_a_megabyte_of_dots_holds_nobody_up(text: str) -> None:
     assert bare(text) == (not text.endswith("x"))
+
+
+def overheard(hops: int, *, bot: bool = True, asks: bool = True) -> Entry:
+    body = Heard(origin=Place(platform="test"), text="hello", bot=bot, hops=hops, asks=asks)
+    return Entry(
+        session="s",
+        seq=1,
+        pos=1,
+        kind=Kind.HEARD,
+        op=None,
+        author="person:x",
+        at=0.0,
+        version=1,
+        body=body,
+        digest=b"",
+    )
+
+
+def test_hops_count_what_is_answered_and_begin_anew_with_a_human() -> None:
+    assert hops_of([]) == 0
+    assert hops_of([overheard(2), overheard(5)]) == 5
+    assert hops_of([overheard(2), overheard(7, asks=False)]) == 2, "what was merely overheard is not answered"
+    for order in ([0, 1], [1, 0]):
+        both = [overheard(5), overheard(0, bot=False)]
+        assert hops_of([both[place] for place in order]) == 0, "a human spoke"
+    assert hops_of([overheard(5), overheard(0, bot=False, asks=False)]) == 5, "but not to us"

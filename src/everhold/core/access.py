@@ -91,6 +91,17 @@ def hops_so_far(entries: Iterable[Entry], *, since: float = 0.0) -> int:
     return hops
 
 
+def hops_of(entries: Iterable[Entry]) -> int:
+    """How often agents have answered each other before a turn that consumes these.
+
+    Only what asks is answered: what was merely overheard says nothing. A human among those who ask begins anew.
+    """
+    asking = [entry.body for entry in entries if isinstance(entry.body, Heard) and entry.body.asks]
+    if any(not body.bot for body in asking):
+        return 0
+    return max((body.hops for body in asking), default=0)
+
+
 def audience(address: Address, person: str) -> tuple[str, ...]:
     """Who is present: in a direct chat its person; elsewhere everybody in that chat, known or not.
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from everhold.core import compression, facts
+from everhold.core.access import hops_of
 from everhold.core.context import Exchange, View, build, fingerprint, messages, oversized
 from everhold.core.entries import (
     VERSION,
@@ -214,7 +215,7 @@ class TurnWork:
             if isinstance(entry.body, Heard):
                 if entry.body.asks or self.origin is None:
                     self.origin, self.stamp = entry.body.origin, entry.body.stamp
-                self.hops = max(self.hops, entry.body.hops)
+        self.hops = hops_of(self.heard.values())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
