@@ -1,0 +1,359 @@
+"""A room on a real homeserver with agents in it that hand each other results, and gateways that are killed.
+
+Everything is seen from outside: what stands in the room's timeline, what the model was shown, what the stores hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+
+from everhold.core.compression import ASK
+from everhold.core.entries import Began, Entry, Folded, Heard, Said
+from everhold.home import Home
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.contracts.store import Dice
+from everhold.testing.modelserver import ModelServer, Received, Reply
+from everhold.testing.platforms.synapse import V3, Member, Seen, Synapse
+
+KEY: Final = "sk-test-matrix-room"
+TOKEN: Final = re.compile(r"<[a-z]+-[a-z0-9-]+>")
+FILLER: Final = "so that there is something to compress, " * 12
+PATIENCE_SECONDS: Final = 90.0
+SUMMARY: Final = "[Summary of the conversation so far"
+
+
+class Gateway:
+    """`everhold up` on one home, in one life after the other."""
+
+    def __init__(self, path: Path, configuration: dict[str, Any], secrets: dict[str, str]) -> None:
+        self.home = Home(path).create()
+        self.home.config.write_text(json.dumps(configuration))
+        self.home.env.write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
+        for file in (self.home.config, self.home.env):
+            file.chmod(0o600)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.process: asyncio.subprocess.Process | None = None
+        self.lives = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self.lives += 1
+        with (self.home.path / "said").open("ab") as said:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "everhold", "--home", str(self.home.path), "up", "--port", str(self.port),
+                stdout=said, stderr=said,
+                env={name: value for name, value in os.environ.items() if not name.startswith("EVERHOLD")},
+            )  # fmt: skip
+
+    async def ready(self) -> None:
+        async with httpx2.AsyncClient(trust_env=False) as http:
+
+            async def answers() -> bool:
+                assert self.process is not None
+                assert self.process.returncode is None, f"it ended by itself:\n{self.said()[-3000:]}"
+                try:
+                    return (await http.get(f"{self.url}/ready")).status_code == 200
+                except httpx2.TransportError:
+                    return False
+
+            await until(answers, what="a gateway that is ready")
+
+    async def kill(self, how: int = signal.SIGKILL) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            if process.returncode is None:
+                process.send_signal(how)
+            await process.wait()
+
+    async def compress(self) -> None:
+        """Have every session compressed, now; wait for it, or for the gateway's end."""
+        async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=60.0) as http:
+            sessions = (await http.get("/api/sessions")).json()["sessions"]
+            paths = [f"/api/sessions/{session['id']}/compress" for session in sessions]
+            asked = [http.post(path, json={}) for path in paths]
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if not isinstance(answer, httpx2.TransportError):
+                    assert isinstance(answer, httpx2.Response)
+                    assert answer.status_code == 200, answer.text
+
+    async def audit(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "everhold", "--home", str(self.home.path), "audit", stdout=-1, stderr=-1
+        )
+        told, trouble = await process.communicate()
+        assert process.returncode == 0, (told + trouble).decode()[-3000:]
+
+    async def log(self) -> dict[str, list[Entry]]:
+        """What its store holds, by session."""
+        store = SqliteStore.open(self.home.path / "everhold.db", chance=Dice())
+        try:
+            return {it.id: await store.entries(it.id) for it in await store.sessions(limit=1_000)}
+        finally:
+            await store.close()
+
+    def said(self) -> str:
+        return (self.home.path / "said").read_text()
+
+
+async def until(true: Callable[[], Awaitable[bool]], *, what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                if await true():
+                    return
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(f"never happened: {what}") from None
+
+
+class Room:
+    """Ada, her agents, and their work: a task gets a result, a result an acknowledgement, and that nothing."""
+
+    def __init__(self, path: Path, synapse: Synapse, model: ModelServer, *, agents: int, apart: bool) -> None:
+        self.path = path
+        self.synapse = synapse
+        self.model = model
+        self.count = agents
+        self.apart = apart
+        self.ada: Member
+        self.agents: list[Member] = []
+        self.gateways: list[Gateway] = []
+        self.id = ""
+        self.tasks: list[str] = []
+        """What results and acknowledgements there must be in the end."""
+        self.compressed: list[float] = []
+        """When everybody was made to compress."""
+        model.key = KEY
+        model.default = self._answer
+
+    async def open(self) -> None:
+        self.ada = await self.synapse.register("ada")
+        self.agents = [await self.synapse.register(f"agent{number}") for number in range(self.count)]
+        self.id = await self.ada.create(*(agent.id for agent in self.agents), name="the workshop")
+        groups = [[number] for number in range(self.count)] if self.apart else [list(range(self.count))]
+        for number, group in enumerate(groups):
+            secrets = {f"TOKEN_{it}": self.agents[it].token for it in group}
+            configuration = self._configuration(group)
+            self.gateways.append(Gateway(self.path / f"home{number}", configuration, {"MODEL_KEY": KEY, **secrets}))
+        await self.start()
+
+    async def close(self) -> None:
+        for gateway in self.gateways:
+            await gateway.kill()
+        for member in (self.ada, *self.agents):
+            await member.http.aclose()
+
+    def _configuration(self, agents: Sequence[int]) -> dict[str, Any]:
+        endpoint = {"provider": "openai", "base_url": self.model.openai, "name": "fake", "api_key_env": "MODEL_KEY"}
+        return {
+            "models": {"m": {**endpoint, "context_tokens": 8_000}},
+            "defaults": {
+                "model": "m",
+                "memories": [],
+                "tools": [],
+                "sessions": {"group": "shared"},
+                "compression": {"soft": 0.4, "hard": 0.9, "keep_exchanges": 1},
+            },
+            "agents": {f"agent{number}": {"persona": f"You are agent {number}."} for number in agents},
+            "platforms": {
+                "matrix": {
+                    f"agent{number}": {
+                        "homeserver": self.synapse.url,
+                        "user": self.agents[number].id,
+                        "token_env": f"TOKEN_{number}",
+                        "access": {"groups": {self.id: ["*"]}},
+                        "groups": {"observe": True},
+                    }
+                    for number in agents
+                }
+            },
+            "backup": {"every_hours": 0},
+        }
+
+    # -- gateways ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        for gateway in self.gateways:
+            await gateway.start()
+        await asyncio.gather(*(gateway.ready() for gateway in self.gateways))
+
+    async def kill(self, how: int = signal.SIGKILL) -> None:
+        await asyncio.gather(*(gateway.kill(how) for gateway in self.gateways))
+
+    async def compress(self) -> None:
+        """Have everybody compressed at the same time."""
+        self.compressed.append(time.time())
+        await asyncio.gather(*(gateway.compress() for gateway in self.gateways))
+
+    async def entered(self) -> None:
+        """Every agent has followed its invitation."""
+
+        async def all_here() -> bool:
+            path = f"{V3}/rooms/{self.id}/joined_members"
+            return len((await self.ada.call("GET", path))["joined"]) == self.count + 1
+
+        await until(all_here, what="every agent entering the room")
+
+    # -- people ------------------------------------------------------------------------------------------------------
+
+    async def say(self, text: str, *whom: int) -> str:
+        mentions = {"user_ids": [self.agents[number].id for number in whom]}
+        return await self.ada.say(self.id, text, **{"m.mentions": mentions})
+
+    async def task(self, whom: int, name: str, *, counts: bool = True) -> None:
+        if counts:
+            self.tasks.append(f"{name}-{whom}")
+        await self.say(f"<task-{name}-{whom}> please, {FILLER}", whom)
+
+    async def round(self, name: str, *, counts: bool = True) -> None:
+        """A task for everybody. `counts`: it must be done in the end."""
+        for number in range(self.count):
+            await self.task(number, name, counts=counts)
+
+    def _answer(self, received: Received) -> Reply:
+        """What agents do. Decided by what is new to them, which is whatever stands behind their last answer."""
+        system, *shown = received.json["messages"]
+        if str(system["content"]).startswith(ASK):
+            tokens = dict.fromkeys(TOKEN.findall(json.dumps(shown, ensure_ascii=False)))
+            return Reply(text="They spoke of " + " ".join(tokens), pause=0.02)  # long enough to be killed in
+        if "You are agent " not in str(system["content"]):
+            return Reply(text="[]")  # nothing to note beyond that
+        me = int(str(system["content"]).partition("You are agent ")[2].partition(".")[0])
+        new: list[str] = []
+        for message in shown:
+            new = [] if message["role"] == "assistant" else [*new, str(message["content"])]
+        text = "\n".join(it for it in new if SUMMARY not in it)
+        before = (me - 1) % self.count
+        results = re.findall(rf"<task-([a-z0-9]+)-{me}>", text)
+        thanks = re.findall(rf"<result-([a-z0-9]+)-{before}>", text)
+        words = [f"<result-{name}-{me}>" for name in dict.fromkeys(results)]
+        words += [f"<noted-{name}-{before}>" for name in dict.fromkeys(thanks)]
+        words += [f"<here-{name}-{me}>" for name in dict.fromkeys(re.findall(r"<call-([a-z0-9]+)>", text))]
+        if not words:
+            return Reply(text="ok")
+        after = f" for {self.agents[(me + 1) % self.count].id}" if results else ""
+        return Reply(text=f"{' '.join(words)}{after}, {FILLER}")
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    async def timeline(self) -> list[Seen]:
+        return await self.ada.timeline(self.id)
+
+    async def done(self) -> None:
+        """Every task has its result, and every result its acknowledgement."""
+        wanted = {f"<{word}-{task}>" for task in self.tasks for word in ("result", "noted")}
+
+        async def all_there() -> bool:
+            text = "\n".join(seen.text for seen in await self.timeline())
+            return all(token in text for token in wanted)
+
+        try:
+            await until(all_there, what="every result and acknowledgement")
+        except AssertionError as error:
+            text = "\n".join(seen.text for seen in await self.timeline())
+            lost = sorted(token for token in wanted if token not in text)
+            raise AssertionError(f"{len(lost)} of {len(wanted)} are missing: {lost[:10]}\n{self.said()}") from error
+
+    async def called(self, name: str) -> None:
+        """Call everybody, and wait for their answers."""
+        await self.say(f"<call-{name}>", *range(self.count))
+        for number in range(self.count):
+            await self.ada.until(self.id, f"<here-{name}-{number}>", seconds=PATIENCE_SECONDS)
+
+    async def quiet(self, seconds: float) -> int:
+        """Wait until nobody has said anything for so long; how much stands in the room then."""
+        count, since = -1, 0.0
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while count < 0 or loop.time() - since < seconds:
+                now = len(await self.ada.events(self.id))
+                if now != count:
+                    count, since = now, loop.time()
+                await asyncio.sleep(0.2)
+        return count
+
+    async def logs(self) -> dict[int, dict[str, list[Entry]]]:
+        """Per agent, what its sessions hold. Gateways have ended."""
+        found: dict[int, dict[str, list[Entry]]] = defaultdict(dict)
+        for gateway in self.gateways:
+            for session, entries in (await gateway.log()).items():
+                if any(isinstance(entry.body, Heard) for entry in entries):
+                    author = next(entry.author for entry in entries if entry.author.startswith("agent:"))
+                    found[int(author.removeprefix("agent:agent"))][session] = entries
+        return found
+
+    async def check(self, *, call: str) -> None:
+        """Everything that was promised. `call` is the last call that everybody answered."""
+        logs, timeline = await self.logs(), await self.timeline()
+        assert sorted(logs) == list(range(self.count))
+        for number, sessions in logs.items():
+            assert len(sessions) == 1, f"agent {number} changed its session: {sorted(sessions)}"
+            (entries,) = sessions.values()
+            said = [entry.body.text for entry in entries if isinstance(entry.body, Said)]
+            seen = [it.text for it in timeline if it.sender == self.agents[number].id and _message(it)]
+            assert seen == said, f"agent {number}: {Counter(seen) - Counter(said)} / {Counter(said) - Counter(seen)}"
+            self._heard_everything(number, entries, timeline)
+            self._was_shown_everything(number, entries, call)
+            folds = [entry.at for entry in entries if isinstance(entry.body, Began) and entry.body.what == "fold"]
+            for at in self.compressed:
+                assert any(at <= fold <= at + 60 for fold in folds), (
+                    f"agent {number} was not compressed with the others"
+                )
+            assert any(isinstance(entry.body, Folded) for entry in entries), f"agent {number} compressed nothing"
+        text = [seen.text for seen in timeline]
+        for task in self.tasks:
+            for word in ("result", "noted"):
+                assert sum(f"<{word}-{task}>" in it for it in text) == 1, f"{word} {task} is there more than once"
+        assert "loop.broken" not in self.said()
+        for gateway in self.gateways:
+            await gateway.audit()
+
+    def _heard_everything(self, number: int, entries: list[Entry], timeline: list[Seen]) -> None:
+        """Everything that others said stands in its log, once."""
+        places = [entry.body.origin for entry in entries if isinstance(entry.body, Heard)]
+        # a word that halts reaches those at work through whoever heard it first, too
+        own = [place.message for place in places if place.account == f"agent{number}" and place.message.startswith("$")]
+        others = [it.id for it in timeline if it.sender != self.agents[number].id]
+        texts = {it.id: it.text[:60] for it in timeline}
+        missed = [texts[id] for id in (Counter(others) - Counter(own)).elements()]
+        twice = [texts.get(id, id) for id in (Counter(own) - Counter(others)).elements()]
+        assert not missed, f"agent {number} missed {missed}"
+        assert not twice, f"agent {number} heard twice {twice}"
+
+    def _was_shown_everything(self, number: int, entries: list[Entry], call: str) -> None:
+        """The turn that answered the last call saw every message before it, in the summary or word for word."""
+        last = next(
+            received.body.decode()
+            for received in reversed(self.model.requests)
+            if f"You are agent {number}." in received.body.decode() and f"<call-{call}>" in received.body.decode()
+        )
+        texts = [entry.body.text for entry in entries if isinstance(entry.body, Heard)]
+        upto = next(place for place, text in enumerate(texts) if f"<call-{call}>" in text)
+        wanted = {token for text in texts[: upto + 1] for token in TOKEN.findall(text)}
+        missing = sorted(token for token in wanted if token not in last)
+        assert not missing, f"agent {number} never saw {missing[:5]}"
+
+    def said(self) -> str:
+        return "\n".join(gateway.said()[-4000:] for gateway in self.gateways)
+
+
+def _message(seen: Seen) -> bool:
+    """Not a gateway's own notice."""
+    return seen.content.get("msgtype") == "m.text"

@@ -1,0 +1,70 @@
+"""Agents in one room of a real Synapse: killed, compressed and spoken to meanwhile, they miss and repeat nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everhold.testing.modelserver import ModelServer
+from everhold.testing.platforms.synapse import Synapse
+from tests.platforms.matrix_room import Room
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ModelServer]:
+    async with ModelServer() as server:
+        yield server
+
+
+async def workshop(room: Room, *, kills: int) -> None:
+    """Rounds of tasks; then everybody compresses in the middle of one, is killed, and spoken to while away."""
+    try:
+        await room.open()
+        await room.entered()
+        for kill in range(kills):
+            await room.round(f"k{kill}first")
+            await room.done()
+            await room.round(f"k{kill}second")
+            compressing = asyncio.create_task(room.compress())
+            await room.round(f"k{kill}third")
+            await room.kill()
+            await compressing
+            await room.round(f"k{kill}away")
+            await room.start()
+        await room.done()
+        await room.called("final")
+        await halt(room)
+        await room.kill(signal.SIGTERM)
+        await room.check(call="final")
+    finally:
+        await room.close()
+
+
+async def halt(room: Room) -> None:
+    """A human's word ends everything until another one lifts it."""
+    await room.round("halted", counts=False)  # whoever works on it is stopped
+    await room.say("!halt")
+    await room.quiet(1.5)
+    before = [seen.id for seen in await room.timeline() if seen.sender != room.ada.id]
+    await room.say("<call-halted>", *range(room.count))
+    await room.quiet(1.5)
+    assert [seen.id for seen in await room.timeline() if seen.sender != room.ada.id] == before, "somebody answered"
+    await room.say("!resume")
+    await room.called("again")
+    await room.quiet(1.0)
+
+
+async def test_three_agents_one_gateway_one_kill(tmp_path: Path, synapse: Synapse, model: ModelServer) -> None:
+    await workshop(Room(tmp_path, synapse, model, agents=3, apart=False), kills=1)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("apart", [False, True], ids=["one process", "nine processes"])
+async def test_nine_agents_many_kills(tmp_path: Path, synapse: Synapse, model: ModelServer, apart: bool) -> None:
+    room = Room(tmp_path, synapse, model, agents=9, apart=apart)
+    await workshop(room, kills=4)
