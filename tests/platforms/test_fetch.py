@@ -16,7 +16,8 @@ from everhold.testing.platforms.loopback import Answer, Loopback, Request
 HOSTILE = [
     # not the web
     "file:///etc/passwd", "ftp://example.com/x", "gopher://127.0.0.1:70/_x", "data:text/plain,hi",
-    "javascript:alert(1)", "jar:http://example.com!/x", "ws://example.com/", "//example.com/x", "http:/example.com", "http://", "https://",
+    "javascript:alert(1)", "jar:http://example.com!/x", "ws://example.com/", "//example.com/x",
+    "http:/example.com", "http://", "https://",
     "", "not a url", "http://[::1", "http://exa mple.com/", "http://example.com/\r\nHost: evil", "http://example.com:99999/",
     "http://user:secret@93.184.215.14/", "http://user@93.184.215.14/", "\\\\server\\share\\x", "C:\\windows\\x",
     # this machine

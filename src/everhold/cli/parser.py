@@ -490,6 +490,27 @@ def _setting_up(setup: _Group) -> None:
     )
     model.add_argument("--no-input", action="store_true", help="ask nothing; what is missing is an error")
     model.add_argument("--no-test", action="store_true", help="write it without having tried it")
+    for name in ("telegram", "discord", "slack", "matrix"):
+        _setting_up_platform(setup, name)
+
+
+def _setting_up_platform(setup: _Group, name: str) -> None:
+    platform = setup.add(
+        name,
+        f"connect an account on {name.capitalize()}",
+        (f"everhold setup {name}", "asks for everything"),
+        (f"everhold setup {name} --account coder --agent coder", "a second account, for another agent"),
+        (f"everhold setup {name} --no-input --stdin < secrets", "the secrets from a file, a line each"),
+        about="Asks for what it is not told, connects once to see that it works, and writes config.yaml (its comments\n"
+        "stay) and the secrets to .env; nothing if it does not connect. Secrets are never shown, and never taken from\n"
+        "the command line, where others could read them.",
+    )
+    platform.add_argument("--account", default="", metavar="NAME", help="what to call it (default: like the agent)")
+    platform.add_argument("--agent", default="", metavar="A", help="who answers there")
+    platform.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another setting of its own")
+    platform.add_argument("--stdin", action="store_true", help="read the secrets from standard input, a line each")
+    platform.add_argument("--no-input", action="store_true", help="ask nothing; what is missing is an error")
+    platform.add_argument("--no-test", action="store_true", help="write it without having tried it")
 
 
 def _name(parser: argparse.ArgumentParser) -> None:

@@ -128,6 +128,22 @@ class Typing(Protocol):
         """Show it for a few seconds. Asked for again while the work goes on; losing one harms nobody."""
 
 
+class Introduction(Struct, frozen=True, kw_only=True):
+    """Who an account is on its platform."""
+
+    name: str
+    hello: str = ""
+    """How somebody gets to write to it, as a next step: `open https://… and say hello`."""
+
+
+@runtime_checkable
+class Introducing(Protocol):
+    """What a platform may offer besides: saying who it is, which shows that its settings work."""
+
+    async def introduce(self) -> Introduction:
+        """Raises Refused or Transient, with what helps."""
+
+
 @runtime_checkable
 class Leaving(Protocol):
     """What a platform may offer besides: letting go of its connections when its account is gone."""

@@ -67,9 +67,13 @@ class Wish:
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
+    if args.action not in ("model", None):
+        from everhold.cli.commands import setup_platform
+
+        return setup_platform.run(args, screen)
     home = home_of(args).create()
     settings = settings_of(home, environ=os.environ)  # a broken configuration is mended before it is changed
-    known = _environment(home)
+    known = environment(home)
     given = args.action == "model"  # the bare word has no flags
     wish = Wish(
         provider=args.provider if given else "",
@@ -83,7 +87,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         wish = replace(wish, key=Secret(sys.stdin.readline().strip()))
         if not wish.key:
             raise Misuse("there is no key on standard input", remedy="everhold setup model … --key-stdin < key.txt")
-    asking = _Asking(screen, sys.stdin)
+    asking = Asking(screen, sys.stdin)
     while True:
         wish = _complete(wish, known) if silent else _asked(wish, known, asking)
         _check(wish, known)
@@ -105,7 +109,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-class _Asking:
+class Asking:
     """Questions on standard error, answers from standard input; keys are typed unseen."""
 
     def __init__(self, screen: Screen, source: TextIO) -> None:
@@ -161,7 +165,7 @@ def _unanswered() -> Misuse:
     return Misuse("the question was not answered", remedy="--no-input takes everything from flags; see --help")
 
 
-def _asked(wish: Wish, known: Environment, asking: _Asking) -> Wish:
+def _asked(wish: Wish, known: Environment, asking: Asking) -> Wish:
     """Ask for what is not said yet; after a failure, for everything again."""
     again = asking.again
     if not wish.provider or again:
@@ -241,7 +245,7 @@ def variable_for(provider: str, url: str) -> str:
     return f"{word if word[:1].isalpha() else 'MODEL'}_API_KEY"
 
 
-def _environment(home: Home) -> Environment:
+def environment(home: Home) -> Environment:
     lines, _ = parse_env(read_file(home.env, private=True) or b"", file=str(home.env))
     return Environment(os.environ, lines)
 

@@ -23,7 +23,7 @@ from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.platforms.telegram import faults, reading
 from everhold.platforms.telegram.settings import NAME, TelegramSettings
 from everhold.platforms.unreadable import unreadable
-from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
+from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
 
@@ -51,7 +51,7 @@ class Polling(HTTPXRequest):
 
 
 class Telegram:
-    """One account. Implements `Platform`, `Drafting`, `Typing` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Typing`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.BLIND
@@ -84,6 +84,13 @@ class Telegram:
 
     async def aclose(self) -> None:
         await self._bot.shutdown()
+
+    async def introduce(self) -> Introduction:
+        try:
+            me = await self._bot.get_me()
+        except TelegramError as error:
+            raise faults.ours(error, what="the bot", token=self._token) from error
+        return Introduction(name=f"@{me.username}", hello=f"open https://t.me/{me.username} and say hello")
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,7 @@ class TelegramSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    token: Secret
-    """What @BotFather gave you."""
+    token: Secret = Field(description="The token that @BotFather gave you for the bot")
     base_url: str | None = None
     """Where the Bot API answers, if not at its usual place."""
     poll_seconds: int = Field(default=30, ge=0, le=50)
