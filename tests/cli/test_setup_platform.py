@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from everhold.testing.platforms.telegram import TelegramServer
+from everhold.testing.platforms.threaded import threaded
 from tests.cli.house import Done, House
 from tests.platforms.telegram_stage import TOKEN
 
 
 @pytest.fixture
 def server() -> Iterator[TelegramServer]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    async def begin() -> TelegramServer:
-        server = TelegramServer()
-        server.bot(TOKEN, username="my_bot")
-        await server.start()
-        return server
-
-    running = asyncio.run_coroutine_threadsafe(begin(), loop).result()
-    yield running
-    asyncio.run_coroutine_threadsafe(running.stop(), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    with threaded(TelegramServer) as running:
+        running.server.bot(TOKEN, username="my_bot")
+        yield running.server
 
 
 def setup(house: House, server: TelegramServer, *more: str, input: str = f"{TOKEN}\n") -> Done:

@@ -1,0 +1,47 @@
+"""A server of `testing.platforms` in a thread of its own, for tests whose processes are real and that have no loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any, Generic, TypeVar
+
+from everhold.testing.platforms.loopback import Loopback
+
+L = TypeVar("L", bound=Loopback)
+T = TypeVar("T")
+
+
+class Threaded(Generic[L]):
+    """`run` does something in the server's own loop, and waits for it."""
+
+    def __init__(self, server: L, loop: asyncio.AbstractEventLoop) -> None:
+        self.server = server
+        self.loop = loop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=30)
+
+
+@contextlib.contextmanager
+def threaded(make: type[L]) -> Iterator[Threaded[L]]:
+    """Serve until the block ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name=make.__name__, daemon=True)
+    thread.start()
+
+    async def begin() -> L:
+        server = make()
+        await server.start()
+        return server
+
+    running = Threaded(asyncio.run_coroutine_threadsafe(begin(), loop).result(), loop)
+    try:
+        yield running
+    finally:
+        running.run(running.server.stop())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

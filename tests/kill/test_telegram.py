@@ -1,0 +1,160 @@
+"""A real gateway behind Telegram, killed with -9: all that was written is heard once and in order, and answered.
+
+Telegram recognises no repeat, so a reply that was on its way when the process died may be there twice. Then it is
+counted, and never is one missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everhold.testing.modelserver import Hang, ModelServer, Received, Reply, Step
+from everhold.testing.platforms.telegram import TelegramServer
+from everhold.testing.platforms.threaded import Threaded, threaded
+from tests.cli.house import Gateway, House, make_plugin, until
+from tests.e2e.town import KEY, endpoint
+from tests.platforms.telegram_stage import TOKEN
+
+PEOPLE = (1001, 1002, 1003)
+
+
+@pytest.fixture
+def telegram() -> Iterator[Threaded[TelegramServer]]:
+    with threaded(TelegramServer) as running:
+        running.server.bot(TOKEN)
+        yield running
+
+
+@pytest.fixture
+def model() -> Iterator[ModelServer]:
+    server = ModelServer(key=KEY, default=answer)
+    with server.threaded():
+        yield server
+
+
+@pytest.fixture
+def house(tmp_path: Path, telegram: Threaded[TelegramServer], model: ModelServer) -> Iterator[House]:
+    house = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+    account = {
+        "token_env": "BOT", "base_url": telegram.server.url, "poll_seconds": 1,
+        "access": {"direct": [f"telegram:{id}" for id in PEOPLE]},
+    }  # fmt: skip
+    config = {
+        "models": {"m": endpoint(model.openai)},
+        "defaults": {"memories": [], "tools": []},
+        "platforms": {"telegram": {"main": account}},
+    }
+    (house.path / "config.yaml").write_text(json.dumps(config))
+    (house.path / ".env").touch(mode=0o600)
+    (house.path / ".env").write_text(f"BOT={TOKEN}\nMODEL_KEY={KEY}\n")
+    yield house
+    house.close()
+
+
+def answer(received: Received) -> Step:
+    """Names every message it was shown, so that what was answered can be told."""
+    said = [message["content"] for message in received.json["messages"] if message["role"] == "user"]
+    return Reply(text=f"noted up to: {said[-1]}", stream=False)
+
+
+def write(telegram: Threaded[TelegramServer], text: str, user: int = 1001) -> None:
+    telegram.run(telegram.server.write(text, user=user))
+
+
+def heard(house: House, user: int = 1001) -> list[str]:
+    """What the log has of somebody, in its order; looked at while others write."""
+    store = sqlite3.connect(f"file:{house.path / 'everhold.db'}?mode=ro", uri=True)
+    try:
+        rows = store.execute("select body from entries where kind = 'heard' order by pos").fetchall()
+    finally:
+        store.close()
+    bodies = [json.loads(row[0]) for row in rows]
+    return [body["text"] for body in bodies if body["origin"]["chat"] == str(user)]
+
+
+def answered(telegram: Threaded[TelegramServer], text: str, user: int = 1001) -> bool:
+    return any(text in said for said in telegram.server.said(user))
+
+
+def quiet(house: House) -> None:
+    """Wait until nothing waits any more."""
+    until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"], seconds=60)
+
+
+def test_killed_while_it_thinks_it_answers_once(
+    house: House, telegram: Threaded[TelegramServer], model: ModelServer
+) -> None:
+    model.script(Hang())
+    gateway = house.up()
+    write(telegram, "one")
+    until(lambda: bool(model.requests))
+    gateway.kill()
+    write(telegram, "two, while it was dead")
+    gateway = house.up()
+    until(lambda: answered(telegram, "two, while it was dead"), seconds=30)
+    quiet(house)
+    assert heard(house) == ["one", "two, while it was dead"]
+    said = telegram.server.said(1001)
+    assert len(said) == len(set(said)), "nothing was in flight: nothing may be there twice"
+    assert any("one" in text for text in said)
+    house.ask("audit").ok()
+    gateway.kill()
+
+
+def test_killed_before_it_confirms_it_hears_nothing_twice(house: House, telegram: Threaded[TelegramServer]) -> None:
+    gateway = house.up()
+    write(telegram, "hello")
+    until(lambda: answered(telegram, "hello"))
+    # the poll that would confirm it never comes through
+    telegram.server.fault("getUpdates", "hang", times=1)
+    write(telegram, "again")
+    gateway.kill()
+    house.up()
+    until(lambda: answered(telegram, "again"), seconds=30)
+    quiet(house)
+    assert heard(house) == ["hello", "again"]
+    assert Counter(telegram.server.said(1001)).most_common(1)[0][1] == 1
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+def test_killed_at_any_moment_it_loses_nothing_and_counts_what_it_cannot_know(
+    house: House, telegram: Threaded[TelegramServer], model: ModelServer
+) -> None:
+    chance = random.Random(int(os.environ.get("EVERHOLD_SEED", "7")))
+    kills = max(5, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)
+    sent: dict[int, list[str]] = {user: [] for user in PEOPLE}
+
+    def crowd(count: int) -> None:
+        for _ in range(count):
+            user = chance.choice(PEOPLE)
+            sent[user].append(f"m{sum(map(len, sent.values()))}.")
+            write(telegram, sent[user][-1], user)
+
+    gateway: Gateway | None = None
+    for _ in range(kills):
+        gateway = house.up()
+        crowd(chance.randint(1, 6))
+        time.sleep(chance.uniform(0.0, 1.5))
+        gateway.kill()
+        crowd(chance.randint(0, 3))
+    house.up()
+    crowd(3)
+    for user in PEOPLE:
+        until(lambda user=user: heard(house, user) == sent[user], seconds=60)
+        if sent[user]:
+            until(lambda user=user: answered(telegram, sent[user][-1], user), seconds=180)
+    until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"], seconds=180)
+    status = json.loads(house.ask("status", "--json").out)
+    doubles = sum(count - 1 for user in PEOPLE for count in Counter(telegram.server.said(user)).values())
+    assert doubles <= status["in_doubt"], "a double that nobody counted"
+    house.ask("audit").ok()
