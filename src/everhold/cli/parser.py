@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
+from everhold.cli.parser_plugin import plugins
+
 _ID: Final = "an id, the beginning of one, a title, an address, or `last`"
 
 
@@ -214,6 +216,7 @@ def _looking(commands: _Group) -> None:
     )
     audit.add_argument("id", nargs="?", metavar="ID", help=_ID)
     _judging(commands)
+    plugins(commands)
     commands.add("agents", "the agents there are, and what they work with", module="agents")
     _people(commands)
     logs = commands.add("logs", "the gateway's log lines", ("everhold logs -f", "as they come"), module="logs")

@@ -1,0 +1,162 @@
+"""`everhold plugin`: lists without importing, writes a provider that works, and tells a good one from a bad one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.cli import main
+from everhold.testing.conformance import CHECKS, run_virtually
+from everhold.testing.plugin import context
+from tests.e2e.town import Town
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory to work in; what is imported from it is forgotten again."""
+    monkeypatch.chdir(tmp_path)
+    before, known = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = before
+    for name in set(sys.modules) - known:
+        if name.startswith("everhold_") or name == "bad":
+            del sys.modules[name]
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, Any]:
+    """A command's exit code, and what it says to programs."""
+    code = main([*args, "--json"])
+    out = capsys.readouterr().out
+    return code, json.loads(out)
+
+
+def test_listing_names_every_plug_in_with_its_package(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = run(capsys, "plugin", "list")
+    assert code == 0
+    kinds = {(it["kind"], it["name"]): it["package"] for it in found["plugins"]}
+    assert kinds["memories", "builtin"] == kinds["models", "offline"] == "everhold"
+
+
+def test_the_skeleton_keeps_the_whole_promise(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, written = run(capsys, "plugin", "new", "note-book")
+    assert code == 0
+    assert "everhold_note_book/__init__.py" in written["files"]
+    sys.path.insert(0, str(here / "everhold-note-book"))
+    from everhold_note_book import NoteBook, Settings  # type: ignore[import-not-found]
+
+    outcomes = run_virtually(lambda agent, path: NoteBook(Settings(), context(agent=agent, directory=path)), here / "x")
+    assert {it.check for it in outcomes} == set(CHECKS)
+    assert [it for it in outcomes if it.state == "failed"] == []
+    assert [it.check for it in outcomes if it.state == "skipped"] == ["order", "signature", "far-side-outage"]
+
+
+def test_a_good_one_is_told_from_a_bad_one_by_the_exit_code(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugin", "new", "shelf", "--in", "."]) == 0
+    target, only = "everhold_shelf:Shelf", ("--only", "basics", "--only", "restart")
+    capsys.readouterr()
+    code, found = run(capsys, "plugin", "test", target, *only, "--set", "most=9", "--patience", "0.1")
+    assert (code, [it["state"] for it in found["checks"]]) == (0, ["passed", "passed"])
+    file = here / "everhold_shelf" / "__init__.py"
+    (here / "bad.py").write_text(file.read_text().replace('Path(context.directory) / "shelf.db"', '":memory:"'))
+    code, found = run(capsys, "plugin", "test", "bad:Shelf", *only, "--patience", "0.1")
+    assert (code, [it["state"] for it in found["checks"]]) == (1, ["passed", "failed"])
+    assert "found never" in found["checks"][1]["reason"]
+    assert main(["plugin", "test", "bad:Shelf", "--only", "basics"]) == 0
+    assert re.search(r"✓ basics +What is stored is found again", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "args, code, says",
+    [
+        (("plugin", "test", "nowhere"), 1, "there is no plug-in 'nowhere'"),
+        (("plugin", "test", "everhold_shelf:Shelf", "--set", "moist=1"), 78, "did you mean `most`?"),
+        (("plugin", "test", "everhold_shelf:Shelf", "--set", "most"), 2, "is not K=V"),
+        (("plugin", "test", "everhold_shelf:Shelf", "--set", "key_env=NOT_SET"), 2, "NOT_SET is not set"),
+        (("plugin", "test", "everhold_shelf:Shelf", "--only", "magic"), 1, "there is no check 'magic'"),
+        (("plugin", "new", "Bad Name"), 2, "is not a name"),
+        (("plugin", "new", "again", "--in", "."), 2, "is not empty"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_remedy(
+    here: Path, capsys: pytest.CaptureFixture[str], args: Sequence[str], code: int, says: str
+) -> None:
+    assert main(["plugin", "new", "shelf", "--in", "."]) == 0
+    assert main(args) == code
+    told = capsys.readouterr().err
+    assert says in told
+    assert "→" in told
+
+
+# -- C4: a stranger's package ------------------------------------------------------------------------------------------
+
+
+def wheel_of(package: Path, to: Path) -> Path:
+    """A real wheel of a package, as its build backend makes it."""
+    build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(to)], cwd=package, capture_output=True, text=True, check=True, timeout=60
+    )
+    return to / done.stdout.strip().splitlines()[-1]
+
+
+async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_touched(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["plugin", "new", "foreign"]) == 0
+    wheel = wheel_of(here / "everhold-foreign", here)
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(here / "site")
+    monkeypatch.syspath_prepend(str(here / "site"))
+    config = {
+        "defaults": {"tools": [], "memories": ["foreign"], "recall": {"deadline_ms": 5_000}},
+        "memories": {"foreign": {"most": 5}},
+    }
+    async with Town(here, json.dumps(config)) as t:
+        verdict = await t.say("My goat is called Berta.")
+        await t.said(verdict.session)
+        await t.rest()
+        await t.say("/new")
+        answer = await t.ask("What is my goat called?", chat="another")
+        assert "Berta" in answer
+        await t.rest()
+        (memory,) = (await t.app.control.status())["memories"]
+        assert (memory["memory"], memory["state"], memory["lag"]) == ("foreign", "well", 0)
+        assert not t.app.about()["problems"]
+
+
+@pytest.mark.prove
+def test_the_same_in_a_fresh_environment(here: Path) -> None:
+    """pip installs everhold and the stranger's package into a new environment; what it takes is there already."""
+    assert main(["plugin", "new", "foreign"]) == 0
+    wheels = [wheel_of(ROOT, here), wheel_of(here / "everhold-foreign", here)]
+    venv.create(here / "env", with_pip=True)
+    python = here / "env" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *wheels], check=True, timeout=600)
+    everhold = here / "env" / "bin" / "everhold"
+    environ = {**os.environ, "EVERHOLD_HOME": str(here / "home"), "PYTHONPATH": ""}
+    home = here / "home"
+    home.mkdir(mode=0o700)
+    (home / "config.yaml").write_text("defaults: {memories: [foreign]}\nmemories: {foreign: {most: 5}}\n")
+
+    def call(*args: str) -> str:
+        done = subprocess.run([everhold, *args], env=environ, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "everhold-foreign 0.1.0" in call("plugin", "list")
+    assert "failed" not in call("plugin", "test", "foreign", "--seconds", "0.5")
+    call("send", "My goat is called Berta.", "--session", "one")
+    assert "Berta" in call("send", "What is my goat called?", "--session", "two")
+    assert call("plugin", "list").count("foreign") >= 1

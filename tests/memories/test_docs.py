@@ -1,0 +1,50 @@
+"""What the documentation says about providers is so: the 40 lines work, and every proof it names is there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from everhold.ports.memory import Capability
+from everhold.testing.conformance import CHECKS, run_virtually
+from everhold.testing.plugin import context
+
+ROOT = Path(__file__).parents[2]
+HOW_TO = ROOT / "docs" / "how-to" / "write-a-provider.md"
+REFERENCE = ROOT / "docs" / "reference" / "memory-providers.md"
+SKELETON = ROOT / "src" / "everhold" / "cli" / "skeleton" / "provider.py.txt"
+
+
+def test_the_provider_of_40_lines_keeps_the_whole_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
+    code = [line for line in blocks[0].splitlines() if line.strip()]
+    body = [line for line in code if not line.startswith(("import", "from"))]
+    assert len(body) <= 40
+    (tmp_path / "forty_lines.py").write_text(blocks[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("forty_lines", None)
+    from forty_lines import Notebook, Settings  # type: ignore[import-not-found]
+
+    outcomes = run_virtually(lambda agent, path: Notebook(Settings(), context(agent=agent, directory=path)), tmp_path)
+    assert [(it.check, it.reason) for it in outcomes if it.state == "failed"] == []
+    assert sum(it.state == "passed" for it in outcomes) == len(CHECKS) - 3
+
+
+def test_the_page_counts_the_checks_right() -> None:
+    assert f"{len(CHECKS)} checks" in HOW_TO.read_text()
+
+
+def test_every_proof_in_the_table_is_a_test_that_exists() -> None:
+    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", REFERENCE.read_text()))
+    assert len(named) >= 12
+    for file, test in sorted(named):
+        (path,) = ROOT.glob(f"tests/**/{file}")
+        assert f"def {test}(" in path.read_text(), f"{file}::{test}"
+
+
+def test_every_capability_stands_in_the_table() -> None:
+    text = REFERENCE.read_text()
+    assert [it for it in Capability if f"`{it}`" not in text and f"`{it}(" not in text] == []
