@@ -13,7 +13,17 @@ from everhold.cli.main import parse
 from everhold.home import Home
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / name for name in ("how-to/use-your-model.md", "how-to/many-agents.md", "tutorial/your-first-agent.md")]
+PAGES = [
+    DOCS / name
+    for name in (
+        "how-to/use-your-model.md",
+        "how-to/many-agents.md",
+        "how-to/telegram.md",
+        "how-to/access-and-pairing.md",
+        "how-to/groups.md",
+        "tutorial/your-first-agent.md",
+    )
+]
 
 
 def blocks(page: Path, kind: str) -> list[str]:
