@@ -1,4 +1,4 @@
-"""`python -m bench.recall quality|speed`: recall on the development data, and how long finding lasts."""
+"""`python -m bench.recall quality|speed|beside`: recall on the development data, how long finding lasts, and peers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from bench.recall import quality, speed
+from bench.recall import beside, quality, speed
 from bench.recall.data import ABSENT, DATA, beam, locomo
 from everhold.memories.builtin import encoder, table
 from everhold.memories.builtin.meaning import Use
@@ -14,7 +14,7 @@ from everhold.memories.builtin.meaning import Use
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.recall")
-    parser.add_argument("what", choices=("quality", "speed"), nargs="?", default="quality")
+    parser.add_argument("what", choices=("quality", "speed", "beside"), nargs="?", default="quality")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--use", choices=("none", "table", "auto"), action="append", help="embeddings; all by default")
     parser.add_argument("--models", type=Path, help="where the stronger model's folder is, if in no package")
@@ -23,6 +23,8 @@ def main() -> None:
     uses: list[Use] = options.use or ["none", "table", "auto"]
     if options.what == "speed":
         asyncio.run(_speed(options.items or [10_000, 100_000], [use for use in uses if use != "auto"]))
+    elif options.what == "beside":
+        asyncio.run(_beside(options.data))
     else:
         asyncio.run(_quality(options.data, uses, options.models))
 
@@ -46,6 +48,19 @@ async def _quality(data: Path, uses: list[Use], models: Path | None) -> None:
                     flush=True,
                 )
                 print(f"  by kind, R@10: {', '.join(f'{kind} {value:.3f}' for kind, value in score.kinds.items())}")
+
+
+async def _beside(data: Path) -> None:
+    sets = [talks for talks in (locomo(data), beam(data)) if talks]
+    print("| | LoCoMo R@5 | R@10 | in 1,700 tokens | BEAM R@5 | R@10 | in 1,700 tokens " if sets else "| ", end="")
+    print(f"| of {beside.ITEMS:,}: add, CPU ms | find p50 ms | p95 ms | CPU ms |")
+    print("|---" * (11 if sets else 5) + "|")
+    for name, make in beside.MEMORIES.items():
+        scores = [await beside.quality(talks, make) for talks in sets]
+        cells = [f"{value:.3f}" for one in scores for value in (one.at_5, one.at_10, one.in_budget)]
+        pace = await beside.pace(make)
+        cells += [f"{pace.add_ms:.2f}", f"{pace.p50_ms:.1f}", f"{pace.p95_ms:.1f}", f"{pace.cpu_ms:.1f}"]
+        print("|", " | ".join([name, *cells]), "|", flush=True)
 
 
 async def _speed(sizes: list[int], uses: list[Use]) -> None:

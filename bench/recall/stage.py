@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from bench.recall.data import Conversation, Said
@@ -27,15 +27,15 @@ def open_store(home: Path) -> Store:
     return SqliteStore.open(home / "log.db", chance=Dice(), synchronous="OFF")
 
 
-async def tell(store: Store, talk: Conversation) -> dict[tuple[str, int], str]:
-    """Commit a conversation, a session for each of its parts; where each message stands."""
+async def tell(store: Store, talk: Conversation, *, opened: Collection[str] = ()) -> dict[tuple[str, int], str]:
+    """Commit a conversation, a session for each of its parts, some of which are there; where each message stands."""
     places: dict[tuple[str, int], str] = {}
     parts: dict[str, list[Said]] = {}
     for message in talk.messages:
         parts.setdefault(message.part, []).append(message)
     for part, messages in parts.items():
         session = f"{talk.name}.{part}"
-        opens = Opening(agent="main", address=f"agent:main:bench:group:{session}")
+        opens = None if session in opened else Opening(agent="main", address=f"agent:main:bench:group:{session}")
         drafts = tuple(_draft(talk, message) for message in messages)
         done = await store.commit(
             Change(step=Step.ACCEPT, session=session, at=messages[0].at, entries=drafts, opens=opens)

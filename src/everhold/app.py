@@ -390,9 +390,13 @@ class App:
 
     async def _keep_index(self) -> None:
         """Take in what was committed, a little after it was. Whoever searches meanwhile does the same for the rest."""
+        warm = False
         while True:
             while await self.index.catch_up(self.store):
                 pass
+            if not warm:
+                await self.index.warm()
+                warm = True
             await asyncio.sleep(INDEX_SECONDS)
 
     async def _holding(self, text: str, limit: int) -> list[tuple[str, int]]:

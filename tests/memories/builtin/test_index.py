@@ -341,6 +341,22 @@ async def test_what_the_index_cannot_take_in_is_looked_through(stage: Stage, mon
     assert set(await stage.find("teapot")) == {"indexed teapot", "a teapot that came later"}
 
 
+async def test_a_large_scope_is_in_memory_before_it_is_asked_about(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(70):
+        await stage.say(f"crate number {number}")
+    while await stage.index.catch_up(stage.log):
+        pass
+    monkeypatch.setattr(index_module, "LIGHT", 30)
+    await stage.index.warm()
+    (shelf,) = stage.index._meaning._kept()._shelves.values()
+    assert shelf.used == 60
+    await stage.say("the kettle is blue")
+    assert (await stage.find("kettle"))[0] == "the kettle is blue"
+    assert shelf.used == 71
+
+
 async def test_far_behind_the_newest_of_this_session_is_found_all_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -258,6 +258,18 @@ class Index:
             hits = sorted([*hits, *new], key=_by_score)[:limit]
         return hits
 
+    async def warm(self) -> None:
+        """Read what large scopes need to be searched, before somebody waits for it. Others search in between."""
+        if not self._meaning.table:
+            return
+        scopes = await self._run(lambda: self._locked(lambda: lookup.scopes(self._reader, agent=None, audience=None)))
+        for scope in sorted(scopes, key=lambda scope: scope.chunks):
+            for upto in range(LIGHT, scope.chunks, LIGHT):
+                part = Scope(scope.id, upto, scope.items)
+                await self._run(
+                    lambda part=part: self._locked(lambda: self._moment(lambda: self._meaning.warm(self._reader, part)))  # type: ignore[misc]
+                )
+
     async def holding(self, store: Store, text: str, *, limit: int) -> list[tuple[str, int]]:
         """Where all words of `text` stand, in whatever form, newest first: for whoever may see everything."""
         while await self.catch_up(store):

@@ -134,6 +134,17 @@ class Meaning:
         if self._shelves is not None:
             self._shelves.clear()
 
+    def warm(self, db: apsw.Connection, scope: Scope) -> None:
+        """Have a scope, or its beginning, in memory."""
+        self._kept().stack(db, [scope])
+
+    def _kept(self) -> Shelves:
+        if self._shelves is None:
+            from everhold.memories.builtin import shelf  # numpy comes with it
+
+            self._shelves = shelf.Shelves(deep=self.deep)
+        return self._shelves
+
     def touch(self, db: apsw.Connection, chunks: Collection[int]) -> None:
         """These chunks are not what they were."""
         if self._shelves is not None and chunks:
@@ -154,12 +165,10 @@ class Meaning:
         skip: Sequence[int],
     ) -> list[Ranked]:
         """The candidates in these scopes, best first. Names that are `spoken` say who is asked about, not what."""
-        from everhold.memories.builtin import near, shelf  # numpy comes with them
+        from everhold.memories.builtin import near  # numpy comes with it
 
-        if self._shelves is None:
-            self._shelves = shelf.Shelves(deep=self.deep)
         known = table.load()
-        stack = self._shelves.stack(db, scopes)
+        stack = self._kept().stack(db, scopes)
         about = without(text, spoken)
         model = self._model() if self.deep and _filled(stack) else None
         asked = near.Asked(
