@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 
-NOW = 1_800_000_000.0
+NOW = 1_700_000_000.0
 SUMMARY = "[CONTEXT COMPACTION — REFERENCE ONLY] Earlier turns were compacted.\n## Goal\nto get there"
 
 _SESSIONS = """id text primary key, source text not null, user_id text, session_key text, chat_id text, chat_type text,

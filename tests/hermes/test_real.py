@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench.gateway import hermes_python
+from everhold.app import SystemChance
+from everhold.config import load
+from everhold.core.context import messages
 from everhold.doctor import foreign, mend
+from everhold.flow.view import view_at
+from everhold.home import Home
+from everhold.imports.run import Job, run
+from everhold.stores.sqlite import SqliteStore
+from tests.hermes.test_import import Place, everything
 
 pytestmark = pytest.mark.prove
 ROOT = Path(__file__).parent.parent.parent
@@ -79,3 +91,73 @@ def test_its_log_tells_which_ids_changed(tmp_path: Path, python: Path) -> None:
     path = made(python, tmp_path / "home", "logged")
     report = foreign.log(path.parent / "logs" / "agent.log")
     assert [finding.check for finding in report.findings] == ["log-renamed", "log-renamed"]
+
+
+def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
+    """What its reader gives for every session that can be gone on with, beside what a model would be shown here.
+
+    Documented differences: the summary's frame, the beginning that goes with the summary, marks, white space at ends.
+    """
+    path = made(python, tmp_path / "home", "plain,folded,rotated,gateway")
+    told = loaded(python, path)["told"]
+    assert isinstance(told, dict)
+    home = Home(tmp_path / "here").create()
+
+    async def play() -> dict[str, list[list[str]]]:
+        store = SqliteStore.open(home.store, chance=SystemChance(), synchronous="OFF")
+        job = Job(path, home, load(home, environ={}), {}, "me", store=store, now=NOW)
+        assert (await run(job)).complete
+        found = {}
+        for session in await store.sessions(limit=100):
+            shown = messages(await view_at(store, session, at=session.last_seq + 1))
+            keys = [entry.dedup or "" for entry in await store.entries(session.id)]
+            rows = [key.split(":")[2] for key in keys if key.startswith("hermes:")]
+            if rows:
+                found[rows[-1]] = [[m.role, m.text] for m in shown]
+        await store.close()
+        return found
+
+    compared = 0
+    for id, shown in asyncio.run(play()).items():
+        theirs = [m for m in told[id] if m[0] != "session_meta" and m[1] is not None]
+        summaries = [n for n, m in enumerate(theirs) if str(m[1]).startswith("[CONTEXT COMPACTION")]
+        if summaries:
+            for _, text in theirs[: summaries[-1] + 1]:
+                assert _plain(text) in shown[0][1]
+            theirs, shown = theirs[summaries[-1] + 1 :], shown[1:]
+        assert [(role, _plain(text)) for role, text in theirs] == [(role, text.strip()) for role, text in shown], id
+        compared += len(shown)
+    assert compared > 40
+
+
+def _plain(text: object) -> str:
+    if isinstance(text, list):
+        return "\n".join(str(part.get("text", part)) for part in text)
+    return str(text).strip()
+
+
+@pytest.mark.parametrize("seed", range(max(1, int(os.environ.get("EVERHOLD_KILLS", "10")) // 10)))
+def test_killed_again_and_again_an_import_ends_up_the_same(tmp_path: Path, seed: int) -> None:
+    built = everything(tmp_path / "there")
+    for n in range(30):
+        built.talk(built.session(f"many-{n}"), *(f"word {k} " + "x" * 300 for k in range(40)))
+    built.close()
+    whole, place = Place(tmp_path / "whole"), Place(tmp_path / "here")
+    whole.bring(tmp_path / "there")
+    chance = random.Random(seed)
+    command = [sys.executable, "-m", "everhold", "--home", str(place.home.path), "import", str(tmp_path / "there")]
+    kills = 0
+    while True:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=chance.uniform(0.6, 2.5) if kills < 10 else 120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+            continue
+        assert process.returncode == 0
+        break
+    # everything but who sits at this machine, and the time of notes, is the same
+    ours, theirs = ([(e[0], e[1], e[2], e[3], e[5], e[7]) for e in at.all()] for at in (place, whole))
+    assert ours == theirs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -87,3 +89,49 @@ def markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iter
             if kind == "heard" and body is not None and body.get("command"):
                 text = f"`{summary(entry)}`"
             yield f"**{safe(who)}**{word} · {moment(entry['at'])} · {entry['seq']}\n\n{safe(text)}\n"
+
+
+def messages(entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """The conversation in the message format that OpenAI's API has made common, in the order a model saw it.
+
+    What was undone, erased or never part of the conversation is left out; what was summed up is there word for word.
+    """
+    log = list(entries)
+    undone = {
+        op
+        for entry in log
+        if entry["kind"] == "changed" and entry["body"] and entry["body"]["change"]["what"] == "undo"
+        for op in entry["body"]["change"]["ops"]
+    }
+    turns = {e["seq"] for e in log if e["kind"] == "began" and e["body"] and e["body"]["what"] == "turn"} - undone
+    heard = {entry["seq"]: entry for entry in log if entry["kind"] == "heard" and entry["body"]}
+    for entry in log:
+        body, op = entry["body"], entry["op"] if entry["kind"] != "began" else entry["seq"]
+        if op not in turns or body is None:
+            continue
+        match entry["kind"]:
+            case "began" | "took":
+                for seq in body.get("takes", ()):
+                    if seq in heard:
+                        yield _user(heard[seq])
+            case "thought":
+                yield _assistant(body)
+            case "returned":
+                yield {"role": "tool", "tool_call_id": body["call"], "content": body.get("text", "")}
+
+
+def _user(entry: dict[str, Any]) -> dict[str, Any]:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", entry["author"].removeprefix("person:"))[:64]
+    return {"role": "user", "content": entry["body"]["text"], **({"name": name} if name else {})}
+
+
+def _assistant(body: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["tool"], "arguments": json.dumps(call.get("arguments", {}), ensure_ascii=False)},
+        }
+        for call in body.get("calls", ())
+    ]
+    return {"role": "assistant", "content": body.get("text", ""), **({"tool_calls": calls} if calls else {})}

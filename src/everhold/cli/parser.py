@@ -201,10 +201,11 @@ def _looking(commands: _Group) -> None:
         "export",
         "a whole session to standard output",
         ("everhold sessions export last > session.jsonl", "every entry, one per line"),
+        ("everhold sessions export last --format openai", "messages, as other programs take them"),
         ("everhold sessions export last --format markdown", "the conversation, to read"),
     )
     _name(export)
-    export.add_argument("--format", choices=("jsonl", "markdown"), default="jsonl", help="(default: jsonl)")
+    export.add_argument("--format", choices=("jsonl", "openai", "markdown"), default="jsonl", help="(default: jsonl)")
     audit = commands.add(
         "audit",
         "check the eight promises on the store; exit 1 if one is broken",
@@ -402,6 +403,21 @@ def _keeping(commands: _Group) -> None:
 
 
 def _copying(commands: _Group) -> None:
+    bring = commands.add(
+        "import",
+        "bring in a hermes-agent home with its profiles, or a folder of Markdown memory",
+        ("everhold import ~/.hermes --dry-run", "what would come, and what would not"),
+        ("everhold import ~/.hermes", "conversations, memory files, settings; again later for what is new"),
+        ("everhold import notes/ --agent main", "Markdown, as what an agent remembers"),
+        module="import_",
+        about="Brings another agent's past in: every message once, with its time; each chat goes on under one\n"
+        "session, whatever ids it had there; compressions become summaries whose originals are kept. Platform\n"
+        "accounts arrive switched off. Interrupted or run twice, nothing doubles. Nothing at the source is changed,\n"
+        "and nothing is sent to memory services: they have it already, or `everhold memory backfill` sends it.",
+    )
+    bring.add_argument("path", metavar="PATH", help="a hermes-agent home, a state.db, or Markdown")
+    bring.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+    bring.add_argument("--agent", default="", metavar="A", help="whose memory Markdown becomes (default: main)")
     doctor = commands.add(
         "doctor",
         "what is wrong with a home, and what helps; exit 1 if something is",

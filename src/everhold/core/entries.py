@@ -408,6 +408,8 @@ class Draft(Struct, frozen=True, kw_only=True):
     op: int | None = None
     """The operation it belongs to; OWN for the one begun in the same change."""
     dedup: str | None = None
+    at: float | None = None
+    """When it happened, if that was before it is committed: what is imported keeps its time. None: now."""
 
     @property
     def kind(self) -> Kind:

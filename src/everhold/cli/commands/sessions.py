@@ -172,5 +172,9 @@ async def _export(calls: Calls, screen: Screen, args: argparse.Namespace) -> Non
         for part in entries.markdown(session, [entry async for entry in found]):
             screen.say(part)
         return
+    if args.format == "openai":
+        for message in entries.messages([entry async for entry in found]):
+            screen.say(json.dumps(message, ensure_ascii=False, separators=(",", ":")))
+        return
     async for entry in found:
         screen.say(json.dumps({"session": session["id"], **entry}, ensure_ascii=False, separators=(",", ":")))

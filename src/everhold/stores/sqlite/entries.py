@@ -65,8 +65,9 @@ def append(
             kind = _NAMES[type(body)]
             text = encode(body)
             salt = chance.bytes(16)
-            seal = digest(salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=at, body=text)
-            found.append((session, seq, kind, op, author, at, VERSION, text, salt, seal, draft.dedup))
+            when = at if draft.at is None else draft.at
+            seal = digest(salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=when, body=text)
+            found.append((session, seq, kind, op, author, when, VERSION, text, salt, seal, draft.dedup))
             ops.append(op)
             seq += 1
         if len(found) == 1:

@@ -323,6 +323,11 @@ class SqliteStore:
         """The same, with what the copy holds; it was opened and audited."""
         return await self._at_length(lambda db: copies.make(db, target))
 
+    async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
+        """Where the entry with this dedup key stands: session, seq, operation."""
+        found = self._rows("select session, seq, op from entries where dedup = ?", (dedup,))
+        return found[0] if found else None
+
     async def last_pos(self) -> int:
         """The position of the newest entry."""
         return int(self._rows("select max(pos) from entries", ())[0][0] or 0)

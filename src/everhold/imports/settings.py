@@ -1,0 +1,257 @@
+"""Foreign settings -> ours: personas, models, memory services, platform accounts, who may speak. What is not understood
+is listed, what stands here already is kept, and platform accounts arrive switched off: two that listen with one token
+take each other's messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from everhold.config import ConfigError, Settings, set_key, set_secret
+from everhold.config.edit import split_key
+from everhold.config.secrets import parse_env
+from everhold.config.settings import ValidatePlugin
+from everhold.config.values import thaw
+from everhold.errors import EverholdError
+from everhold.hermes.files import MAIN, PROVIDERS, Profile
+from everhold.home import Home, read_file, write_file
+from everhold.secret import Secret
+
+ACCOUNTS: Final[dict[str, dict[str, str]]] = {
+    "telegram": {"token_env": "TELEGRAM_BOT_TOKEN"},
+    "discord": {"token_env": "DISCORD_BOT_TOKEN"},
+    "slack": {"bot_token_env": "SLACK_BOT_TOKEN", "app_token_env": "SLACK_APP_TOKEN"},
+    "matrix": {"token_env": "MATRIX_ACCESS_TOKEN", "homeserver": "MATRIX_HOMESERVER", "user": "MATRIX_USER_ID"},
+}
+"""Platform -> key of an account -> the variable it stands in there. What ends with `_env` is a secret."""
+
+MODELS: Final[dict[str, tuple[str, str, str]]] = {
+    "openai": ("openai", "https://api.openai.com/v1", "OPENAI_API_KEY"),
+    "openrouter": ("openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+    "anthropic": ("anthropic", "", "ANTHROPIC_API_KEY"),
+    "custom": ("openai", "", "OPENAI_API_KEY"),
+}
+"""Its providers that we can speak to -> ours, the address, the variable with the key."""
+
+MEMORIES: Final[dict[str, dict[str, str]]] = {
+    "honcho": {
+        "baseUrl": "base_url", "workspace": "workspace", "aiPeer": "ai_peer", "peerName": "peer_name",
+        "pinPeerName": "pin_peer_name", "pinUserPeer": "pin_peer_name", "userPeerAliases": "user_peer_aliases",
+        "runtimePeerPrefix": "runtime_peer_prefix", "sessionStrategy": "session_strategy",
+        "sessionPeerPrefix": "session_peer_prefix",
+    },
+    "hindsight": {
+        "api_url": "base_url", "bank_id": "bank", "bank_mission": "mission", "retain_tags": "tags",
+        "retain_context": "context", "recall_budget": "budget", "recall_max_tokens": "recall_tokens",
+    },
+    "mem0": {"base_url": "base_url", "host": "base_url", "user_id": "user"},
+    "supermemory": {"base_url": "base_url"},
+}  # fmt: skip
+"""A service's own keys there -> ours."""
+_SILENT: Final = frozenset({"apiKey", "api_key", "enabled", "hosts", "mode", "environment", "saveMessages", "sessions"})
+_KEYS: Final = {"honcho": "HONCHO_API_KEY", "hindsight": "HINDSIGHT_API_KEY", "mem0": "MEM0_API_KEY"}
+_CARRIED: Final = frozenset({"model", "memory", "busy_input_mode", "display_name"})
+_HARMLESS: Final = frozenset({"onboarding", "auxiliary", "_config_version"})
+
+
+@dataclass
+class Settled:
+    """What was, or would be, written; what was left as it is here; and what nobody understood."""
+
+    written: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+class Settler:
+    """Carries the settings of several agents over, one configuration for all."""
+
+    def __init__(
+        self, home: Home, settings: Settings, *, environ: Mapping[str, str], validate: ValidatePlugin, dry: bool
+    ) -> None:
+        self.home = home
+        self.document: Any = thaw(settings.document)
+        self.environ = environ
+        self.validate = validate
+        self.dry = dry
+        self.done = Settled()
+        lines, _ = parse_env(read_file(home.env, private=True) or b"") if home.env.exists() else ([], [])
+        self.secrets: dict[str, str] = {line.name: line.value.reveal() for line in lines}
+
+    def carry(self, profile: Profile) -> None:
+        """Everything about one agent that has a place here."""
+        agent = profile.name
+        self._persona(profile)
+        self._model(profile)
+        self._memory(profile)
+        busy = profile.config.get("busy_input_mode")
+        if busy in ("queue", "steer", "interrupt"):
+            self._set(f"agents.{agent}.busy", busy)
+        if f"agents.{agent}" not in self.document.get("agents", {}) and agent != MAIN:
+            self._set(f"agents.{agent}", {}, only_if_missing=True)
+        self._accounts(profile)
+        for key in sorted(set(profile.config) - _CARRIED - _HARMLESS):
+            self.done.unknown.append(f"{agent}: config.yaml: {key}")
+
+    # -- one subject each --------------------------------------------------------------------------------------------
+
+    def _persona(self, profile: Profile) -> None:
+        if not profile.soul:
+            return
+        name = "SOUL.md" if profile.name == MAIN else f"SOUL-{profile.name}.md"
+        target = self.home.path / name
+        text = profile.soul + "\n"
+        if target.exists() and target.read_text("utf-8", "replace") != text:
+            name = f"SOUL-{profile.name}-imported.md"
+            target = self.home.path / name
+        if not self.dry and not target.exists():
+            write_file(target, text.encode())
+        self._set(f"agents.{profile.name}.persona", {"file": name})
+
+    def _model(self, profile: Profile) -> None:
+        given = profile.config.get("model")
+        if not isinstance(given, dict) or not given.get("default"):
+            return
+        provider = str(given.get("provider") or "custom")
+        if provider not in MODELS:
+            self.done.unknown.append(f"{profile.name}: model provider {provider}")
+            return
+        ours, url, variable = MODELS[provider]
+        section: dict[str, Any] = {"provider": ours, "name": str(given["default"])}
+        base = str(given.get("base_url") or url)
+        if base and base != "https://api.openai.com/v1":
+            section["base_url"] = base
+        key = str(given.get("api_key") or "")
+        secret = Secret(key) if len(key) >= 8 else profile.env.get(variable)
+        if secret is not None and secret.reveal().strip():
+            section["api_key_env"] = self._secret(variable, secret, profile.name)
+        if isinstance(given.get("context_length"), int):
+            section["context_tokens"] = given["context_length"]
+        alias = re.sub(r"[^A-Za-z0-9_-]+", "-", str(given["default"])).strip("-").lower() or "imported"
+        alias = alias if alias != "offline" else "imported"
+        known = self.document.get("models", {}).get(alias)
+        if known is not None and {**known} != section:
+            alias = f"{alias}-{profile.name}"
+        if self._set(f"models.{alias}", section):
+            self._set(f"agents.{profile.name}.model", alias)
+
+    def _memory(self, profile: Profile) -> None:
+        """The service in use; its sessions keep the names they have, so that what it knows is found."""
+        chosen = str((profile.config.get("memory") or {}).get("provider") or "")
+        for name in PROVIDERS:
+            given = profile.provider(name)
+            if name == chosen or (given and not chosen):
+                self._service(profile, name, given)
+            elif given:
+                self.done.unknown.append(f"{profile.name}: {PROVIDERS[name]} is there, but {chosen} is in use")
+        if chosen and chosen not in PROVIDERS and chosen != "builtin":
+            self.done.unknown.append(f"{profile.name}: memory provider {chosen}")
+
+    def _service(self, profile: Profile, name: str, given: dict[str, Any]) -> None:
+        host = f"hermes_{profile.name}" if profile.name != MAIN else "hermes"
+        listed = given.get("hosts")
+        hosts: dict[str, Any] = listed if isinstance(listed, dict) else {}
+        merged = {**given, **(hosts.get(host) or hosts.get(host.replace("_", ".")) or {})}
+        section: dict[str, Any] = {"naming": "hermes"}
+        for key, value in merged.items():
+            ours = MEMORIES[name].get(key)
+            if ours is not None and value not in (None, ""):
+                section[ours] = value
+            elif ours is None and key not in _SILENT:
+                self.done.unknown.append(f"{profile.name}: {PROVIDERS[name]}: {key}")
+        if name == "honcho":
+            section.setdefault("workspace", host)
+            section.setdefault("ai_peer", host)
+        variable = _KEYS.get(name, f"{name.upper()}_API_KEY")
+        key = str(merged.get("apiKey") or merged.get("api_key") or "")
+        secret = Secret(key) if key else profile.env.get(variable)
+        if secret is not None and secret.reveal().strip():
+            section["api_key_env"] = self._secret(variable, secret, profile.name)
+        known = self.document.get("memories", {}).get(name)
+        instance = name if known is None or known == section else f"{name}-{profile.name}"
+        if instance != name:
+            section = {"provider": name, **section}
+        if self._set(f"memories.{instance}", section):
+            self._set(f"agents.{profile.name}.memories", ["builtin", instance])
+
+    def _accounts(self, profile: Profile) -> None:
+        paired = profile.pairings()
+        for platform, keys in ACCOUNTS.items():
+            values = {key: profile.env.get(variable) for key, variable in keys.items()}
+            allowed = self._allowed(profile, platform) + paired.pop(platform, [])
+            if not any(values[key] for key in values if key.endswith("_env")):
+                if allowed:
+                    self.done.unknown.append(
+                        f"{profile.name}: {platform}: people may speak there, but there is no token"
+                    )
+                continue
+            section: dict[str, Any] = {"agent": profile.name, "enabled": False}
+            for key, value in values.items():
+                if value is not None and value.reveal().strip():
+                    variable = keys[key]
+                    named = key.endswith("_env")
+                    section[key] = self._secret(variable, value, profile.name) if named else value.reveal()
+            people = list(dict.fromkeys(id if id == "*" else f"{platform}:{id}" for id in allowed))
+            if people:
+                section["access"] = {"direct": people}
+            self._set(f"platforms.{platform}.{profile.name}", section)
+        self.done.unknown += [
+            f"{profile.name}: {platform}: {len(ids)} people were paired" for platform, ids in paired.items()
+        ]
+        known = {variable for keys in ACCOUNTS.values() for variable in keys.values()}
+        known |= {f"{platform.upper()}_ALLOWED_USERS" for platform in ACCOUNTS} | set(_KEYS.values())
+        known |= {variable for _, _, variable in MODELS.values()}
+        self.done.unknown += [f"{profile.name}: .env: {name}" for name in sorted(set(profile.env) - known)]
+
+    def _allowed(self, profile: Profile, platform: str) -> list[str]:
+        listed = profile.env.get(f"{platform.upper()}_ALLOWED_USERS")
+        return [id.strip() for id in listed.reveal().split(",") if id.strip()] if listed else []
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _secret(self, variable: str, value: Secret, agent: str) -> str:
+        """The variable a secret stands in here: its own name, or the agent's if another agent has that one."""
+        for name in (variable, f"{re.sub('[^A-Z0-9]', '_', agent.upper())}_{variable}"):
+            there = self.secrets.get(name)
+            if there is None or there == value.reveal():
+                if there is None:
+                    self.secrets[name] = value.reveal()
+                    if not self.dry:
+                        set_secret(self.home, name, value)
+                    self.done.written.append(f".env: {name}")
+                return name
+        self.done.kept.append(f".env: {variable} of {agent} stands there with another value")
+        return variable
+
+    def _set(self, key: str, value: Any, *, only_if_missing: bool = True) -> bool:
+        """Write one value, unless something stands there; whether it stands there now."""
+        path = split_key(key)
+        here: Any = self.document
+        for part in path:
+            here = here.get(part) if isinstance(here, dict) else None
+        if here is not None and only_if_missing:
+            if here != value:
+                self.done.kept.append(f"{key} stays as it is here")
+            return True
+        if not self.dry:
+            try:
+                set_key(self.home, key, value, environ=self.environ, validate_plugin=self.validate)
+            except ConfigError as error:
+                self.done.refused.append(f"{key}: {error.problems[0].message} ({error.problems[0].remedy})")
+                return False
+            except EverholdError as error:
+                self.done.refused.append(f"{key}: {error}")
+                return False
+        _put(self.document, path, value)
+        self.done.written.append(key)
+        return True
+
+
+def _put(document: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
+    for part in path[:-1]:
+        document = document.setdefault(str(part), {})
+    document[str(path[-1])] = value

@@ -1,0 +1,619 @@
+"""Imports of hermes-agent homes: every message once, in order, word for word; contexts as they were; safe to repeat."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from everhold.app import SystemChance
+from everhold.config import Settings, load, parse
+from everhold.core.audit import audit
+from everhold.core.context import messages
+from everhold.core.entries import Changed, Ended, Folded, Heard, Kind, Noted, Returned, Thought, Told
+from everhold.flow.view import view_at
+from everhold.home import Home
+from everhold.imports import notes
+from everhold.imports.run import Job, Report, run
+from everhold.ports.store import Change, Committed, Session
+from everhold.stores.sqlite import SqliteStore
+from tests.hermes.built import NOW, SUMMARY, Built
+from tests.hermes.test_doctor import DAMAGES, DM, forked, healthy, renamed, unread
+
+ME = "me"
+
+
+class Place:
+    """A home here, opened and closed around every import."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = Home(path).create()
+        self.store: SqliteStore | None = None
+
+    def bring(self, source: Path, *, dry: bool = False, before: Callable[[SqliteStore], None] | None = None) -> Report:
+        async def play() -> Report:
+            settings = load(self.home, environ={})
+            store = None if dry else self.open()
+            if store is not None and before is not None:
+                before(store)
+            job = Job(source, self.home, settings, {}, ME, store=store, now=NOW)
+            try:
+                return await run(job)
+            finally:
+                if store is not None:
+                    await store.close()
+
+        return asyncio.run(play())
+
+    def open(self) -> SqliteStore:
+        return SqliteStore.open(self.home.store, chance=SystemChance(), synchronous="OFF")
+
+    def look(self, ask: Callable[[SqliteStore], Any]) -> Any:
+        async def play() -> Any:
+            store = self.open()
+            try:
+                assert await store.verify() == []
+                return await ask(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(play())
+
+    def all(self) -> list[tuple[Any, ...]]:
+        """Every entry, but for what is drawn by lot."""
+
+        async def ask(store: SqliteStore) -> list[tuple[Any, ...]]:
+            found = []
+            for session in await store.sessions(limit=1000):
+                entries = await store.entries(session.id)
+                assert [f for f in audit(session.id, entries)[0] if f.level == "broken"] == []
+                found += [(e.session, e.seq, e.kind, e.op, e.author, e.at, e.body, e.dedup) for e in entries]
+            return found
+
+        found: list[tuple[Any, ...]] = self.look(ask)
+        return found
+
+    def context(self, address: str) -> list[tuple[str, str]]:
+        async def ask(store: SqliteStore) -> list[tuple[str, str]]:
+            id = await store.resolve(address)
+            assert id, address
+            session = await store.session(id)
+            return [(m.role, m.text) for m in messages(await view_at(store, session, at=session.last_seq + 1))]
+
+        found: list[tuple[str, str]] = self.look(ask)
+        return found
+
+    def session(self, address: str) -> Session:
+        async def ask(store: SqliteStore) -> Session:
+            id = await store.resolve(address)
+            assert id, address
+            return await store.session(id)
+
+        found: Session = self.look(ask)
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "here")
+
+
+def rows(path: Path) -> dict[int, tuple[str, str, str]]:
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    found = {
+        int(id): (s, role, text or "")
+        for id, s, role, text in db.execute("select id, session_id, role, content from messages")
+    }
+    db.close()
+    return found
+
+
+def imported(place: Place) -> dict[int, tuple[str, str, str]]:
+    """Row -> (session there, role, text), as the log here has it, in the log's order for each session."""
+    found: dict[int, tuple[str, str, str]] = {}
+    for *_, body, dedup in place.all():
+        if dedup is None or not dedup.startswith("hermes:"):
+            continue
+        _, _, session, row = dedup.split(":")
+        roles: dict[type, str] = {Heard: "user", Thought: "assistant", Returned: "tool"}
+        role = roles.get(type(body), "other")
+        text = body.summary if isinstance(body, Folded) else body.text
+        assert int(row) not in found, "twice"
+        found[int(row)] = (session, role, text)
+    return found
+
+
+def address(session: str) -> str:
+    return f"agent:main:terminal:dm:{session}"
+
+
+# -- every message once, in order, word for word -----------------------------------------------------------------------
+
+
+def test_every_message_arrives_once_in_order_and_word_for_word(tmp_path: Path, place: Place) -> None:
+    built = healthy(tmp_path / "there")
+    for damage in DAMAGES:
+        damage(built)
+    path = built.close()
+    report = place.bring(tmp_path / "there")
+    assert report.complete
+    tally = report.agents["main"]
+    assert tally.accounted == len(rows(path))
+    there, here = rows(path), imported(place)
+    for id, (session, role, text) in here.items():
+        assert there[id][0] == session
+        if role != "other":
+            assert there[id][1:] == (role, text)
+        else:
+            assert there[id][2] in text
+    # what did not come is a copy of something that did
+    come = {(role, text) for _, role, text in here.values()} | {("assistant", SUMMARY)}
+    for id in there.keys() - here.keys():
+        assert there[id][1] == "session_meta" or there[id][1:] in come
+    order: dict[str, list[int]] = {}
+    for session, *_, dedup in place.all():
+        if dedup and dedup.startswith("hermes:"):
+            order.setdefault(f"{session}/{dedup.split(':')[2]}", []).append(int(dedup.split(":")[3]))
+    assert all(ids == sorted(ids) for ids in order.values())
+
+
+def test_times_and_authors_are_those_of_the_source(tmp_path: Path, place: Place) -> None:
+    built = healthy(tmp_path / "there")
+    path = built.close()
+    place.bring(path)
+    db = apsw.Connection(str(path))
+    times = dict(db.execute("select id, timestamp from messages"))
+    db.close()
+    for *_, author, at, body, dedup in place.all():
+        if dedup and dedup.startswith("hermes:"):
+            assert at == times[int(dedup.split(":")[3])]
+            if isinstance(body, Heard):
+                assert author in ("person:1001", "person:3003", f"person:{ME}")
+                assert body.stamp.audience
+
+
+# -- contexts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_context_is_what_the_source_would_have_sent(tmp_path: Path, place: Place) -> None:
+    healthy(tmp_path / "there").close()
+    place.bring(tmp_path / "there")
+    plain = place.context(address("cli-1"))
+    assert [text for _, text in plain] == [
+        "question a", "answer a", "question b", "", "saw b", "answer b", "question c", "answer c",
+    ]  # fmt: skip
+    direct = place.context(DM)
+    assert SUMMARY in direct[0][1]
+    assert "user: question a\nassistant: answer a" in direct[0][1], "the beginning that is kept there goes with it"
+    assert [text for _, text in direct[1:]] == ["question l", "", "saw l", "answer l", "question m", "answer m"]
+
+
+def test_a_chain_of_compressions_is_one_session_with_folds(tmp_path: Path, place: Place) -> None:
+    built = Built(tmp_path / "there")
+    renamed(built)
+    built.close()
+    report = place.bring(tmp_path / "there")
+    assert report.agents["main"].conversations == 1
+    assert [text for _, text in place.context(address("r-1"))[1:]] == [
+        "question h", "", "saw h", "answer h", "question i", "answer i",
+    ]  # fmt: skip
+    assert sum(isinstance(body, Folded) for *_, body, _ in place.all()) == 2
+    assert sum(isinstance(body, Heard) for *_, body, _ in place.all()) == 9
+
+
+def test_what_was_archived_unread_is_in_the_conversation_again(tmp_path: Path, place: Place) -> None:
+    built = Built(tmp_path / "there")
+    unread(built)
+    built.close()
+    assert place.bring(tmp_path / "there").agents["main"].restored == 2
+    told = [text for _, text in place.context(address("u-1"))]
+    assert told[-4:] == ["written meanwhile", "and answered", "question e", "answer e"]
+
+
+def test_a_tail_that_begins_inside_a_turn_splits_it(tmp_path: Path, place: Place) -> None:
+    built = Built(tmp_path / "there")
+    built.session("long")
+    ids = [built.say("long", "user", "do it all")]
+    for n in range(6):
+        calls = json.dumps([{"id": f"k{n}", "function": {"name": "do", "arguments": "{}"}}])
+        ids.append(built.say("long", "assistant", "", tool_calls=calls))
+        ids.append(built.say("long", "tool", f"did {n}", tool_call_id=f"k{n}"))
+    built.compress("long", head=ids[:1], tail=ids[-4:])
+    built.say("long", "assistant", "all done")
+    built.close()
+    place.bring(tmp_path / "there")
+    assert [text for _, text in place.context(address("long"))[1:]] == ["", "did 4", "", "did 5", "all done"]
+
+
+def test_undone_is_undone_and_can_be_seen(tmp_path: Path, place: Place) -> None:
+    healthy(tmp_path / "there").close()
+    assert place.bring(tmp_path / "there").agents["main"].undone == 2
+    assert "question oops" not in [text for _, text in place.context(address("cli-1"))]
+    assert any(isinstance(body, Heard) and body.text == "question oops" for *_, body, _ in place.all())
+
+
+def test_a_branch_refers_to_its_parent_and_the_chat_leads_to_it(tmp_path: Path, place: Place) -> None:
+    healthy(tmp_path / "there").close()
+    report = place.bring(tmp_path / "there")
+    assert report.agents["main"].branches == 1
+    session = place.session("agent:main:telegram:dm:3003")
+    assert session.parent
+    assert [text for _, text in place.context("agent:main:telegram:dm:3003")] == [
+        "question p", "answer p", "question q", "answer q",
+    ]  # fmt: skip
+
+
+def test_a_fork_becomes_a_branch_and_loses_nothing(tmp_path: Path, place: Place) -> None:
+    built = Built(tmp_path / "there")
+    forked(built)
+    built.close()
+    report = place.bring(tmp_path / "there")
+    assert report.complete
+    assert report.agents["main"].branches == 1
+    said = {body.text for *_, body, _ in place.all() if isinstance(body, Heard)}
+    assert {"question left", "question right"} <= said
+
+
+def test_a_chat_that_began_anew_goes_on_in_one_session(tmp_path: Path, place: Place) -> None:
+    key = "agent:main:telegram:dm:5005"
+    built = Built(tmp_path / "there")
+    built.talk(built.chat("n-1", key), "old")
+    built.run("update sessions set ended_at = 1, end_reason = 'session_reset' where id = 'n-1'")
+    built.talk(built.chat("n-2", key), "new")
+    built.close()
+    report = place.bring(tmp_path / "there")
+    assert report.agents["main"].conversations == 1
+    assert place.context(key) == [("user", "question new"), ("assistant", "answer new")]
+    assert sum(isinstance(body, Heard) for *_, body, _ in place.all()) == 2
+
+
+def test_the_session_in_use_comes_last_whatever_its_age(tmp_path: Path, place: Place) -> None:
+    key = "agent:main:telegram:dm:5005"
+    built = Built(tmp_path / "there")
+    built.talk(built.chat("n-1", key), "old")
+    built.talk(built.chat("n-2", key), "new")
+    built.route(key, "n-1")
+    built.close()
+    place.bring(tmp_path / "there")
+    assert [text for _, text in place.context(key)] == ["question old", "answer old"]
+
+
+def test_two_chats_that_shared_a_key_are_two_here(tmp_path: Path, place: Place) -> None:
+    built = Built(tmp_path / "there")
+    key = "agent:main:telegram:group:-5:42"
+    built.talk(
+        built.session("k-1", source="telegram", session_key=key, chat_id="-5", chat_type="group", user_id="42"), "a"
+    )
+    built.talk(
+        built.session(
+            "k-2", source="telegram", session_key=key, chat_id="-5", chat_type="group", thread_id="42", user_id="7"
+        ),
+        "b",
+    )
+    built.close()
+    place.bring(tmp_path / "there")
+    assert place.context("agent:main:telegram:group:-5:person:42")[0] == ("user", "question a")
+    assert place.context("agent:main:telegram:group:-5:thread:42")[0] == ("user", "question b")
+
+
+def test_what_was_overheard_waits_for_the_next_turn(tmp_path: Path, place: Place) -> None:
+    built = Built(tmp_path / "there")
+    built.session("o-1")
+    built.say("o-1", "user", "chatter", observed=1)
+    built.talk("o-1", "a")
+    built.say("o-1", "user", "later chatter", observed=1)
+    built.close()
+    place.bring(tmp_path / "there")
+    assert [text for _, text in place.context(address("o-1"))] == ["chatter", "question a", "answer a"]
+    assert place.session(address("o-1")).pending == 1
+
+
+def test_odd_rows_are_kept_and_break_nothing(tmp_path: Path, place: Place) -> None:
+    built = Built(tmp_path / "there")
+    built.session("odd")
+    built.say("odd", "assistant", "nobody asked")
+    built.say("odd", "tool", "from nowhere", tool_call_id="gone")
+    built.say("odd", "system", "be nice")
+    built.say("odd", "user", '\0json:[{"type": "text", "text": "see"}, {"type": "image_url", "image_url": "x"}]')
+    built.say("odd", "assistant", "", tool_calls='[{"id": "a"}, {"id": "a"}, {"function": {"arguments": "not json"}}]')
+    built.say("odd", "user", None)
+    built.say("odd", "assistant", "no json", tool_calls="{broken")
+    built.say("odd", "wizard", "hocus")
+    built.close()
+    report = place.bring(tmp_path / "there")
+    assert report.complete
+    asides = [body.text for *_, body, _ in place.all() if isinstance(body, Told)]
+    assert asides == ["from nowhere", "be nice", "hocus"]
+    assert place.context(address("odd"))[1] == ("user", 'see\n{"type": "image_url", "image_url": "x"}')
+
+
+def test_a_continuation_whose_beginning_is_gone_keeps_its_summary(tmp_path: Path, place: Place) -> None:
+    built = Built(tmp_path / "there")
+    built.session("tip", parent_session_id=None)
+    built.say("tip", "assistant", SUMMARY)
+    built.talk("tip", "a")
+    built.close()
+    place.bring(tmp_path / "there")
+    told = place.context(address("tip"))
+    assert SUMMARY in told[0][1]
+    assert [text for _, text in told[1:]] == ["question a", "answer a"]
+
+
+def test_what_it_cost_and_what_it_was_called_comes_too(tmp_path: Path, place: Place) -> None:
+    built = healthy(tmp_path / "there")
+    built.run(
+        "update sessions set input_tokens = 100, cache_read_tokens = 50, output_tokens = 7, estimated_cost_usd = 0.25 "
+        "where id = 'cli-1'"
+    )
+    built.close()
+    place.bring(tmp_path / "there")
+    (usage,) = [body.usage for *_, body, _ in place.all() if isinstance(body, Ended) and body.usage.usd]
+    assert (usage.input, usage.cached, usage.output, usage.usd) == (150, 50, 7, 0.25)
+    assert place.session(address("cli-1")).title == "plain"
+    place.bring(tmp_path / "there")
+    assert sum(isinstance(body, Ended) and body.usage.usd > 0 for *_, body, _ in place.all()) == 1
+
+
+def test_an_old_schema_comes_too(tmp_path: Path, place: Place) -> None:
+    healthy(tmp_path / "there", version=5).close()
+    report = place.bring(tmp_path / "there")
+    assert report.complete
+    assert len(place.context(address("cli-1"))) == 8
+
+
+# -- again -------------------------------------------------------------------------------------------------------------
+
+
+def everything(home: Path) -> Built:
+    built = healthy(home)
+    for damage in DAMAGES:
+        damage(built)
+    return built
+
+
+def test_twice_is_once(tmp_path: Path, place: Place) -> None:
+    everything(tmp_path / "there").close()
+    place.bring(tmp_path / "there")
+    before = place.all()
+    again = place.bring(tmp_path / "there")
+    assert again.complete
+    assert again.agents["main"].messages == 0
+    assert place.all() == before
+
+
+def test_a_later_import_brings_what_is_new(tmp_path: Path, place: Place) -> None:
+    built = healthy(tmp_path / "there")
+    place.bring(tmp_path / "there")
+    before = place.all()
+    more = built.talk("dm-1", "n", "o")
+    built.compress("dm-1", head=[], tail=more[-4:])
+    built.talk("dm-1", "p")
+    built.talk(built.session("fresh"), "x")
+    built.close()
+    report = place.bring(tmp_path / "there")
+    assert report.complete
+    assert report.agents["main"].messages == 10
+    after = place.all()
+    assert [entry for entry in after if entry in before] == before
+    told = [text for _, text in place.context(DM)]
+    assert told[1:] == ["question o", "", "saw o", "answer o", "question p", "answer p"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: Place, seed: int) -> None:
+    everything(tmp_path / "there").close()
+    whole = Place(tmp_path / "whole")
+    whole.bring(tmp_path / "there")
+    chance = random.Random(seed)
+
+    class Cut(Exception):
+        pass
+
+    def cut(store: SqliteStore) -> None:
+        left = chance.randint(1, 25)
+        real = store.commit
+
+        async def commit(change: Change) -> Committed:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Cut
+            done = await real(change)
+            if left == 0 and chance.random() < 0.5:
+                raise Cut  # committed, and nobody was told
+            return done
+
+        store.commit = commit  # type: ignore[method-assign]
+
+    cuts = 0
+    for _ in range(200):
+        try:
+            place.bring(tmp_path / "there", before=cut)
+            break
+        except Cut:
+            cuts += 1
+    assert cuts > 2
+    assert [e for e in place.all() if not isinstance(e[6], Noted)] == [
+        e for e in whole.all() if not isinstance(e[6], Noted)
+    ]
+
+
+def test_a_chat_that_has_a_session_here_keeps_it(tmp_path: Path, place: Place) -> None:
+    first = Built(tmp_path / "first")
+    first.talk(first.chat("a-1", DM), "first")
+    first.close()
+    place.bring(tmp_path / "first")
+    second = Built(tmp_path / "second")
+    second.talk(second.chat("b-1", DM), "second")
+    second.close()
+    report = place.bring(tmp_path / "second")
+    assert "has a session here already" in report.agents["main"].remarks[0]
+    assert [text for _, text in place.context(DM)] == ["question first", "answer first"]
+    assert place.context("agent:main:imported:dm:b-1")[0] == ("user", "question second")
+
+
+def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path, place: Place) -> None:
+    everything(tmp_path / "there").close()
+    (tmp_path / "there" / "SOUL.md").write_text("You are calm.")
+    settings_of(place)
+    before = sorted(path.name for path in place.home.path.rglob("*"))
+    dry = place.bring(tmp_path / "there", dry=True)
+    assert sorted(path.name for path in place.home.path.rglob("*")) == before
+    real = place.bring(tmp_path / "there")
+    for name in ("messages", "copies", "summaries", "marks", "undone", "conversations", "sessions"):
+        # a branch's copies are only known once its parent is here
+        got, told = getattr(real.agents["main"], name), getattr(dry.agents["main"], name)
+        assert abs(got - told) <= (2 if name in ("messages", "copies") else 0), name
+
+
+def test_nothing_wakes_and_nothing_is_sent(tmp_path: Path, place: Place) -> None:
+    everything(tmp_path / "there").close()
+    place.bring(tmp_path / "there")
+
+    async def ask(store: SqliteStore) -> tuple[int, int]:
+        return len(await store.lanes()), await store.waiting()
+
+    assert place.look(ask) == (0, 0)
+
+
+# -- memory files and settings -----------------------------------------------------------------------------------------
+
+
+def test_memory_files_become_facts_once(tmp_path: Path, place: Place) -> None:
+    built = healthy(tmp_path / "there")
+    built.close()
+    folder = tmp_path / "there" / "memories"
+    folder.mkdir()
+    (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Fridays.\n§\n" + "x" * 2000)
+    (folder / "USER.md").write_text("Ada likes tea.")
+    place.bring(tmp_path / "there")
+    (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Mondays.")
+    report = place.bring(tmp_path / "there")
+    assert report.facts == {"main: MEMORY.md": 1, "main: USER.md": 0}
+    notes = [body for *_, body, _ in place.all() if isinstance(body, Noted)]
+    assert [note.text[:18] for note in notes] == [
+        "The server is tin.", "Deploys on Fridays", "x" * 18, "Ada likes tea.", "Deploys on Mondays",
+    ]  # fmt: skip
+    assert [bool(note.fact) for note in notes] == [True, True, False, True, True]
+    assert {tag for note in notes for tag in note.tags} >= {"memory", "user"}
+    assert set(notes[0].stamp.audience) == {f"person:{ME}", "person:1001", "person:3003"}
+
+
+def settings_of(place: Place) -> Settings:
+    return load(place.home, environ={})
+
+
+def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) -> None:
+    home = tmp_path / "there"
+    for name, token in (
+        ("", "111:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
+        ("coder", "222:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"),
+    ):
+        folder = home / "profiles" / name if name else home
+        built = Built(folder)
+        built.talk(built.session(f"s-{name or 'main'}"), "a")
+        built.close()
+        (folder / "SOUL.md").write_text(f"You are {name or 'calm'}.")
+        (folder / ".env").write_text(
+            f"TELEGRAM_BOT_TOKEN={token}\nTELEGRAM_ALLOWED_USERS=1001, 1002\n"
+            f"HONCHO_API_KEY=hk-{name}12345678\nODD_ONE=1\n"
+        )
+        (folder / "config.yaml").write_text(
+            "model: {default: big-1, provider: openrouter, context_length: 100000}\n"
+            "memory: {provider: honcho}\nbusy_input_mode: steer\ngoals: {max: 3}\n"
+        )
+        (folder / "honcho.json").write_text(
+            json.dumps({"baseUrl": "http://127.0.0.1:9", "peerName": "ada", "dialecticDepth": 2, "hosts": {
+                "hermes": {"workspace": "home", "aiPeer": "calm"}, "hermes_coder": {"workspace": "work"}}})
+        )  # fmt: skip
+        pairing = folder / "platforms" / "pairing"
+        pairing.mkdir(parents=True)
+        (pairing / "telegram-approved.json").write_text(json.dumps({"1003": {"approved_at": 1}}))
+    report = place.bring(home)
+    assert set(report.agents) == {"main", "coder"}
+    settings = settings_of(place)
+    assert settings.agents["main"].persona == "You are calm."
+    assert settings.agents["coder"].persona == "You are coder."
+    assert settings.agents["coder"].busy == "steer"
+    assert settings.models["big-1"].base_url == "https://openrouter.ai/api/v1"
+    accounts = settings.platforms["telegram"]
+    assert not any(account.enabled for account in accounts.values())
+    assert accounts["main"].access.direct == ("telegram:1001", "telegram:1002", "telegram:1003")
+    env = place.home.env.read_text()
+    assert "TELEGRAM_BOT_TOKEN=111:" in env
+    assert "CODER_TELEGRAM_BOT_TOKEN=222:" in env
+    assert accounts["coder"].env["token"] == "CODER_TELEGRAM_BOT_TOKEN"
+    assert place.home.env.stat().st_mode & 0o777 == 0o600
+    honcho = settings.memories["honcho"]
+    assert honcho.naming == "hermes"
+    assert honcho.extra["workspace"] == "home"
+    assert settings.memories["honcho-coder"].extra["workspace"] == "work"
+    assert [memory.name for memory in settings.agents["coder"].memories] == ["builtin", "honcho-coder"]
+    unknown = " ".join(report.settings.unknown)
+    for word in ("goals", "ODD_ONE", "dialecticDepth"):
+        assert word in unknown
+    assert "111:" not in str(report.settings)
+
+    before = (place.home.config.read_bytes(), env)
+    again = place.bring(home)
+    assert again.settings.written == []
+    assert (place.home.config.read_bytes(), place.home.env.read_text()) == before
+
+
+def test_what_is_configured_here_stays(tmp_path: Path, place: Place) -> None:
+    place.home.config.write_text("agents: {main: {persona: You are mine., busy: queue}}  # my own\n")
+    home = tmp_path / "there"
+    Built(home).close()
+    (home / "SOUL.md").write_text("You are theirs.")
+    (home / "config.yaml").write_text("busy_input_mode: interrupt\n")
+    report = place.bring(home)
+    settings = settings_of(place)
+    assert settings.agents["main"].persona == "You are mine."
+    assert settings.agents["main"].busy == "queue"
+    assert len(report.settings.kept) == 2
+    assert "# my own" in place.home.config.read_text()
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ("# A\n\nOne.\n\n- two\n- three\n  more\n", ["A: One.", "A: two", "A: three\n  more"]),
+        ("# A\n\n## B\nfour\nfive\n# C\nsix", ["A / B: four\nfive", "C: six"]),
+        ("---\ntitle: x\n---\nOnly this.\n", ["Only this."]),
+        ("one\n§\ntwo", ["one", "two"]),
+        ("```\n# no heading\n\n- no item\n```\n", ["```\n# no heading\n\n- no item\n```"]),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_markdown_is_taken_apart_by_what_it_says(text: str, found: list[str]) -> None:
+    assert notes.passages(text) == found
+
+
+def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, place: Place) -> None:
+    folder = tmp_path / "notes"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.md").write_text("# Tea\n\n- Ada likes it green\n")
+    (folder / "deep" / "b.md").write_text("Bob does not.\n")
+    report = place.bring(folder)
+    assert report.facts == {"main: a.md": 1, "main: deep/b.md": 1}
+    assert place.bring(folder).facts_known == 2
+    assert sorted(body.text for *_, body, _ in place.all() if isinstance(body, Noted)) == [
+        "Bob does not.",
+        "Tea: Ada likes it green",
+    ]
+
+
+def test_every_change_of_a_session_is_one_the_log_knows(tmp_path: Path, place: Place) -> None:
+    """An import adds bindings, titles, branches, fresh contexts and undone turns, and nothing else."""
+    everything(tmp_path / "there").close()
+    place.bring(tmp_path / "there")
+    changes = {type(body.change).__name__ for *_, body, _ in place.all() if isinstance(body, Changed)}
+    assert changes <= {"Bound", "Titled", "Branched", "Fresh", "Undone"}
+    assert {kind for _, _, kind, *_ in place.all()} <= set(Kind)
+    assert parse(b"").agents
