@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -127,6 +128,12 @@ async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(either: St
         "marmot for sale": ("message", "person:ada", "bot:spam"),
         "a page says marmots fly": ("note", "person:ada", "tool:web"),
     }
+
+
+async def test_what_says_nothing_recalls_nothing(either: Stage) -> None:
+    await either.say("the one that is not")
+    query = Query(text="What about that one?", agent="main", session="t", name="n", audience=ADA, person="ada")
+    assert await either.provider().find(query) == ()
 
 
 async def test_what_is_in_sight_is_not_found_again(either: Stage) -> None:
@@ -355,6 +362,35 @@ async def test_a_large_scope_is_in_memory_before_it_is_asked_about(
     await stage.say("the kettle is blue")
     assert (await stage.find("kettle"))[0] == "the kettle is blue"
     assert shelf.used == 71
+
+
+async def test_whoever_searches_while_others_write_finds_what_there_is_and_nothing_erased(tmp_path: Path) -> None:
+    """With threads, as in use: searches on the loop, writes beside it."""
+    stage = Stage(tmp_path)
+    await stage.index.close()
+    stage.index = Index(stage.path, embeddings="table")
+    said: dict[int, str] = {}
+    erased: set[str] = set()
+
+    async def write(number: int) -> None:
+        text = f"canary {number} sings in cage{number}"
+        said[await stage.say(text, session="s")] = text
+        if number % 4 == 0:
+            seq, victim = next(iter(said.items()))
+            del said[seq]
+            await stage.erase(seq)
+            erased.add(victim)
+
+    async def search(number: int) -> None:
+        gone = set(erased)
+        found = set(await stage.find(f"canary cage{number}", limit=200))
+        assert not found & gone
+
+    for low in range(0, 80, 8):
+        await asyncio.gather(*(work(number) for number in range(low, low + 8) for work in (write, search)))
+    assert set(await stage.find("canary", limit=200)) == set(said.values())
+    assert len(said) == 60
+    await stage.close()
 
 
 async def test_far_behind_the_newest_of_this_session_is_found_all_the_same(

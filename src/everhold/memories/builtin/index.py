@@ -178,18 +178,23 @@ class Index:
                 return False
             taken = self._intake.take([entry for entry in entries if entry.pos > position], agents)
             self._meaning.embed(self._writer, taken.fresh.values())
-            self._note(taken.touched)
+            self._count(taken.touched)
+        self._touched += taken.touched  # not before others can read what they are now
         if taken.erased:
             schema.wipe(self._writer)
         return True
 
     def _note(self, touched: Collection[int]) -> int:
         """Remember that these chunks are not what they were; how many."""
+        self._count(touched)
+        self._touched += touched
+        return len(touched)
+
+    def _count(self, touched: Collection[int]) -> None:
+        """Write down that there was a change, for other processes: what they keep in memory is not what it was."""
         if touched:
             self._rewrites += 1
             schema.put(self._writer, "rewrites", str(int(schema.meta(self._writer, "rewrites", "0")) + 1))
-            self._touched += touched
-        return len(touched)
 
     async def _agents(self, store: Store, entries: Iterable[Entry]) -> dict[str, str]:
         sessions = {entry.session for entry in entries}

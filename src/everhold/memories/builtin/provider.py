@@ -10,6 +10,7 @@ from typing import Final
 from everhold.core.exchange import note_key
 from everhold.memories.builtin.index import Index
 from everhold.memories.builtin.tail import Hit
+from everhold.memories.builtin.words import telling
 from everhold.ports.memory import Batch, Capability, Forgotten, Found, Health, Query
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Store
@@ -40,7 +41,7 @@ class Builtin:
 
     async def find(self, query: Query) -> Sequence[Found]:
         """What everybody present may hear of, best first. Another agent's memory is not asked through this one."""
-        if query.agent != self.agent:
+        if query.agent != self.agent or not telling(query.text):
             return ()
         hits = await self.index.search(
             self.store_of_record,

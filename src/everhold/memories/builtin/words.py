@@ -49,6 +49,11 @@ def content(text: str) -> list[str]:
     return [word for word in found if word not in STOP] or found
 
 
+def telling(text: str) -> bool:
+    """Whether a text says anything that could be looked for."""
+    return any(word not in STOP for word in tokens(text))
+
+
 def grams(text: str) -> str:
     """Overlapping pairs of characters of what is written without spaces: most words there are two characters long.
 
