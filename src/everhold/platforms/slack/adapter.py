@@ -7,6 +7,7 @@ answer the history tells whether it is there. An edit may be repeated, so a repl
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,10 +16,10 @@ import msgspec
 from slack_sdk.web.async_client import AsyncWebClient
 
 from everhold.core.access import NOTICE
-from everhold.core.attachments import absent, attachment
 from everhold.core.entries import Attachment, Place
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
+from everhold.platforms.files import fetched, taken_in
 from everhold.platforms.slack import faults, reading, wording
 from everhold.platforms.slack.backlog import Backlog, key, later
 from everhold.platforms.slack.line import Envelope, Line
@@ -38,7 +39,6 @@ SLOW_SECONDS: Final = 1.5
 CALL_SECONDS: Final = 20.0
 LONG_SECONDS: Final = 60.0
 MOST_PROBED: Final = 1_000
-FETCH_TRIES: Final = 3
 
 
 class Slack:
@@ -218,7 +218,8 @@ class Slack:
         if not heard.name and not heard.bot:
             heard = msgspec.structs.replace(heard, name=await self._name(heard.sender))
         for file in files:
-            heard = await self._with_file(heard, file)
+            download = functools.partial(self._download, file)
+            heard = await taken_in(heard, download, name=file.name, media=file.media, size=file.size, log=self._log)
         return heard
 
     def _unreadable(self, raw: Any, *, id: str, error: Exception) -> Incoming:
@@ -238,43 +239,19 @@ class Slack:
             self._names[user] = str(profile.get("display_name") or told.get("real_name") or told.get("name") or "")
         return self._names[user]
 
-    async def _with_file(self, heard: Incoming, file: reading.File) -> Incoming:
-        """The message with one more of its files, or with the word that there was one."""
-        try:
-            data = await self._download(file)
-        except EverholdError as error:
-            self._log.warning("file.missing", name=file.name, size=file.size, error=error)
-            note = f"[{file.name} was not taken in: {error.message}]"
-            text = f"{heard.text}\n{note}" if heard.text else note
-            missing = absent(name=file.name, media=file.media, size=file.size)
-            return msgspec.structs.replace(heard, text=text, attachments=(*heard.attachments, missing))
-        kept = attachment(data, name=file.name, media=file.media)
-        return msgspec.structs.replace(heard, attachments=(*heard.attachments, kept), files=(*heard.files, data))
-
     async def _download(self, file: reading.File) -> bytes:
-        most = self._station.most_bytes
         if file.external:
             raise Refused("it lies somewhere else")
         if not file.url:
             told = (await self._call("files.info", file=file.id)).get("file") or {}
             (file,) = reading.files_of({"files": [told]}) or (file,)
-        if file.size > most:
-            raise Refused(f"it is larger than {most:,} bytes")
         if not self._is_theirs(file.url):
             raise Refused("Slack says it lies somewhere else")  # the token goes to nobody else
         bearer = {"Authorization": f"Bearer {self._settings.bot_token.reveal()}"}
-        for attempt in range(1, FETCH_TRIES + 1):
-            try:
-                found = await self._station.fetch(file.url, headers=bearer)
-            except Transient as error:
-                if attempt == FETCH_TRIES:
-                    raise
-                await self._station.sleep(error.retry_after or float(attempt))
-            else:
-                if found.media == "text/html" and file.media != "text/html":
-                    raise Refused("Slack shows a page to sign in instead", remedy="the app needs the scope files:read")
-                return found.data
-        raise AssertionError("the last try returns or raises")
+        found = await fetched(self._station, file.url, size=file.size, headers=bearer)
+        if found.media == "text/html" and file.media != "text/html":
+            raise Refused("Slack shows a page to sign in instead", remedy="the app needs the scope files:read")
+        return found.data
 
     def _is_theirs(self, url: str) -> bool:
         parts = urlsplit(url)

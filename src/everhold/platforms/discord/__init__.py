@@ -1,0 +1,1 @@
+"""Discord: a bot that listens at the gateway."""

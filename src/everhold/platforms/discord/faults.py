@@ -1,0 +1,83 @@
+"""What went wrong at Discord, in our words: what to do next."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeAlias
+
+import aiohttp
+import discord
+from discord.gateway import ReconnectWebSocket, WebSocketClosure
+
+from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
+from everhold.platforms.discord.client import Halted
+
+Theirs: TypeAlias = (
+    discord.DiscordException
+    | ReconnectWebSocket
+    | WebSocketClosure
+    | Halted
+    | aiohttp.ClientError
+    | asyncio.TimeoutError
+    | OSError
+)
+THEIRS: Final = (
+    discord.DiscordException,
+    ReconnectWebSocket,
+    WebSocketClosure,
+    Halted,
+    aiohttp.ClientError,
+    asyncio.TimeoutError,
+    OSError,
+)
+"""Everything that a call to Discord, or the gateway, fails with."""
+
+UNKNOWN_MESSAGE: Final = 10008
+NOT_OURS: Final = 50005
+TOO_LARGE: Final = 40005
+_FORM: Final = 50035
+TOKEN: Final = Refused(
+    "Discord does not know this token", remedy="the developer portal gives a new one; put it into .env"
+)
+_CLOSED: Final = {
+    4004: TOKEN,
+    4013: Refused("Discord does not take our intents", remedy="update everhold"),
+    4014: Refused(
+        "the bot may not read messages",
+        remedy="switch on the Message Content Intent in the developer portal, under Bot",
+    ),
+}
+"""Why the gateway ends a connection for good."""
+
+
+def ours(error: Theirs, *, what: str) -> EverholdError:
+    """The error to raise for a call that failed."""
+    match error:
+        case Halted(status=429):
+            return Transient(f"Discord wants {what} to wait", retry_after=error.wait)
+        case discord.RateLimited():
+            return Transient(f"Discord wants {what} to wait", retry_after=error.retry_after)
+        case discord.LoginFailure() | discord.HTTPException(status=401):
+            return Transient(TOKEN.message, remedy=TOKEN.remedy)  # the account's trouble, not the message's
+        case discord.HTTPException(status=413) | discord.HTTPException(code=40005):
+            return TooLong(f"Discord refuses {what}: it is too large")
+        case discord.HTTPException(code=50035) if "BASE_TYPE_MAX_LENGTH" in str(error) or "or fewer" in str(error):
+            return TooLong(f"Discord refuses {what}: it is too long")
+        case discord.HTTPException(status=status) if 400 <= status < 500:
+            return Refused(f"Discord refuses {what}: {error.text or status} ({error.code})")
+        case aiohttp.ClientConnectorError():
+            return Transient(f"Discord cannot be reached: {type(error).__name__}")
+        case _:
+            return InDoubt(f"{what}: {type(error).__name__}")
+
+
+def for_good(error: Theirs) -> EverholdError | None:
+    """What somebody has to mend before it makes sense to connect again, if it is that."""
+    if isinstance(error, discord.ConnectionClosed):
+        return _CLOSED.get(error.code or 0)
+    return TOKEN if isinstance(error, discord.LoginFailure) else None
+
+
+def code_of(error: BaseException | None) -> int:
+    """What Discord numbers the error; 0 if it did not say."""
+    return error.code if isinstance(error, discord.HTTPException) else 0

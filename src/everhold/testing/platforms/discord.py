@@ -1,0 +1,503 @@
+"""A Discord on loopback: the gateway and the part of the API that a bot needs, with its memory and its moods.
+
+It is honest about what makes the real one hard: events are confirmed by nobody; a connection that comes back with its
+session is told what it missed, any other is told nothing of the past; sessions end; direct chats cannot be listed;
+texts have 2,000 characters and are trimmed; a nonce is known for some minutes only, and need not be in the history; a
+lost answer looks the same whether the message was shown or not. People are played by a test: `write`, `edit`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from everhold.testing.platforms.loopback import Answer, Request
+from everhold.testing.platforms.websocket import Socket, SocketLoopback
+
+MOST_CHARACTERS: Final = 2_000
+MOST_BYTES: Final = 10_000_000
+EPOCH_MS: Final = 1_420_070_400_000
+API: Final = "/api/v10"
+_PERMISSIONS: Final = "2248473465835073"
+
+
+class Failed(Exception):
+    """What the API answers instead of a result."""
+
+    def __init__(self, status: int, code: int, message: str, **more: Any) -> None:
+        super().__init__(message)
+        self.status = status
+        self.told = {"message": message, "code": code, **more}
+        self.headers: dict[str, str] = {}
+
+    def answer(self) -> Answer:
+        return Answer.json(self.told, status=self.status, **self.headers)
+
+
+@dataclass
+class Session:
+    """What one connection, and those that continue it, were told."""
+
+    id: str
+    bot: Bot
+    told: list[dict[str, Any]] = field(default_factory=list)
+    socket: Socket | None = None
+
+
+@dataclass
+class Bot:
+    token: str
+    id: str
+    username: str
+    sessions: dict[str, Session] = field(default_factory=dict)
+    commands: list[dict[str, Any]] = field(default_factory=list)
+    reads: bool = True
+    """Whether it may read what is said to others; if not, the gateway does not let it in with that wish."""
+
+    def user(self) -> dict[str, Any]:
+        return _user(self.id, self.username, bot=True)
+
+
+class DiscordServer(SocketLoopback):
+    """`async with DiscordServer() as server:`, then `server.bot(token)` and point a client at `server.api`."""
+
+    def __init__(self, *, nonce_seconds: float = 180.0, tells_nonces: bool = True) -> None:
+        super().__init__()
+        self.nonce_seconds = nonce_seconds
+        self.tells_nonces = tells_nonces
+        """Whether a history tells the nonces of messages."""
+        self.bots: dict[str, Bot] = {}
+        self.guilds: dict[str, list[str]] = {}
+        """guild -> its channels and threads."""
+        self.channels: dict[str, dict[str, Any]] = {}
+        self.messages: dict[str, dict[str, dict[str, Any]]] = {}
+        self.gone: dict[str, Failed] = {}
+        self.busy: dict[str, float] = {}
+        """Channels that answer 429 to the next call, with the seconds to wait."""
+        self.typing: list[str] = []
+        self.answers: list[tuple[str, dict[str, Any]]] = []
+        """How interactions were confirmed."""
+        self.contents: dict[str, bytes] = {}
+        self.identified = 0
+        self.resumed = 0
+        self.nonces: dict[tuple[str, str], tuple[float, str]] = {}
+        self._count = itertools.count(1)
+        self._last = 0
+
+    @property
+    def api(self) -> str:
+        return self.url + API
+
+    def bot(self, token: str, *, username: str = "everhold") -> Bot:
+        self.bots[token] = Bot(token, str(900 + len(self.bots)), username)
+        return self.bots[token]
+
+    def guild(self, id: str = "100") -> str:
+        self.guilds.setdefault(id, [])
+        return id
+
+    def channel(self, id: str, *, guild: str = "100", parent: str = "") -> str:
+        """A channel of a server, or a thread of one."""
+        self.guilds[self.guild(guild)].append(id)
+        kind = (
+            {"type": 11, "parent_id": parent, "thread_metadata": _THREAD} if parent else {"type": 0, "parent_id": None}
+        )
+        self.channels[id] = {"id": id, "guild_id": guild, "name": f"c{id}", "last_message_id": None, **kind}
+        self.channels[id] |= {"position": 0, "permission_overwrites": [], "nsfw": False, "topic": None}
+        self.channels[id] |= {"rate_limit_per_user": 0, "owner_id": "1001", "member_count": 1, "message_count": 0}
+        return id
+
+    def direct(self, id: str, user: str = "1001") -> str:
+        self.channels[id] = {"id": id, "type": 1, "recipients": [_user(user, "ada")], "last_message_id": None}
+        return id
+
+    # -- people ------------------------------------------------------------------------------------------------------
+
+    async def write(
+        self,
+        text: str,
+        *,
+        channel: str,
+        user: str = "1001",
+        name: str = "ada",
+        reply_to: str = "",
+        files: Sequence[tuple[str, bytes]] = (),
+        **more: Any,
+    ) -> str:
+        """Somebody writes where a bot can read it; the message's id."""
+        message = self._message(channel, _user(user, name), text, reply_to=reply_to)
+        message["attachments"] = [self._filed(name, data) for name, data in files]
+        message |= more
+        await self._post(channel, message)
+        return str(message["id"])
+
+    async def edit(self, id: str, text: str, *, channel: str) -> None:
+        """Somebody changes what they wrote."""
+        self.messages[channel][id] |= {"content": text, "edited_timestamp": _now()}
+        await self._tell("MESSAGE_UPDATE", channel, self.messages[channel][id])
+
+    async def command(self, name: str, text: str = "", *, channel: str, user: str = "1001") -> str:
+        """Somebody uses a command that the bot has registered."""
+        id = self._id()
+        told = {
+            "id": id, "application_id": "900", "type": 2, "token": f"interaction-{id}", "version": 1, "locale": "en-US",
+            "channel_id": channel, "channel": self.channels[channel], "entitlements": [], "app_permissions": "0",
+            "data": {"id": self._id(), "name": name, "type": 1,
+                     "options": [{"name": "text", "type": 3, "value": text}] if text else []},
+        }  # fmt: skip
+        guild = self.channels[channel].get("guild_id")
+        told |= {"guild_id": guild, "member": {"user": _user(user, "ada"), **_MEMBER}} if guild else {
+            "user": _user(user, "ada")
+        }  # fmt: skip
+        for session in self._sessions():
+            await self._dispatch(session, "INTERACTION_CREATE", told)
+        return id
+
+    async def happen(self, event: str, data: Any) -> None:
+        """Something else happens, told in exactly these words."""
+        for session in self._sessions():
+            await self._dispatch(session, event, data)
+
+    async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
+        """Every message that ever was told is told again, in any order."""
+        for session in self._sessions():
+            again = [it for it in session.told if str(it["t"]).startswith("MESSAGE_")] * times
+            if chance is not None:
+                chance.shuffle(again)
+            for it in again:
+                await self._dispatch(session, it["t"], it["d"])
+
+    async def ask_to_reconnect(self) -> None:
+        for session in self._sessions():
+            if session.socket is not None:
+                await session.socket.say({"op": 7, "d": None, "s": None, "t": None})
+
+    def forget_sessions(self) -> None:
+        """Nobody can continue where they were: it took them too long."""
+        for bot in self.bots.values():
+            bot.sessions.clear()
+
+    def shown(self, channel: str) -> list[dict[str, Any]]:
+        """What bots said in a channel, as it stands now."""
+        bots = {bot.id for bot in self.bots.values()}
+        return [it for it in self.messages.get(channel, {}).values() if (it.get("author") or {}).get("id") in bots]
+
+    # -- the gateway -------------------------------------------------------------------------------------------------
+
+    async def attend(self, request: Request, socket: Socket) -> None:
+        await socket.say({"op": 10, "d": {"heartbeat_interval": 41_250}, "s": None, "t": None})
+        session: Session | None = None
+        while (told := await socket.hear()) is not None:
+            match told["op"]:
+                case 1:
+                    await socket.say({"op": 11, "d": None, "s": None, "t": None})
+                case 2:
+                    session = await self._identify(told["d"], socket)
+                    if session is None:
+                        return
+                case 6:
+                    session = await self._resume(told["d"], socket)
+                case _:
+                    pass
+        if session is not None and session.socket is socket:
+            session.socket = None
+
+    async def _identify(self, told: dict[str, Any], socket: Socket) -> Session | None:
+        bot = self.bots.get(told["token"])
+        if bot is None:
+            await socket.close(4004)
+            return None
+        if told.get("intents", 0) & (1 << 15) and not bot.reads:
+            await socket.close(4014)
+            return None
+        self.identified += 1
+        session = Session(f"session-{next(self._count)}", bot, socket=socket)
+        bot.sessions[session.id] = session
+        ready = {
+            "v": 10, "user": bot.user(), "guilds": [{"id": id, "unavailable": True} for id in self.guilds],
+            "session_id": session.id, "resume_gateway_url": f"ws://127.0.0.1:{self.port}/gateway",
+            "application": {"id": bot.id, "flags": 0}, "private_channels": [], "relationships": [],
+        }  # fmt: skip
+        await self._dispatch(session, "READY", ready)
+        for id in self.guilds:
+            await self._dispatch(session, "GUILD_CREATE", self._guild(id, bot))
+        return session
+
+    async def _resume(self, told: dict[str, Any], socket: Socket) -> Session | None:
+        bot = self.bots.get(told["token"])
+        session = bot.sessions.get(told["session_id"]) if bot is not None else None
+        if session is None:
+            await socket.say({"op": 9, "d": False, "s": None, "t": None})
+            return None
+        self.resumed += 1
+        for it in [it for it in session.told if it["s"] > told["seq"]]:
+            await socket.say(it)
+        session.socket = socket
+        await self._dispatch(session, "RESUMED", {"_trace": []})
+        return session
+
+    async def _dispatch(self, session: Session, event: str, data: Any) -> None:
+        told = {"op": 0, "t": event, "s": len(session.told) + 1, "d": json.loads(json.dumps(data))}
+        session.told.append(told)
+        if session.socket is not None:
+            await session.socket.say(told)
+
+    def _sessions(self) -> list[Session]:
+        return [session for bot in self.bots.values() for session in bot.sessions.values()]
+
+    # -- the API -----------------------------------------------------------------------------------------------------
+
+    def name(self, request: Request) -> str:
+        """`POST message`, `GET messages`, …"""
+        return f"{request.method} {_what(request.path)}"
+
+    async def answer(self, request: Request) -> Answer:
+        try:
+            if request.path.startswith("/files/"):
+                return Answer(body=self.contents[request.path.split("/")[2]], media="text/plain")
+            path = request.path.removeprefix(API).strip("/").split("/")
+            if path[0] == "interactions":
+                self.answers.append((path[1], request.fields))
+                return Answer(status=204, media="text/plain")
+            bot = self.bots.get(request.headers.get("authorization", "").removeprefix("Bot "))
+            if bot is None:
+                raise Failed(401, 0, "401: Unauthorized")
+            return await self._answer(bot, request, path)
+        except Failed as failed:
+            return failed.answer()
+
+    async def _answer(self, bot: Bot, request: Request, path: list[str]) -> Answer:
+        match request.method, *path:
+            case "GET", "users", "@me":
+                return Answer.json(
+                    {**bot.user(), "verified": True, "mfa_enabled": False, "locale": "en-US", "flags": 0}
+                )
+            case ("GET", "oauth2", "applications", "@me") | ("GET", "applications", "@me"):
+                about: dict[str, Any] = {
+                    "id": bot.id,
+                    "name": bot.username,
+                    "icon": None,
+                    "description": "",
+                    "bot_public": True,
+                }
+                about |= {"bot_require_code_grant": False, "verify_key": "", "team": None, "summary": "", "flags": 0}
+                return Answer.json({**about, "owner": _user("1001", "ada")})
+            case "GET", "gateway", "bot":
+                limit = {"total": 1000, "remaining": 999, "reset_after": 0, "max_concurrency": 1}
+                url = f"ws://127.0.0.1:{self.port}/gateway"
+                return Answer.json({"url": url, "shards": 1, "session_start_limit": limit})
+            case "GET", "users", "@me", "guilds":
+                after = int(request.query.get("after") or 0)
+                return Answer.json([{"id": id, "name": "a server"} for id in self.guilds if int(id) > after])
+            case "GET", "guilds", guild, "channels":
+                return Answer.json([self.channels[id] for id in self.guilds[guild] if self.channels[id]["type"] == 0])
+            case "GET", "guilds", guild, "threads", "active":
+                threads = [self.channels[id] for id in self.guilds[guild] if self.channels[id]["type"] == 11]
+                return Answer.json({"threads": threads, "members": [], "has_more": False})
+            case "PUT", "applications", _, "commands":
+                bot.commands = _commands(json.loads(request.body))
+                return Answer.json(bot.commands)
+            case method, "channels", channel, *rest:
+                self._open(channel, reading=method == "GET")
+                return await self._channel(bot, request, channel, rest)
+            case _:
+                raise Failed(404, 0, "404: Not Found")
+
+    async def _channel(self, bot: Bot, request: Request, channel: str, rest: list[str]) -> Answer:
+        match request.method, *rest:
+            case ("GET",):
+                return Answer.json(self.channels[channel])
+            case "POST", "typing":
+                self.typing.append(channel)
+                return Answer(status=204, media="text/plain")
+            case "GET", "messages":
+                return Answer.json(self._history(channel, request.query))
+            case "POST", "messages":
+                return _metered(await self._said(bot, channel, request))
+            case "PATCH", "messages", id:
+                return _metered(await self._edited(bot, channel, id, request))
+            case _:
+                raise Failed(404, 0, "404: Not Found")
+
+    async def _said(self, bot: Bot, channel: str, request: Request) -> dict[str, Any]:
+        given = _given(request)
+        text = _text(given)
+        if not text and not request.files:
+            raise Failed(400, 50006, "Cannot send an empty message")
+        nonce = str(given.get("nonce") or "")
+        since, former = self.nonces.get((bot.id, nonce), (0.0, ""))
+        if given.get("enforce_nonce") and former and time.monotonic() - since < self.nonce_seconds:
+            return self.messages[channel][former]
+        message = self._message(
+            channel, bot.user(), text, reply_to=str((given.get("message_reference") or {}).get("message_id") or "")
+        )
+        message["attachments"] = self._uploads(request)
+        if nonce:
+            message["nonce"] = nonce
+            self.nonces[bot.id, nonce] = (time.monotonic(), message["id"])
+        await self._post(channel, message)
+        return message
+
+    async def _edited(self, bot: Bot, channel: str, id: str, request: Request) -> dict[str, Any]:
+        given = _given(request)
+        message = self.messages.get(channel, {}).get(id)
+        if message is None:
+            raise Failed(404, 10008, "Unknown Message")
+        if message["author"]["id"] != bot.id:
+            raise Failed(403, 50005, "Cannot edit a message authored by another user")
+        message |= {"content": _text(given), "edited_timestamp": _now()}
+        # what is not named is taken away, what is brought is added
+        message["attachments"] = self._uploads(request)
+        await self._tell("MESSAGE_UPDATE", channel, message)
+        return message
+
+    def _history(self, channel: str, query: dict[str, str]) -> list[dict[str, Any]]:
+        limit, after = int(query.get("limit") or 50), query.get("after")
+        if not 1 <= limit <= 100:
+            raise Failed(400, 50035, "Invalid Form Body")
+        found = sorted(self.messages.get(channel, {}).values(), key=lambda it: int(it["id"]))
+        # `after` gives the first ones after it, otherwise it is the last ones; the newest stands first in any case
+        page = [it for it in found if int(it["id"]) > int(after)][:limit] if after is not None else found[-limit:]
+        hidden = set() if self.tells_nonces else {"nonce"}
+        return [{key: value for key, value in it.items() if key not in hidden} for it in reversed(page)]
+
+    # -- within ------------------------------------------------------------------------------------------------------
+
+    def _open(self, channel: str, *, reading: bool) -> None:
+        if channel in self.gone:
+            raise self.gone[channel]
+        if channel not in self.channels:
+            raise Failed(404, 10003, "Unknown Channel")
+        if not reading and (wait := self.busy.pop(channel, 0)):
+            limited = Failed(429, 0, "You are being rate limited.", retry_after=wait, **{"global": False})
+            limited.headers = {"Retry-After": f"{wait:g}", "X-RateLimit-Scope": "shared", "Via": "1.1 google"}
+            raise limited
+
+    def _id(self) -> str:
+        self._last = max(((int(time.time() * 1000) - EPOCH_MS) << 22), self._last + 1)
+        return str(self._last)
+
+    def _message(self, channel: str, author: dict[str, Any], text: str, *, reply_to: str = "") -> dict[str, Any]:
+        mentioned = set(re.findall(r"<@!?(\d+)>", text))
+        bots = [bot.user() for bot in self.bots.values() if bot.id in mentioned]
+        message: dict[str, Any] = {
+            "id": self._id(), "type": 19 if reply_to else 0, "channel_id": channel, "author": author, "content": text,
+            "timestamp": _now(), "edited_timestamp": None, "tts": False, "mention_everyone": False, "mentions": bots,
+            "mention_roles": re.findall(r"<@&(\d+)>", text), "attachments": [], "embeds": [], "pinned": False,
+            "flags": 0, "components": [],
+        }  # fmt: skip
+        if reply_to:
+            message["message_reference"] = {"message_id": reply_to, "channel_id": channel}
+            message["referenced_message"] = self.messages.get(channel, {}).get(reply_to)
+        return message
+
+    async def _post(self, channel: str, message: dict[str, Any]) -> None:
+        self.messages.setdefault(channel, {})[message["id"]] = message
+        self.channels[channel]["last_message_id"] = message["id"]
+        await self._tell("MESSAGE_CREATE", channel, message)
+
+    async def _tell(self, event: str, channel: str, message: dict[str, Any]) -> None:
+        guild = self.channels[channel].get("guild_id")
+        told = {**message, "guild_id": guild, "member": _MEMBER} if guild else message
+        for session in self._sessions():
+            await self._dispatch(session, event, told)
+
+    def _filed(self, name: str, data: bytes) -> dict[str, Any]:
+        id = self._id()
+        self.contents[id] = data
+        url = f"{self.url}/files/{id}/x"
+        return {
+            "id": id,
+            "filename": name,
+            "size": len(data),
+            "url": url,
+            "proxy_url": url,
+            "content_type": "text/plain",
+        }
+
+    def _uploads(self, request: Request) -> list[dict[str, Any]]:
+        if sum(len(data) for _, data in request.files.values()) > MOST_BYTES:
+            raise Failed(413, 40005, "Request entity too large")
+        return [self._filed(name, data) for name, data in request.files.values()]
+
+    def _guild(self, id: str, bot: Bot) -> dict[str, Any]:
+        colors = {"primary_color": 0, "secondary_color": None, "tertiary_color": None}
+        role = {"color": 0, "colors": colors, "hoist": False, "position": 0, "permissions": _PERMISSIONS}
+        role |= {"managed": False, "mentionable": False, "flags": 0}
+        own = {**role, "id": f"{bot.id}1", "name": bot.username, "managed": True, "tags": {"bot_id": bot.id}}
+        return {
+            "id": id, "name": "a server", "icon": None, "splash": None, "discovery_splash": None, "owner_id": "1001",
+            "afk_channel_id": None, "afk_timeout": 300, "verification_level": 0, "default_message_notifications": 0,
+            "explicit_content_filter": 0, "roles": [{**role, "id": id, "name": "@everyone"}, own], "emojis": [],
+            "features": [], "mfa_level": 0, "application_id": None, "system_channel_id": None,
+            "system_channel_flags": 0, "rules_channel_id": None, "vanity_url_code": None, "description": None,
+            "banner": None, "premium_tier": 0,
+            "preferred_locale": "en-US", "public_updates_channel_id": None, "nsfw_level": 0, "stickers": [],
+            "premium_progress_bar_enabled": False, "safety_alerts_channel_id": None, "joined_at": _now(),
+            "large": False, "unavailable": False, "member_count": 2, "members": [{"user": bot.user(), **_MEMBER}],
+            "channels": [self.channels[it] for it in self.guilds[id] if self.channels[it]["type"] == 0],
+            "threads": [self.channels[it] for it in self.guilds[id] if self.channels[it]["type"] == 11],
+            "voice_states": [], "presences": [], "stage_instances": [], "guild_scheduled_events": [],
+            "soundboard_sounds": [],
+        }  # fmt: skip
+
+
+_MEMBER: Final = {"roles": [], "joined_at": "2024-01-01T00:00:00+00:00", "deaf": False, "mute": False, "flags": 0}
+_THREAD: Final = {
+    "archived": False,
+    "auto_archive_duration": 1440,
+    "archive_timestamp": "2024-01-01T00:00:00+00:00",
+    "locked": False,
+}
+_BUCKET: Final = {
+    "X-RateLimit-Bucket": "messages",
+    "X-RateLimit-Limit": "50",
+    "X-RateLimit-Remaining": "49",
+    "X-RateLimit-Reset-After": "1.000",
+}
+
+
+def _user(id: str, name: str, *, bot: bool = False) -> dict[str, Any]:
+    return {"id": id, "username": name, "discriminator": "0", "global_name": None, "avatar": None, "bot": bot}
+
+
+def _metered(told: dict[str, Any]) -> Answer:
+    return Answer(body=json.dumps(told).encode(), headers=_BUCKET)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat()
+
+
+def _what(path: str) -> str:
+    parts = path.removeprefix(API).strip("/").split("/")
+    if parts[0] == "channels":
+        return "channel" if len(parts) == 2 else "message" if len(parts) == 4 else parts[2]
+    return parts[0]
+
+
+def _given(request: Request) -> dict[str, Any]:
+    given: dict[str, Any] = json.loads(request.fields["payload_json"]) if request.files else request.fields
+    return given
+
+
+def _text(given: dict[str, Any]) -> str:
+    text = str(given.get("content") or "").strip()
+    if len(text) > MOST_CHARACTERS:
+        problem = {"code": "BASE_TYPE_MAX_LENGTH", "message": "Must be 2000 or fewer in length."}
+        raise Failed(400, 50035, "Invalid Form Body", errors={"content": {"_errors": [problem]}})
+    return text
+
+
+def _commands(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for it in given:
+        if not re.fullmatch(r"[-_a-z0-9]{1,32}", it["name"]) or not 1 <= len(it["description"]) <= 100:
+            raise Failed(400, 50035, "Invalid Form Body")
+    return given
