@@ -32,6 +32,8 @@ class Doorway(Loopback):
         """The first position that was asked for."""
         self.again = 0
         """How often everything is to arrive again."""
+        self.cap = 0
+        """The most events it gives at once, as small servers do; 0 for as many as are asked for."""
         self.over = asyncio.Event()
         self.chance = random.Random(0)
 
@@ -49,6 +51,12 @@ class Doorway(Loopback):
             self.first = self.first or query["since"]
             replaying = self.again > 0
             query["since"] = self.first if replaying else query["since"]
+        if self.cap and "/messages" in request.path:
+            query["limit"] = str(self.cap)
+        if self.cap and "filter" in query:
+            wanted = json.loads(query["filter"])
+            wanted["room"]["timeline"]["limit"] = self.cap
+            query["filter"] = json.dumps(wanted)
         headers = {k: v for k, v in request.headers.items() if k in ("authorization", "content-type")}
         target = f"{quote(request.path)}?{urlencode(query)}"
         found = await self._http.request(request.method, target, content=request.body, headers=headers)
@@ -71,13 +79,13 @@ class MatrixStage:
     offers = frozenset("edits groups drafts typing files redelivery poison".split())
 
     def __init__(
-        self, door: Doorway, *, chat: str, group: str, ada: Member, bot: Member, adapter: type[Matrix]
+        self, door: Doorway, *, chat: str, group: str, people: tuple[Member, Member, Member], adapter: type[Matrix]
     ) -> None:
         self.door = door
         self.chat = chat
         self.group = group
-        self.sender = ada.id
-        self.ada, self.bot = ada, bot
+        self.ada, self.eve, self.bot = people
+        self.sender = self.ada.id
         self.adapter = adapter
 
     def build(self, context: Context) -> Platform:
@@ -162,4 +170,4 @@ async def matrix_stage(synapse: Synapse, adapter: type[Matrix] = Matrix) -> Asyn
     async with ada, bot, eve, Doorway(synapse.url) as door:
         chat, group = await asyncio.gather(ada.create(bot.id, direct=True), ada.create(bot.id, eve.id))
         await asyncio.gather(bot.join(chat), bot.join(group))  # an invited Eve is company enough
-        yield MatrixStage(door, chat=chat, group=group, ada=ada, bot=bot, adapter=adapter)
+        yield MatrixStage(door, chat=chat, group=group, people=(ada, eve, bot), adapter=adapter)

@@ -235,7 +235,7 @@ def _meant(
 ) -> tuple[str, bool]:
     """The text, and whether it calls us. `@us /status` is a command, however people got used to saying it."""
     names = [me, f"@{local(me)}", *([called, f"@{called}"] if called else []), local(me)]
-    first = re.match(rf"(?:{'|'.join(map(re.escape, names))})(?![\w.-])[:,]?\s*", text, re.IGNORECASE)
+    first = re.match(rf"(?:{'|'.join(map(re.escape, names))})(?![\w.-]|:\w)[:,]?\s*", text, re.IGNORECASE)
     if first is not None and text[first.end() :].startswith("/"):
         return text[first.end() :], True
     if text.startswith("/") and text[1:].split(maxsplit=1)[:1] and text[1:].split(maxsplit=1)[0] in commands:
