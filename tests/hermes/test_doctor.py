@@ -388,8 +388,11 @@ def test_a_running_gateway_is_noticed(tmp_path: Path) -> None:
     built = Built(tmp_path)
     forked(built)
     built.close()
-    process = subprocess.Popen([sys.executable, "-c", "input()", "hermes-gateway"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "print('up', flush=True); input()", "hermes-gateway"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert process.stdout
+        assert process.stdout.readline() == b"up\n"
         (tmp_path / "gateway_state.json").write_text(json.dumps({"pid": process.pid, "gateway_state": "running"}))
         with pytest.raises(HomeBusy, match="running"):
             mend.fix(tmp_path / "state.db", now=NOW)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import apsw
 import pytest
 
 from everhold.core.entries import VERSION, Kind
-from everhold.errors import Poisoned, StoreDamaged, StoreNewer
+from everhold.errors import Poisoned, StoreDamaged, StoreError, StoreNewer
 from everhold.stores.sqlite import migrate
 from tests.stores.home import crash_image, fingerprint, opened, run, staged
 
@@ -208,6 +210,65 @@ def test_going_back_to_a_backup_on_purpose_needs_the_mark_removed(tmp_path: Path
         await store.close()
 
     run(play())
+
+
+# -- anything, anywhere
+
+
+def told(path: Path) -> object:
+    """What a file says when it is opened, read whole and checked: its entries, or what is wrong with it."""
+
+    async def play() -> object:
+        store = opened(path)
+        try:
+            if found := await store.verify():
+                return found
+            sessions = await store.sessions(limit=100)
+            entries = [(e.seq, e.kind, e.at, e.body) for s in sessions for e in await store.entries(s.id)]
+            return [(s.id, s.address, s.last_seq, s.title) for s in sessions], entries
+        finally:
+            await store.close()
+
+    try:
+        return run(play())
+    except (StoreError, apsw.Error) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_damage_is_refused_or_named_or_changes_nothing(tmp_path: Path, seed: int) -> None:
+    look_for_silent_damage(tmp_path, seed)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(1000, 1000 + int(os.environ.get("EVERHOLD_SEEDS", "300")) // 10))
+def test_no_damage_anywhere_is_served_as_if_it_were_sound(tmp_path: Path, seed: int) -> None:
+    look_for_silent_damage(tmp_path, seed)
+
+
+def look_for_silent_damage(directory: Path, seed: int) -> None:
+    """Flip bits, fill pages with noise or zeroes, or cut the file, at places drawn by lot."""
+    chance = random.Random(seed)
+    path = written(directory, messages=30)
+    sound = told(path)
+    data = bytearray(path.read_bytes())
+    how = chance.choice(("flip", "flip", "flip", "noise", "zero", "cut", "swap"))
+    at = chance.randrange(len(data))
+    page = at // 4096 * 4096
+    if how == "flip":
+        data[at] ^= 1 << chance.randrange(8)
+    elif how == "noise":
+        data[page : page + 4096] = chance.randbytes(4096)
+    elif how == "zero":
+        data[page : page + 4096] = bytes(4096)
+    elif how == "cut":
+        del data[page:]
+    else:
+        other = chance.randrange(len(data)) // 4096 * 4096
+        data[page : page + 4096], data[other : other + 4096] = data[other : other + 4096], data[page : page + 4096]
+    path.write_bytes(data)
+    after = told(path)
+    assert after == sound or isinstance(after, str | list), (how, at)
 
 
 # -- what a newer build wrote
