@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 _OTHER: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _PERSON: Final = "person:"
@@ -19,8 +19,18 @@ def alone(audience: Sequence[str]) -> str:
     return audience[0].removeprefix(_PERSON) if len(audience) == 1 and audience[0].startswith(_PERSON) else ""
 
 
+def marks(audience: Sequence[str]) -> dict[str, str]:
+    """What is written on something that was heard by these: one mark for each, so that it can be asked for by any."""
+    return {f"everhold_for_{_short(one, 16)}": "yes" for one in audience}
+
+
+def may_hear(present: Sequence[str], about: Mapping[str, Any]) -> bool:
+    """Whether everybody present was there when what carries `about` was said. Nobody hears nothing."""
+    return bool(present) and all(about.get(mark) == value for mark, value in marks(present).items())
+
+
 def token(audience: Sequence[str]) -> str:
-    """An audience as one word that can be compared, and filtered by where a service has filters; empty for nobody."""
+    """An audience as one word, for where it is part of a name; empty for nobody."""
     if not audience:
         return ""
     return handle("|".join(sorted(audience)))
@@ -31,5 +41,8 @@ def handle(text: str, *, limit: int = 100) -> str:
     plain = _OTHER.sub("-", text).strip("-")
     if plain == text and len(plain) <= limit:
         return plain
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:10]
-    return f"{plain[: limit - 11].rstrip('-')}-{digest}".lstrip("-")
+    return f"{plain[: limit - 11].rstrip('-')}-{_short(text, 10)}".lstrip("-")
+
+
+def _short(text: str, digits: int) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]

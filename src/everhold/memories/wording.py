@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from everhold.ports.memory import Batch, Exchange, Note
+
+_ESCAPE: Final = "\ue000"
+"""From the private area: what stands for itself and for the character that no database takes."""
+_ESCAPED: Final = re.compile("\ue000([\ue001\ue002])")
+
+
+def packed(text: str) -> str:
+    """`text` without the one character that databases refuse, or drop in silence; `unpacked` gives it back."""
+    return text.replace(_ESCAPE, "\ue000\ue001").replace("\x00", "\ue000\ue002")
+
+
+def unpacked(text: str) -> str:
+    return _ESCAPED.sub(lambda found: _ESCAPE if found[1] == "\ue001" else "\x00", text)
 
 
 def told(exchange: Exchange) -> str:
     """An exchange as one text, a paragraph for each who spoke."""
     spoken = [(one.stamp.person or one.author.rpartition(":")[2], one.text) for one in exchange.heard]
     spoken += [(exchange.agent, one.text) for one in exchange.said]
-    return "\n\n".join(f"{who}: {text.strip()}" for who, text in spoken if text.strip())
+    return packed("\n\n".join(f"{who}: {text.strip()}" for who, text in spoken if text.strip()))
 
 
 def outdated(batch: Batch, note: Note) -> str:

@@ -9,7 +9,8 @@ from everhold.memories.builtin import Builtin, Hit, Index
 from everhold.memories.builtin.meaning import Use
 from everhold.ports.store import Change, Opening, Step
 from everhold.stores.sqlite import SqliteStore
-from everhold.testing.contracts.scene import Dice, Scene
+from everhold.testing.contracts.scene import Scene
+from everhold.testing.dice import Dice
 
 ADA = ("person:ada",)
 PLACE = Place(platform="test", account="main", chat="c")

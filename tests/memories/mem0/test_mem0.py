@@ -20,7 +20,7 @@ async def test_every_exchange_and_note_is_a_memory_with_its_key(memory: Mem0Memo
     whole = batch(exchange(1, "I grow tea", "Which?"), note(5, "likes oolong", fact="f1"))
     remotes = await memory.store(whole)
     first, second = service.state.memories.values()
-    assert (first["memory"], first["user_id"]) == ("ada: I grow tea\n\nmain: Which?", "main-ada")
+    assert (first["memory"], first["user_id"]) == ("ada: I grow tea\n\nmain: Which?", "main")
     assert first["metadata"]["everhold"] == "s1:1"
     assert second["memory"] == "likes oolong"
     assert remotes == {"s1:1": first["id"], "s1:5:note": second["id"]}
@@ -112,7 +112,7 @@ async def test_a_wrong_key_waits_for_the_right_one_and_is_not_repeated(make: Mak
     assert service.texts() == ["ada: hello"]
 
 
-async def test_recall_stays_within_its_company(make: Make) -> None:
+async def test_recall_stays_within_its_company(make: Make, service: Mem0Service) -> None:
     memory = make()
     await memory.store(batch(exchange(4, "my secret garden"), name="dm"))
     await memory.store(batch(exchange(1, "our secret garden", room="club", session="s2"), name="club"))
@@ -123,11 +123,14 @@ async def test_recall_stays_within_its_company(make: Make) -> None:
     assert [it.text for it in await memory.find(query("secret garden", room="club"))] == ["ada: our secret garden"]
     assert await memory.find(query("secret garden", who="bob")) == []
     assert await make(agent="coder").find(query("secret garden", agent="coder")) == []
-    # one user for all: then only what is stamped on each memory keeps them apart
-    one = make(user="all")
-    await one.store(batch(exchange(6, "a shared secret", who="bob", session="s3")))
-    assert [it.text for it in await one.find(query("secret", who="bob"))] == ["bob: a shared secret"]
-    assert await one.find(query("secret")) == []
+    # a user for each: what others put there is theirs, and still nobody else's
+    each = make(user="{person}")
+    await each.store(batch(exchange(6, "a new secret", who="bob", session="s3")))
+    service.state.memories["theirs"] = {
+        "id": "theirs", "memory": "an old secret", "user_id": "bob", "metadata": {}, "created_at": None,
+    }  # fmt: skip
+    assert [it.text for it in await each.find(query("secret", who="bob"))] == ["bob: a new secret", "an old secret"]
+    assert await each.find(query("secret")) == []
 
 
 async def test_the_tools_carry_the_names_people_know_and_answer(memory: Mem0Memory) -> None:

@@ -22,7 +22,7 @@ async def test_every_exchange_and_note_is_a_document_of_its_own(
     assert first["metadata"]["everhold_parent"] == "s0"
     assert second["content"] == "likes oolong"
     assert remotes == {"s1:1": first["id"], "s1:5:note": second["id"]}
-    assert {ns for ns, _ in service.state.documents} == {"main-ada"}
+    assert {ns for ns, _ in service.state.documents} == {"main"}
     assert list(await memory.probe(whole)) == ["s1:1", "s1:5:note"]
 
 
@@ -126,7 +126,9 @@ async def test_recall_stays_within_its_company(make: Make, namespace: str) -> No
     assert await make(namespace=namespace, agent="coder").find(query("secret garden", agent="coder")) == []
 
 
-async def test_the_tools_carry_the_names_people_know_and_answer(memory: SupermemoryMemory) -> None:
+async def test_the_tools_carry_the_names_people_know_and_answer(make: Make) -> None:
+    assert [tool.spec.name for tool in make().tools()] == ["supermemory_store", "supermemory_search"]
+    memory = make(namespace="{agent}-{person}")
     run = {tool.spec.name: tool.run for tool in memory.tools()}
     assert list(run) == ["supermemory_store", "supermemory_search", "supermemory_profile"]
     kept = await run["supermemory_store"]({"content": "likes tea"}, tool_context())

@@ -20,7 +20,7 @@ from everhold.memories.hindsight.client import Client, Gone
 from everhold.memories.hindsight.tools import tools_of
 from everhold.memories.scope import alone, handle, token
 from everhold.memories.signature import signature
-from everhold.memories.wording import told
+from everhold.memories.wording import packed, told, unpacked
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
@@ -193,7 +193,7 @@ class HindsightMemory:
         for listed in await self._documents_of(person):
             document = await self.client.document(listed.bank_id, listed.id)
             if document is not None:
-                yield Found(text=document.original_text or "", person=person, at=_at(document.created_at))
+                yield Found(text=unpacked(document.original_text or ""), person=person, at=_at(document.created_at))
 
     async def _documents_of(self, person: str) -> list[Any]:
         banks = {self.bank((f"person:{person}",), name) for name in ("", *self.names.values())}
@@ -224,7 +224,7 @@ class HindsightMemory:
 
     def company(self, audience: Sequence[str]) -> tuple[str, ...]:
         """The tags that everything carries which those present may hear of."""
-        tags = (f"audience:{token(audience)}",)
+        tags = _heard_by(audience)
         return tags if self.settings.share_agents else (*tags, f"agent:{handle(self.agent)}")
 
     def bank(self, audience: Sequence[str], name: str) -> str:
@@ -248,13 +248,13 @@ class HindsightMemory:
     def _document(self, name: str, item: Memory) -> dict[str, Any] | None:
         """What is retained for an item; None if there is nothing in it."""
         assert not isinstance(item, Retraction)
-        text = told(item) if isinstance(item, Exchange) else item.text.strip()
+        text = told(item) if isinstance(item, Exchange) else packed(item.text.strip())
         if not text:
             return None
         people = {item.stamp.person}
         if isinstance(item, Exchange):
             people |= {utterance.stamp.person for utterance in item.heard}
-        company = (f"audience:{token(item.stamp.audience)}", f"agent:{handle(item.agent)}")
+        company = (*_heard_by(item.stamp.audience), f"agent:{handle(item.agent)}")
         tags = [
             *self.settings.tags,
             *company,
@@ -282,6 +282,11 @@ class HindsightMemory:
             # what is consolidated over several documents stays in the company they were heard in
             "observation_scopes": [list(company)],
         }
+
+
+def _heard_by(audience: Sequence[str]) -> tuple[str, ...]:
+    """A tag for each who heard it: those present ask for all of theirs."""
+    return tuple(f"audience:{handle(one)}" for one in sorted(audience))
 
 
 def document_id(key: str) -> str:
@@ -313,7 +318,7 @@ def _taken_back(item: Memory) -> tuple[str, ...]:
 def _found(result: Any, person: str) -> Found:
     about = result.metadata or {}
     return Found(
-        text=result.text,
+        text=unpacked(result.text),
         score=float(result.scores.final) if result.scores else 0.0,
         session=about.get("session", ""),
         seq=int(about.get("seq") or 0),

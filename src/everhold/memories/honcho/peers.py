@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from everhold.core.entries import Stamp
-from everhold.memories.scope import alone, handle
+from everhold.memories.scope import handle
 from everhold.memories.settings import filled
 
 if TYPE_CHECKING:
@@ -39,15 +39,18 @@ class Peers:
         kind, _, name = author.partition(":")
         return self.ai if kind == "agent" else self.person(stamp.person or name)
 
-    def about(self, audience: Sequence[str]) -> str:
-        """Whom a conclusion is about: the person it was drawn with alone, or the room.
+    def about(self, audience: Sequence[str]) -> list[str]:
+        """Whom a conclusion is about: the person it was drawn with, the room it was drawn in, or both.
 
-        Conclusions carry no audience. So what is concluded in company is the room's, and never becomes part of what
-        is known of a person in private, or the other way round.
+        Conclusions carry no audience. So each who heard one has it under a peer of their own: what is concluded in
+        company is the room's, and never becomes part of what is known of a person in private, or the other way round.
         """
-        person = alone(audience)
-        return self.person(person) if person else handle("room|" + "|".join(sorted(audience)))
+        return [self._listener(one) for one in sorted(audience)]
 
-    def token(self, audience: Sequence[str]) -> str:
-        """An audience as it is stamped on messages: two names of one peer are the same person."""
-        return self.about(audience) if audience else ""
+    def heard_by(self, audience: Sequence[str]) -> tuple[str, ...]:
+        """An audience as it is marked on messages: two names of one peer are the same person."""
+        return tuple(self.about(audience))
+
+    def _listener(self, one: str) -> str:
+        kind, _, name = one.partition(":")
+        return self.person(name) if kind == "person" else handle(f"room|{one}")

@@ -18,9 +18,9 @@ from everhold.memories.faults import partly
 from everhold.memories.honcho.client import PAGE, Client
 from everhold.memories.honcho.peers import Peers
 from everhold.memories.honcho.tools import tools_of
-from everhold.memories.scope import alone
+from everhold.memories.scope import alone, marks, may_hear
 from everhold.memories.signature import signature
-from everhold.memories.wording import outdated
+from everhold.memories.wording import outdated, packed, unpacked
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
@@ -74,6 +74,8 @@ class HonchoMemory:
         self.peers = Peers(settings, agent)
         self.names: dict[str, str] = {}
         """session -> the name it goes by over there, as far as it has come up: for tools, which are not told."""
+        self.notes: dict[str, str] = {}
+        """key -> what a note said, for a while: conclusions carry no key, and whoever takes one back may not say."""
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
@@ -137,18 +139,20 @@ class HonchoMemory:
             raise InDoubt(f"Honcho said that messages were added to {name}, and they are not there")
 
     async def _conclude(self, name: str, notes: Sequence[Note], remotes: dict[str, str]) -> None:
-        for about, group in itertools.groupby(notes, lambda note: self.peers.about(note.stamp.audience)):
-            taken = list(group)
-            parts = [(note, _pieces(note.text)) for note in taken]
+        for listeners, group in itertools.groupby(notes, lambda note: self.peers.about(note.stamp.audience)):
+            parts = [(note, _pieces(note.text)) for note in group]
             contents = [piece for _, pieces in parts for piece in pieces]
             if contents:
-                await self.client.open(name, [self.peers.ai, about])
+                await self.client.open(name, [self.peers.ai, *listeners])
             ids: dict[str, str] = {}
-            for start in range(0, len(contents), PAGE):
+            for about, start in itertools.product(listeners, range(0, len(contents), PAGE)):
                 some = contents[start : start + PAGE]
-                kept = await self.client.conclude(some, observer=self.peers.ai, about=about, name=name)
+                try:
+                    kept = await self.client.conclude(some, observer=self.peers.ai, about=about, name=name)
+                except EverholdError as error:
+                    raise partly(bool(ids), error) from error
                 ids |= {one.content: one.id for one in kept}
-                if self.settings.confirm and not set(some) <= await self._known(some, about):
+                if self.settings.confirm and not set(some) <= await self._known(some, [about]):
                     raise InDoubt(f"Honcho said that conclusions about {about} were added, and they are not there")
             remotes |= {note.key: ids.get(pieces[0], "") if pieces else "" for note, pieces in parts}
 
@@ -158,18 +162,20 @@ class HonchoMemory:
             for message in await self._stamped(batch.name, item.keys):
                 if not message.metadata.get("everhold_retracted"):
                     await self.client.mark(batch.name, message.id, {**message.metadata, "everhold_retracted": True})
+            for old in await self._withdrawn(batch, item):
+                await self.client.unconclude(old.id, observer=old.observer_id, about=old.observed_id)
             remotes[item.key] = ""
             return
         assert isinstance(item, Note)
         remote = ""
         if item.action != "remove":
-            about = self.peers.about(item.stamp.audience)
-            known = await self._known(_pieces(item.text), about)
-            missing = [piece for piece in _pieces(item.text) if piece not in known]
-            if missing:
-                await self.client.open(batch.name, [self.peers.ai, about])
-                kept = await self.client.conclude(missing, observer=self.peers.ai, about=about, name=batch.name)
-                remote = kept[0].id
+            for about in self.peers.about(item.stamp.audience):
+                known = await self._known(_pieces(item.text), [about])
+                missing = [piece for piece in _pieces(item.text) if piece not in known]
+                if missing:
+                    await self.client.open(batch.name, [self.peers.ai, about])
+                    kept = await self.client.conclude(missing, observer=self.peers.ai, about=about, name=batch.name)
+                    remote = kept[0].id
         for old in await self._outdated(batch, item):
             await self.client.unconclude(old.id, observer=old.observer_id, about=old.observed_id)
         remotes[item.key] = remote
@@ -188,6 +194,7 @@ class HonchoMemory:
             else:
                 marked = await self._stamped(batch.name, item.keys)
                 here = all(message.metadata.get("everhold_retracted") for message in marked)
+                here = here and not await self._withdrawn(batch, item)
             if here:
                 arrived.append(item.key)
         return arrived
@@ -205,20 +212,30 @@ class HonchoMemory:
         found = await self.client.messages(name, {"metadata": {"everhold": {"in": list(keys)}}})
         return [message for message in found if message.metadata.get("everhold") in keys]
 
-    async def _known(self, contents: Sequence[str], about: str) -> set[str]:
-        if not contents:
-            return set()
-        filters = {"observer_id": self.peers.ai, "observed_id": about, "content": {"in": list(contents)}}
-        return {one.content for one in await self.client.conclusions(filters)}
+    async def _known(self, contents: Sequence[str], listeners: Sequence[str]) -> set[str]:
+        """Those that are there for every one of these."""
+        known = set(contents)
+        for about in listeners if known else ():
+            filters = {"observer_id": self.peers.ai, "observed_id": about, "content": {"in": list(contents)}}
+            known &= {one.content for one in await self.client.conclusions(filters)}
+        return known
 
     async def _outdated(self, batch: Batch, note: Note) -> list[Any]:
         """Conclusions that a note replaces or removes and that are still there."""
         old = outdated(batch, note)
         pieces = [piece for piece in _pieces(old) if note.action == "remove" or piece not in _pieces(note.text)]
-        if not pieces:
+        return await self._drawn(pieces)
+
+    async def _withdrawn(self, batch: Batch, retraction: Retraction) -> list[Any]:
+        """Conclusions of notes that are taken back, and are still there."""
+        texts = [batch.replaced.get(key) or self.notes.get(key, "") for key in retraction.keys]
+        return await self._drawn([piece for text in texts for piece in _pieces(text)])
+
+    async def _drawn(self, contents: Sequence[str]) -> list[Any]:
+        if not contents:
             return []
-        found = await self.client.conclusions({"observer_id": self.peers.ai, "content": {"in": pieces}})
-        return [one for one in found if one.content in pieces]
+        found = await self.client.conclusions({"observer_id": self.peers.ai, "content": {"in": list(contents)}})
+        return [one for one in found if one.content in contents]
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -243,25 +260,35 @@ class HonchoMemory:
         return found[: query.limit]
 
     async def _find_concluded(self, query: Query) -> list[Found]:
-        about = self.peers.about(query.audience)
-        found = await self.client.read(
+        """What everybody present has heard: it is there for each of them."""
+        answers = [
+            await self.concluded(_asked(query), about, query.limit) for about in self.peers.about(query.audience)
+        ]
+        common = set.intersection(*({one.content for one in answer} for answer in answers))
+        return [
+            Found(text=unpacked(one.content), person=alone(query.audience), at=_at(one.created_at))
+            for one in answers[0]
+            if one.content in common
+        ]
+
+    async def concluded(self, text: str, about: str, limit: int) -> list[Any]:
+        """What was concluded about a peer and fits a question."""
+        found: list[Any] = await self.client.read(
             "searching conclusions",
-            lambda sdk: (
-                self.client.peer(sdk, self.peers.ai).conclusions_of(about).aio.query(_asked(query), _limit(query.limit))
-            ),
+            lambda sdk: self.client.peer(sdk, self.peers.ai).conclusions_of(about).aio.query(text, _limit(limit)),
             missing=[],
         )
-        return [Found(text=one.content, person=alone(query.audience), at=_at(one.created_at)) for one in found]
+        return found
 
     async def _find_said(self, query: Query) -> list[Found]:
         """Anywhere in the workspace, in the same company."""
-        filters: dict[str, object] = {"metadata": {"everhold_audience": self.peers.token(query.audience)}}
+        filters: dict[str, object] = {"metadata": marks(self.peers.heard_by(query.audience))}
         found = await self.client.read(
             "searching messages",
             lambda sdk: sdk.aio.search(_asked(query), filters=filters, limit=_limit(query.limit)),
             missing=[],
         )
-        return [self._found(message) for message in found if self._may_hear(message, query)]
+        return [self._found(message) for message in found if self.may_hear(message.metadata, query.audience)]
 
     async def _find_here(self, query: Query) -> list[Found]:
         """In this very session, what somebody else wrote there: earlier systems put no audience on it."""
@@ -272,10 +299,10 @@ class HonchoMemory:
         )
         return [self._found(message) for message in found if not message.metadata.get("everhold")]
 
-    def _may_hear(self, message: Any, query: Query) -> bool:
-        about = message.metadata
+    def may_hear(self, about: Mapping[str, Any], audience: Sequence[str]) -> bool:
+        """Whether those present may hear of a message with this metadata."""
         return (
-            about.get("everhold_audience") == self.peers.token(query.audience)
+            may_hear(self.peers.heard_by(audience), about)
             and (self.settings.share_agents or about.get("everhold_agent") == self.agent)
             and not about.get("everhold_retracted")
         )
@@ -283,7 +310,7 @@ class HonchoMemory:
     def _found(self, message: Any) -> Found:
         about = message.metadata
         return Found(
-            text=message.content,
+            text=unpacked(message.content),
             session=str(about.get("everhold_session", "")),
             seq=int(about.get("everhold_seq") or 0),
             person=str(about.get("everhold_person", "")) or message.peer_id,
@@ -331,7 +358,7 @@ class HonchoMemory:
     async def export(self, person: str) -> AsyncIterator[Found]:
         about = self.peers.person(person)
         for one in await self.client.conclusions({"observed_id": about}):
-            yield Found(text=one.content, person=person, at=_at(one.created_at))
+            yield Found(text=unpacked(one.content), person=person, at=_at(one.created_at))
         for name, _, _ in await self._sessions_of(about):
             for message in await self.client.messages(name, {"peer_id": about}):
                 yield self._found(message)
@@ -359,10 +386,10 @@ class HonchoMemory:
         said: list[tuple[Utterance, str]] = [
             (utterance, piece)
             for utterance in (*exchange.heard, *exchange.said)
-            for piece in split(utterance.text.replace("\x00", ""), LONGEST_MESSAGE)
+            for piece in split(packed(utterance.text), LONGEST_MESSAGE)
             if piece.strip()
         ]
-        token = self.peers.token(exchange.stamp.audience)
+        heard_by = marks(self.peers.heard_by(exchange.stamp.audience))
         return [
             {
                 "content": piece,
@@ -373,10 +400,10 @@ class HonchoMemory:
                     "everhold_part": number,
                     "everhold_parts": len(said),
                     "everhold_agent": exchange.agent,
-                    "everhold_audience": token,
                     "everhold_session": exchange.session,
                     "everhold_seq": utterance.seq,
                     "everhold_person": exchange.agent if _own(utterance) else utterance.stamp.person,
+                    **heard_by,
                     **({"everhold_parent": exchange.parent} if exchange.parent else {}),
                     **({"everhold_tags": list(exchange.tags)} if exchange.tags else {}),
                 },
@@ -387,6 +414,10 @@ class HonchoMemory:
     def _learn(self, batch: Batch) -> None:
         for item in batch.items:
             self._remember(item.session, batch.name)
+            if isinstance(item, Note):
+                self.notes[item.key] = item.text
+        while len(self.notes) > MOST_NAMES:
+            del self.notes[next(iter(self.notes))]
 
     def _remember(self, session: str, name: str) -> None:
         self.names.pop(session, None)
@@ -430,7 +461,7 @@ def _part(metadata: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _pieces(text: str) -> list[str]:
-    pieces = split(text.replace("\x00", ""), LONGEST_CONCLUSION)
+    pieces = split(packed(text), LONGEST_CONCLUSION)
     return list(dict.fromkeys(piece for piece in pieces if piece.strip()))
 
 

@@ -65,8 +65,8 @@ def tools_of(memory: HonchoMemory) -> Sequence[Tool]:
         ),
         tool(
             "honcho_reasoning",
-            "Ask Honcho a question about a peer; it reasons over everything it knows of them. Slow: search first.",
-            {"query": query, "peer": _PEER, "reasoning_level": {"type": "string", "enum": list(LEVELS)}},
+            "Ask Honcho a question about whoever you talk with; it reasons over what it knows. Slow: search first.",
+            {"query": query, "reasoning_level": {"type": "string", "enum": list(LEVELS)}},
             _reasoning,
             required=("query",),
             deadline=memory.settings.reasoning_seconds,
@@ -74,7 +74,7 @@ def tools_of(memory: HonchoMemory) -> Sequence[Tool]:
         tool(
             "honcho_context",
             "What Honcho holds about this conversation now: summary, what it knows of the peer, card, last messages.",
-            {"peer": _PEER},
+            {},
             _context,
         ),
         tool(
@@ -161,8 +161,10 @@ async def _reasoning(memory: HonchoMemory, arguments: dict[str, Any], context: T
         return Result(text="Ask something (`query`).", error=True)
     level = arguments.get("reasoning_level")
     about = _about(memory, arguments, context)
-    # in company only what belongs to this room may be thought about
-    session = None if alone(context.stamp.audience) else memory.names.get(context.session)
+    # without a session it would think over what was said to others, too
+    session = memory.names.get(context.session)
+    if session is None:
+        return Result(text="Honcho knows nothing here yet.")
     answer = await memory.client.read(
         "reasoning",
         lambda sdk: memory.client.peer(sdk, memory.peers.ai).aio.chat(
@@ -188,7 +190,11 @@ async def _context(memory: HonchoMemory, arguments: dict[str, Any], context: Too
         )
         if found is not None:
             parts += [found.summary.content] if found.summary else []
-            parts += [f"[{message.peer_id}] {message.content}" for message in found.messages]
+            parts += [
+                f"[{message.peer_id}] {message.content}"
+                for message in found.messages
+                if not message.metadata.get("everhold") or memory.may_hear(message.metadata, context.stamp.audience)
+            ]
             parts += [found.peer_representation or "", *(found.peer_card or ())]
     else:
         known = await memory.client.read(
@@ -203,7 +209,7 @@ async def _conclude(memory: HonchoMemory, arguments: dict[str, Any], context: To
     listing = bool(arguments.get("list"))
     if [bool(conclusion), bool(gone), listing].count(True) != 1:
         return Result(text="Give exactly one of `conclusion`, `list` and `delete_id`.", error=True)
-    about = memory.peers.about(context.stamp.audience)
+    about = _about(memory, arguments, context)
     if conclusion:
         if not isinstance(conclusion, str) or not conclusion.strip():
             return Result(text="`conclusion` is a sentence.", error=True)
@@ -217,15 +223,15 @@ async def _conclude(memory: HonchoMemory, arguments: dict[str, Any], context: To
         return Result(text=f"Conclusion {gone} was deleted.")
     text = arguments.get("query")
     if isinstance(text, str) and text.strip():
-        view = await memory.client.read(
-            "searching conclusions",
-            lambda sdk: memory.client.peer(sdk, memory.peers.ai).conclusions_of(about).aio.query(text, MOST),
-            missing=[],
-        )
+        view = await memory.concluded(text, about, MOST)
     else:
         view = (await memory.client.conclusions(mine))[:MOST]
     return Result(text="\n".join(f"{one.id}: {one.content}" for one in view) or "Nothing was concluded yet.")
 
 
 def _about(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> str:
-    return memory.peers.ai if arguments.get("peer") == "ai" else memory.peers.about(context.stamp.audience)
+    """The peer that stands for whoever is present; a room, wherever somebody else may listen."""
+    if arguments.get("peer") == "ai":
+        return memory.peers.ai
+    listeners = sorted(context.stamp.audience, key=lambda one: one.startswith("person:"))
+    return memory.peers.about(listeners[:1])[0]

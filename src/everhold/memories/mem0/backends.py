@@ -32,7 +32,7 @@ class Backend(Protocol):
     async def add(self, text: str, *, user: str, metadata: Mapping[str, Any], infer: bool) -> None:
         """Store a text. Returns once it is said to be stored, raises InDoubt while that is open."""
 
-    async def search(self, text: str, *, user: str, limit: int) -> list[dict[str, Any]]: ...
+    async def search(self, text: str, *, user: str, marks: Mapping[str, str], limit: int) -> list[dict[str, Any]]: ...
 
     async def those(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
         """Memories of a user whose metadata has one of the given values under each given name."""
@@ -91,7 +91,7 @@ class Platform:
             await asyncio.sleep(wait)
             wait = min(2.0, wait * 2)
 
-    async def search(self, text: str, *, user: str, limit: int) -> list[dict[str, Any]]:
+    async def search(self, text: str, *, user: str, marks: Mapping[str, str], limit: int) -> list[dict[str, Any]]:
         answer = await self._ask(
             "searching", lambda client: client.search(text, filters={"user_id": user}, top_k=limit)
         )
@@ -195,9 +195,11 @@ class Local:
             # it says so when whoever embeds for it is down, too
             raise InDoubt("Mem0 said that a memory was added, and shows none")
 
-    async def search(self, text: str, *, user: str, limit: int) -> list[dict[str, Any]]:
+    async def search(self, text: str, *, user: str, marks: Mapping[str, str], limit: int) -> list[dict[str, Any]]:
         return _results(
-            await self._ask(lambda memory: memory.search(text, filters={"user_id": user}, top_k=limit, threshold=0.0))
+            await self._ask(
+                lambda memory: memory.search(text, filters={"user_id": user, **marks}, top_k=limit, threshold=0.0)
+            )
         )
 
     async def those(self, user: str, where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:

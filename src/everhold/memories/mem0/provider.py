@@ -15,9 +15,9 @@ from everhold.errors import EverholdError, InDoubt
 from everhold.memories.faults import partly
 from everhold.memories.mem0.backends import Backend, Local, Platform
 from everhold.memories.mem0.tools import tools_of
-from everhold.memories.scope import alone, handle, token
+from everhold.memories.scope import alone, handle, marks, may_hear, token
 from everhold.memories.signature import signature
-from everhold.memories.wording import told
+from everhold.memories.wording import packed, told, unpacked
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
@@ -144,16 +144,26 @@ class Mem0Memory:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
         found = await self.backend.search(
-            query.text.strip(), user=self.user(query.audience), limit=max(1, min(100, query.limit))
+            query.text.strip(),
+            user=self.user(query.audience),
+            marks=self._marks(query),
+            limit=max(1, min(100, query.limit)),
         )
         return [_found(one, alone(query.audience)) for one in found if self._may_hear(one, query)]
+
+    def _marks(self, query: Query) -> dict[str, str]:
+        """What a memory must carry to be heard by those present. With a user for each, anything else is theirs, too."""
+        return {} if self._apart(query) else marks(query.audience)
+
+    def _apart(self, query: Query) -> bool:
+        return bool(alone(query.audience)) and "{person}" in self.settings.user
 
     def _may_hear(self, memory: Mapping[str, Any], query: Query) -> bool:
         about = _about(memory)
         if not about.get("everhold"):
             # from before, or from elsewhere: it belongs to the user it is filed under, who is alone here
-            return bool(alone(query.audience))
-        return about.get("everhold_audience") == token(query.audience) and (
+            return self._apart(query)
+        return may_hear(query.audience, about) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
@@ -163,15 +173,18 @@ class Mem0Memory:
         return tools_of(self)
 
     async def forget(self, person: str) -> Forgotten:
-        """What was said to the agent alone. What was said in company is filed under the room, and named."""
-        mine = await self.backend.those(self.user((f"person:{person}",)), {})
-        return Forgotten(
-            deleted=await self._delete(mine),
-            kept=("memories of rooms: they are filed under the room, not under who spoke there",),
-        )
+        """What was said to the agent alone. What others heard, too, is not deleted, and named."""
+        mine = await self._heard_alone(person)
+        return Forgotten(deleted=await self._delete(mine), kept=("memories of what was said in company",))
+
+    async def _heard_alone(self, person: str) -> list[dict[str, Any]]:
+        audience = (f"person:{person}",)
+        where = {} if "{person}" in self.settings.user else {name: [value] for name, value in marks(audience).items()}
+        found = await self.backend.those(self.user(audience), where)
+        return [one for one in found if sum(name.startswith("everhold_for_") for name in _about(one)) <= 1]
 
     async def export(self, person: str) -> AsyncIterator[Found]:
-        for one in await self.backend.those(self.user((f"person:{person}",)), {}):
+        for one in await self._heard_alone(person):
             yield _found(one, person)
 
     async def health(self) -> Health:
@@ -200,7 +213,6 @@ class Mem0Memory:
         about = {
             "everhold": item.key,
             "everhold_agent": item.agent,
-            "everhold_audience": token(item.stamp.audience),
             "everhold_session": item.session,
             "everhold_seq": seq,
             "everhold_person": item.stamp.person,
@@ -209,14 +221,14 @@ class Mem0Memory:
             "everhold_fact": item.fact if isinstance(item, Note) else "",
             "everhold_tags": ",".join(item.tags),
         }
-        return {name: value for name, value in about.items() if value not in ("", None)}
+        return {name: value for name, value in about.items() if value not in ("", None)} | marks(item.stamp.audience)
 
 
 def _text(item: Exchange | Note) -> str:
     """What is kept of an item; nothing of one that only takes something back."""
     if isinstance(item, Exchange):
         return told(item)
-    return "" if item.action == "remove" else item.text.strip()
+    return "" if item.action == "remove" else packed(item.text.strip())
 
 
 def _about(memory: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -228,7 +240,7 @@ def _found(memory: Mapping[str, Any], person: str) -> Found:
     about = _about(memory)
     score = memory.get("score")
     return Found(
-        text=str(memory.get("memory") or ""),
+        text=unpacked(str(memory.get("memory") or "")),
         score=float(score) if isinstance(score, int | float) else 0.0,
         session=str(about.get("everhold_session", "")),
         seq=int(about.get("everhold_seq") or 0),

@@ -14,9 +14,7 @@ class Mem0Settings(Remote):
 
     mode: Literal["platform", "local"] = Field(default="platform", description="local runs Mem0 in this process")
     base_url: str = Field(default="https://api.mem0.ai", description="where the platform is served")
-    user: str = Field(
-        default="{agent}-{person}", min_length=1, description="the user_id; {agent} and {person} are filled in"
-    )
+    user: str = Field(default="{agent}", min_length=1, description="the user_id; {agent} and {person} are filled in")
     infer: bool = Field(
         default=False, description="let a language model extract facts: what it makes of a turn cannot be verified"
     )

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.faults import partly
-from everhold.memories.scope import alone, handle, token
+from everhold.memories.scope import alone, handle, marks, may_hear, token
 from everhold.memories.signature import signature
 from everhold.memories.supermemory.client import Client, Gone, matching
 from everhold.memories.supermemory.tools import tools_of
-from everhold.memories.wording import told
+from everhold.memories.wording import packed, told, unpacked
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
@@ -140,7 +140,7 @@ class SupermemoryMemory:
         options: dict[str, Any] = {}
         if "{person}" not in self.settings.namespace:
             # everybody's is in one place: what may not be heard must not crowd out what may
-            options["filter"] = matching({"everhold_audience": token(query.audience)})
+            options["filter"] = matching(marks(query.audience))
         try:
             answer = await self.client.ask(
                 "searching",
@@ -166,7 +166,7 @@ class SupermemoryMemory:
         if not about.get("everhold"):
             # from before, or from elsewhere: it belongs to the namespace of whoever is alone here
             return bool(alone(query.audience)) and "{person}" in self.settings.namespace
-        return about.get("everhold_audience") == token(query.audience) and (
+        return may_hear(query.audience, about) and (
             self.settings.share_agents or about.get("everhold_agent") == self.agent
         )
 
@@ -176,12 +176,12 @@ class SupermemoryMemory:
         return tools_of(self)
 
     async def forget(self, person: str) -> Forgotten:
-        """What was said to the agent alone. What was said in company is filed under the room, and named."""
+        """What was said to the agent alone. What others heard, too, is not deleted, and named."""
         ns = self.namespace((f"person:{person}",))
         mine = await self._documents_of(person)
         return Forgotten(
             deleted=sum([await self.client.delete(ns, mine[at : at + 100]) for at in range(0, len(mine), 100)]),
-            kept=("documents of rooms: they are filed under the room, not under who spoke there",),
+            kept=("documents of what was said in company",),
         )
 
     async def export(self, person: str) -> AsyncIterator[Found]:
@@ -191,7 +191,7 @@ class SupermemoryMemory:
             if document is not None:
                 about = document.metadata or {}
                 yield Found(
-                    text=document.content or "",
+                    text=unpacked(document.content or ""),
                     person=person,
                     session=str(about.get("everhold_session", "")),
                     seq=int(about.get("everhold_seq") or 0),
@@ -200,8 +200,9 @@ class SupermemoryMemory:
 
     async def _documents_of(self, person: str) -> list[str]:
         audience = (f"person:{person}",)
-        where = {} if "{person}" in self.settings.namespace else {"everhold_audience": token(audience)}
-        return [one.id for one in await self.client.documents(self.namespace(audience), where)]
+        where = {} if "{person}" in self.settings.namespace else marks(audience)
+        found = await self.client.documents(self.namespace(audience), where)
+        return [one.id for one in found if sum(name.startswith("everhold_for_") for name in one.metadata or ()) <= 1]
 
     async def health(self) -> Health:
         try:
@@ -228,14 +229,13 @@ class SupermemoryMemory:
         """What is added for an item; None if there is nothing in it."""
         if isinstance(item, Retraction) or (isinstance(item, Note) and item.action == "remove"):
             return None
-        text = told(item) if isinstance(item, Exchange) else item.text.strip()
+        text = told(item) if isinstance(item, Exchange) else packed(item.text.strip())
         if not text:
             return None
         seq = (*item.heard, *item.said)[0].seq if isinstance(item, Exchange) else item.seq
         about: dict[str, Any] = {
             "everhold": item.key,
             "everhold_agent": item.agent,
-            "everhold_audience": token(item.stamp.audience),
             "everhold_session": item.session,
             "everhold_seq": seq,
             "everhold_person": item.stamp.person,
@@ -246,7 +246,7 @@ class SupermemoryMemory:
         return {
             "id": document_id(item.key),
             "content": text,
-            "metadata": {name: value for name, value in about.items() if value not in ("", None)},
+            "metadata": {name: it for name, it in about.items() if it not in ("", None)} | marks(item.stamp.audience),
             "task_type": self.settings.task,
             "dreaming": self.settings.dreaming,
             **({"date": datetime.fromtimestamp(item.at, UTC).isoformat()} if item.at else {}),
@@ -262,7 +262,7 @@ def _found(result: Any, person: str) -> Found:
     about = result.metadata or {}
     created = result.system.created_at or result.system.updated_at if result.system else None
     return Found(
-        text=result.memory or result.chunk,
+        text=unpacked(result.memory or result.chunk),
         score=float(result.similarity or 0.0),
         session=str(about.get("everhold_session", "")),
         seq=int(about.get("everhold_seq") or 0),

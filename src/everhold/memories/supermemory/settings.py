@@ -14,7 +14,7 @@ class SupermemorySettings(Remote):
 
     base_url: str = Field(default="", description="where Supermemory is served; empty for its own cloud")
     namespace: str = Field(
-        default="{agent}-{person}", min_length=1, description="the namespace; {agent} and {person} are filled in"
+        default="{agent}", min_length=1, description="the namespace; {agent} and {person} are filled in"
     )
     task: Literal["memory", "superrag"] = Field(
         default="memory", description="superrag keeps texts to be found, and learns nothing from them"

@@ -20,11 +20,15 @@ Act = Callable[["SupermemoryMemory", str, ToolContext], Awaitable[Result]]
 
 
 def tools_of(memory: SupermemoryMemory) -> Sequence[Tool]:
-    return (
+    tools: list[Tool] = [
         SupermemoryTool(memory, "supermemory_store", "Keep something for later.", "content", _store),
         SupermemoryTool(memory, "supermemory_search", "Search what was said and kept earlier.", "query", _search),
-        SupermemoryTool(memory, "supermemory_profile", "What is known about whoever you talk with.", "", _profile),
-    )
+    ]
+    if "{person}" in memory.settings.namespace:
+        # a profile is a namespace's: where that is everybody's, there is none to show
+        about = "What is known about whoever you talk with."
+        tools.append(SupermemoryTool(memory, "supermemory_profile", about, "", _profile))
+    return tools
 
 
 class SupermemoryTool:
@@ -80,8 +84,6 @@ async def _search(memory: SupermemoryMemory, given: str, context: ToolContext) -
 
 
 async def _profile(memory: SupermemoryMemory, given: str, context: ToolContext) -> Result:
-    if "{person}" not in memory.settings.namespace:
-        return Result(text="There is no profile here: this namespace is everybody's.", error=True)
     ns = memory.namespace(context.stamp.audience)
     try:
         answer = await memory.client.ask("reading the profile", lambda sdk: sdk.profile(ns))

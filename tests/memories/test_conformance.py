@@ -1,0 +1,101 @@
+"""Every service behind the same suite as anybody's provider: with the vendors' clients, in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from everhold.plugins import MEMORIES
+from everhold.ports.memory import MemoryProvider
+from everhold.testing.contracts.memory import MemoryContract
+from everhold.testing.services.base import Service
+from everhold.testing.services.hindsight import HindsightService
+from everhold.testing.services.honcho import HonchoService
+from everhold.testing.services.mem0 import Mem0Service
+from everhold.testing.services.supermemory import SupermemoryService
+from tests.memories.material import context
+
+
+class Breaking:
+    """Breaks a service that runs in a thread of its own."""
+
+    def __init__(self, service: Any, settings: Mapping[str, Any]) -> None:
+        self.service = service
+        self.settings = settings
+
+    async def down(self) -> None:
+        await self._there(self.service.stop())
+
+    async def up(self) -> None:
+        await self._there(self.service.start())
+
+    async def kept(self) -> Sequence[str]:
+        service = self.service
+        if isinstance(service, HonchoService):
+            return [*(row["content"] for row in service.state.messages), *service.concluded()]
+        if isinstance(service, HindsightService):
+            return [row["text"] for row in service.state.documents.values()]
+        texts: list[str] = service.texts()
+        return texts
+
+    async def _there(self, work: Any) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.service._loop))
+
+
+@pytest.mark.slow
+class _OfAService(MemoryContract):
+    provider: ClassVar[str]
+    service: ClassVar[type[Service]]
+    more: ClassVar[dict[str, Any]] = {}
+
+    module: ClassVar[str]
+
+    @pytest.fixture(autouse=True)
+    def _serve(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setenv("MEM0_TELEMETRY", "False")
+        monkeypatch.setenv("MEM0_DIR", str(tmp_path))
+        importlib.import_module(self.module)  # takes seconds the first time, which is not what is looked at here
+        with self.service().threaded() as service:
+            settings = {"base_url": service.url, "api_key": "a-key", "deadline_seconds": 4.0, **self.more}
+            self.breaking = Breaking(service, settings)
+            yield
+
+    def make(self, agent: str, directory: Path) -> MemoryProvider:
+        factory = MEMORIES.load(self.provider)
+        return factory(factory.Settings.model_validate(self.breaking.settings), context(directory, agent=agent))
+
+    def harness(self) -> Breaking:
+        return self.breaking
+
+
+class TestHoncho(_OfAService):
+    provider = "honcho"
+    module = "honcho"
+    service = HonchoService
+    more: ClassVar = {"visible_seconds": 1.0}
+
+
+class TestHindsight(_OfAService):
+    provider = "hindsight"
+    module = "hindsight_client"
+    service = HindsightService
+    more: ClassVar = {"confirm_seconds": 0.5}
+
+
+class TestMem0(_OfAService):
+    provider = "mem0"
+    module = "mem0"
+    service = Mem0Service
+    more: ClassVar = {"visible_seconds": 1.0, "confirm_seconds": 0.5}
+
+
+class TestSupermemory(_OfAService):
+    provider = "supermemory"
+    module = "supermemory"
+    service = SupermemoryService
+    more: ClassVar = {"visible_seconds": 1.0, "confirm_seconds": 0.5}
