@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from everhold.config import AccountSettings, Problem, Settings, plugin_settings
 from everhold.core.commands import COMMANDS
-from everhold.errors import EverholdError, HomeBusy, Refused
+from everhold.errors import EverholdError, HomeBusy, Misuse, Refused
 from everhold.fetch import Fetcher
 from everhold.plugins import PLATFORMS, Catalogue
 from everhold.ports.clock import Chance, Clock
@@ -38,6 +38,8 @@ Keep = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
 
 LEAVE_SECONDS: Final = 40.0
 """How long an adapter that was replaced is kept for what it was sending: longer than a send may take."""
+FOREIGN: Final = (ImportError, AttributeError, LookupError, TypeError, ValueError, RuntimeError, OSError)
+"""What building somebody's adapter may raise, short of bugs we want to see as such."""
 LOOK_AGAIN_SECONDS: Final = 30.0
 """How often somebody whose token is listened to elsewhere looks whether it still is."""
 
@@ -165,26 +167,26 @@ class Accounts:
             own = plugin_settings(settings, factory.Settings)
             if former is not None and former.built_of == own:
                 former.agent = settings.agent
-                return
+                return None
             account = Account(key, settings.agent, own, _NOBODY, tuple(_secrets(settings.extra)))
             account.platform = factory(own, self._context(account))
         except EverholdError as error:
-            # one that worked goes on working as it was
-            self._problems[key] = Problem(
-                error.message,
-                error.remedy,
-                path=("platforms", *key),
-                fatal=False,
-                disables=f"platforms.{key[0]}.{key[1]}",
-            )
-            self._log.warning("account.unavailable", platform=key[0], account=key[1], error=error)
-            return
+            return self._unavailable(key, error)
+        except FOREIGN as error:
+            fell = Misuse(f"its adapter fell: {type(error).__name__}: {error}", remedy="please tell whoever wrote it")
+            return self._unavailable(key, fell)
         self.accounts[key] = account
         self._platforms[key] = account.platform
         ended = self._leave(former) if former is not None else None
         if self._listening:
             self._start(account, behind=ended)
         self._log.info("account.taken", platform=key[0], account=key[1], agent=settings.agent)
+
+    def _unavailable(self, key: Key, error: EverholdError) -> None:
+        """An account cannot be built. One that worked goes on working as it was."""
+        path, disables = ("platforms", *key), f"platforms.{key[0]}.{key[1]}"
+        self._problems[key] = Problem(error.message, error.remedy, path=path, fatal=False, disables=disables)
+        self._log.warning("account.unavailable", platform=key[0], account=key[1], error=error)
 
     def _context(self, account: Account) -> Context:
         platform, name = account.key

@@ -323,6 +323,7 @@ class App:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.tasks.clear()
+        await self.reception.close()
         await self.accounts.close()
         await self.mcp.close()
         await self.agents.close()

@@ -172,6 +172,13 @@ class Reception:
         self._whispers.add(task)
         task.add_done_callback(self._whispers.discard)
 
+    async def close(self) -> None:
+        """Let what is being whispered be said, or give it up."""
+        if self._whispers:
+            await asyncio.wait(self._whispers, timeout=2.0)
+        for task in self._whispers:
+            task.cancel()
+
     # -- loops and halts ---------------------------------------------------------------------------------------------
 
     def _order(self, incoming: Incoming, settings: Settings) -> str | None:

@@ -48,6 +48,8 @@ class Toy:
     def __init__(self, settings: Any, context: Context) -> None:
         if settings.colour == "broken":
             raise Misuse("there is no such colour", remedy="take red")
+        if settings.colour == "buggy":
+            raise KeyError("oops")
         self.settings, self.context = settings, context
         self.account = context.instance
         self.listening = asyncio.Event()
@@ -175,6 +177,14 @@ async def test_an_account_that_cannot_be_built_anew_goes_on_as_it_was(place: Any
     assert [problem.message for problem in accounts.problems()] == ["there is no such colour"]
     accounts.adopt(settings(TWO, A="1", B="2"))
     assert not list(accounts.problems())
+
+
+async def test_an_adapter_s_own_bug_is_its_account_s_alone(place: Any) -> None:
+    accounts = place()
+    accounts.adopt(settings("platforms: {toy: {a: {token_env: A, colour: buggy}, b: {token_env: B}}}", A="1", B="2"))
+    assert list(toys(accounts)) == ["b"]
+    (problem,) = accounts.problems()
+    assert "KeyError" in problem.message
 
 
 async def test_a_listener_that_falls_is_started_again_and_says_what_was_wrong(place: Any) -> None:

@@ -83,10 +83,11 @@ async def test_an_answer_to_the_bot_is_meant_for_it_and_one_to_somebody_else_is_
     remote = await desk.platform.send(desk.out("what do you think?", to=desk.place(chat=str(GROUP))))
     mine = await heard(desk, server, "a lot", chat=GROUP, reply_to=int(remote))
     assert mine.asks
+    assert mine.text == "> what do you think?\na lot", "what is answered is quoted"
     human = await server.write("I think so", chat=GROUP)
     await server.write("me too", chat=GROUP, reply_to=human)
-    await desk.until_heard("me too")
-    assert not next(body for body in await desk.heard() if body.text == "me too").asks
+    await desk.until_heard("> I think so\nme too")
+    assert not (await desk.heard())[-1].asks
 
 
 async def test_a_command_behind_a_mention_is_a_command(desk: Desk, server: TelegramServer) -> None:

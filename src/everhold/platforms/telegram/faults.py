@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 from typing import Final
 
 import httpx
@@ -53,7 +54,9 @@ def ours(error: TelegramError, *, what: str, token: Secret) -> EverholdError:
 
 
 def seconds_of(error: RetryAfter) -> float:
-    wait = error.retry_after
+    with warnings.catch_warnings():  # the library announces another type, and both are understood here
+        warnings.simplefilter("ignore")
+        wait = error.retry_after
     return wait.total_seconds() if isinstance(wait, datetime.timedelta) else float(wait)
 
 

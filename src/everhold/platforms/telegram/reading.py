@@ -16,6 +16,10 @@ _THINGS: Final = ("location", "venue", "contact", "poll", "dice", "game")
 """What people send that is neither text nor a file: it is named, so that the agent knows of it."""
 
 
+QUOTE: Final = 200
+"""How much of a message that is answered is quoted."""
+
+
 class File(Struct, frozen=True, kw_only=True):
     """A file at Telegram's, not fetched yet."""
 
@@ -91,7 +95,19 @@ def _text(message: Message, me: User) -> str:
     words = text.split(maxsplit=1)
     if me.username and words[0].lower() == f"@{me.username.lower()}" and len(words) > 1 and words[1].startswith("/"):
         return words[1]
-    return text
+    return text if text.startswith("/") else _quoted(message) + text
+
+
+def _quoted(message: Message) -> str:
+    """What a message answers, so that "yes, that one" can be understood. What is just above needs no quote."""
+    said = message.quote.text if message.quote is not None else ""
+    answered = message.reply_to_message
+    if not said and answered is not None and answered.forum_topic_created is None:
+        said = answered.text or answered.caption or ""
+    if not said:
+        return ""
+    line = " ".join(said.split())
+    return f"> {line[:QUOTE]}{'…' if len(line) > QUOTE else ''}\n"
 
 
 def _sender(message: Message) -> str:

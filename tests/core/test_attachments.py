@@ -1,0 +1,50 @@
+"""A file is known by what is in it; its name is a label, whatever somebody writes there."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given, strategies as st
+
+from everhold.core.attachments import LONGEST_NAME, absent, attachment, label
+
+
+def test_the_same_content_is_the_same_file() -> None:
+    one, two = attachment(b"data", name="a.txt"), attachment(b"data", name="b.txt")
+    assert one.blob == two.blob == hashlib.sha256(b"data").hexdigest()
+    assert (one.size, one.name) == (4, "a.txt")
+    assert attachment(b"other").blob != one.blob
+
+
+def test_one_that_was_left_is_named_and_has_no_content() -> None:
+    assert (absent(name="x.bin", size=9).blob, absent(name="x.bin", size=9).size) == ("", 9)
+
+
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("report.pdf", "report.pdf"),
+        ("../../etc/passwd", "passwd"),
+        ("/etc/shadow", "shadow"),
+        ("..", ""),
+        ("C:\\windows\\system32\\x.dll", "x.dll"),
+        ("\\\\server\\share\\x", "x"),
+        ("a\x00b.txt", "ab.txt"),
+        ("\x1b[31mred.txt", "[31mred.txt"),
+        ("\u202etxt.exe", "txt.exe"),
+        (".bashrc", "bashrc"),
+        ("x" * 300, "x" * LONGEST_NAME),
+    ],
+)
+def test_a_name_is_no_path_and_steers_nothing(name: str, shown: str) -> None:
+    assert label(name) == shown
+
+
+@given(st.text())
+def test_whatever_the_name_it_stays_in_its_place(name: str) -> None:
+    shown = label(name)
+    assert "/" not in shown
+    assert "\\" not in shown
+    assert shown not in (".", "..")
+    assert len(shown) <= LONGEST_NAME
