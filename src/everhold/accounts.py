@@ -167,14 +167,16 @@ class Accounts:
             own = plugin_settings(settings, factory.Settings)
             if former is not None and former.built_of == own:
                 former.agent = settings.agent
-                return None
+                return
             account = Account(key, settings.agent, own, _NOBODY, tuple(_secrets(settings.extra)))
             account.platform = factory(own, self._context(account))
         except EverholdError as error:
-            return self._unavailable(key, error)
+            self._unavailable(key, error)
+            return
         except FOREIGN as error:
             fell = Misuse(f"its adapter fell: {type(error).__name__}: {error}", remedy="please tell whoever wrote it")
-            return self._unavailable(key, fell)
+            self._unavailable(key, fell)
+            return
         self.accounts[key] = account
         self._platforms[key] = account.platform
         ended = self._leave(former) if former is not None else None

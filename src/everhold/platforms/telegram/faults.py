@@ -19,12 +19,16 @@ from telegram.error import (
     TelegramError,
     TimedOut,
 )
+from telegram.warnings import PTBDeprecationWarning
 
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
 from everhold.secret import Secret
 
 _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 """What happens before a request is on its way. Anything later, and nobody can tell whether it was carried out."""
+# the library announces another type for this one, and both are understood here
+warnings.filterwarnings("ignore", message=".*retry_after.*", category=PTBDeprecationWarning)
+
 NOT_MODIFIED: Final = "message is not modified"
 GONE: Final = ("message to edit not found", "message can't be edited", "message_id_invalid")
 
@@ -54,9 +58,7 @@ def ours(error: TelegramError, *, what: str, token: Secret) -> EverholdError:
 
 
 def seconds_of(error: RetryAfter) -> float:
-    with warnings.catch_warnings():  # the library announces another type, and both are understood here
-        warnings.simplefilter("ignore")
-        wait = error.retry_after
+    wait = error.retry_after
     return wait.total_seconds() if isinstance(wait, datetime.timedelta) else float(wait)
 
 
