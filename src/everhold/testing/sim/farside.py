@@ -21,7 +21,7 @@ from everhold.core import compression, review
 from everhold.core.entries import Call, Noted, Place, Usage
 from everhold.core.tokens import weigh_request
 from everhold.errors import InDoubt, Refused, TooLong, Transient
-from everhold.ports.memory import Batch, Found, Query
+from everhold.ports.memory import Batch, Capability, Found, Query, Switch
 from everhold.ports.model import Answer, Message, Request
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
 from everhold.ports.tool import Effect, Result, Saying, ToolContext
@@ -343,6 +343,37 @@ class Ear:
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """One process's object for a provider. One that was closed is never asked to store again."""
+
+    capabilities = frozenset({Capability.PROBE, Capability.RETRACT, Capability.CLOSE, Capability.SESSION_SWITCHED})
+
+    def __init__(self, far: SimProvider) -> None:
+        self.far = far
+        self.delivery = far.delivery
+        self.deadline = far.deadline
+        self.visible_after = far.visible_after
+        self.closed = False
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        if self.closed:
+            self.far.witness.problem(f"a client of {self.far.name} that was closed is asked to store")
+        return await self.far.store(batch)
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        return await self.far.probe(batch)
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        return await self.far.find(query)
+
+    async def session_switched(self, switch: Switch) -> None:
+        self.far.world.stats[f"switched {switch.how}"] += 1
+
+    async def close(self) -> None:
+        self.closed = True
+        self.far.world.stats["clients closed"] += 1
 
 
 class SimProvider(FakeProvider, FarSide):

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from everhold.control import Control
 from everhold.core.entries import Place
+from everhold.core.pace import pace_of
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells
 from everhold.flow.memory import Attached
@@ -19,7 +20,7 @@ from everhold.ports.platform import Delivery, Drafting, Platform
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import people
-from everhold.testing.sim.farside import TOOLS, Ear, SimModel, SimPlatform, SimProvider, SimTool
+from everhold.testing.sim.farside import TOOLS, Client, Ear, SimModel, SimPlatform, SimProvider, SimTool
 from everhold.testing.sim.operator import Operator
 from everhold.testing.sim.process import Process, SimGates
 from everhold.testing.sim.profile import Profile
@@ -48,6 +49,7 @@ class Surroundings:
 
     def __init__(self, world: World, witness: Witness, platforms: list[SimPlatform], chats: list[people.Chat]) -> None:
         profile = world.profile
+        self.world = world
         self.profile = profile
         self.platforms = {(one.name, one.account): one for one in platforms}
         self.providers = {
@@ -69,6 +71,8 @@ class Surroundings:
             summariser=self.model,
             tools=self.tools,
             memories=tuple(self.providers),
+            paces={name: pace_of(write) for name, write in zip(self.providers, profile.writes, strict=True)},
+            attentive=tuple(self.providers),
             busy=profile.busy,
             soft=0.5,
             keep=1,
@@ -89,7 +93,7 @@ class Inside:
     def __init__(self, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
         self._runtime = surroundings.configure()
-        self._memories = {name: Attached(it, instance=name) for name, it in surroundings.providers.items()}
+        self._memories = {name: Attached(Client(it), instance=name) for name, it in surroundings.providers.items()}
 
     def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
         return self._runtime
@@ -107,7 +111,14 @@ class Inside:
         return self.surroundings.profile.policy
 
     def memory(self, instance: str, agent: str) -> Attached | None:
-        return self._memories.get(instance)
+        """The client in use now. Settings change, and keys: then another takes its place, and the old one is closed."""
+        world, far = self.surroundings.world, self.surroundings.providers.get(instance)
+        if far is None:
+            return None
+        if not world.calm and world.chance(self.surroundings.profile.rebuild):
+            world.loop.create_task(self._memories[instance].close())
+            self._memories[instance] = Attached(Client(far), instance=instance)
+        return self._memories[instance]
 
     def attached(self) -> list[Attached]:
         return list(self._memories.values())

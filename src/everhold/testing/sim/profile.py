@@ -56,6 +56,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     drafts: bool
     review_every: int
     recall: bool
+    writes: tuple[str | int, ...]
+    """When each memory is handed what was said."""
+    rebuild: float
+    """How likely another object takes a memory's place, whenever somebody asks for it."""
 
 
 def draw(seed: int) -> Profile:
@@ -88,4 +92,6 @@ def draw(seed: int) -> Profile:
         drafts=chance.random() < 0.5,
         review_every=chance.choice((0, 0, 1, 2)),
         recall=chance.random() < 0.3,
+        writes=tuple(chance.choice(("turn", "turn", "async", "session", 2, 3)) for _ in range(2)),
+        rebuild=chance.choice((0.0, 0.1, 0.4)),
     )
