@@ -19,7 +19,6 @@ from everhold.core.context import messages
 from everhold.core.entries import Changed, Ended, Folded, Heard, Kind, Noted, Returned, Thought, Told
 from everhold.flow.view import view_at
 from everhold.home import Home
-from everhold.imports import notes
 from everhold.imports.run import Job, Report, run
 from everhold.ports.store import Change, Committed, Session
 from everhold.stores.sqlite import SqliteStore
@@ -580,21 +579,6 @@ def test_what_is_configured_here_stays(tmp_path: Path, place: Place) -> None:
     assert "# my own" in place.home.config.read_text()
 
 
-@pytest.mark.parametrize(
-    "text, found",
-    [
-        ("# A\n\nOne.\n\n- two\n- three\n  more\n", ["A: One.", "A: two", "A: three\n  more"]),
-        ("# A\n\n## B\nfour\nfive\n# C\nsix", ["A / B: four\nfive", "C: six"]),
-        ("---\ntitle: x\n---\nOnly this.\n", ["Only this."]),
-        ("one\n§\ntwo", ["one", "two"]),
-        ("```\n# no heading\n\n- no item\n```\n", ["```\n# no heading\n\n- no item\n```"]),
-        ("", []),
-    ],
-)  # fmt: skip
-def test_markdown_is_taken_apart_by_what_it_says(text: str, found: list[str]) -> None:
-    assert notes.passages(text) == found
-
-
 def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, place: Place) -> None:
     folder = tmp_path / "notes"
     (folder / "deep").mkdir(parents=True)
@@ -604,8 +588,8 @@ def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, pl
     assert report.facts == {"main: a.md": 1, "main: deep/b.md": 1}
     assert place.bring(folder).facts_known == 2
     assert sorted(body.text for *_, body, _ in place.all() if isinstance(body, Noted)) == [
+        "Ada likes it green",
         "Bob does not.",
-        "Tea: Ada likes it green",
     ]
 
 

@@ -13,12 +13,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from everhold.config.secrets import parse_env
+from everhold.core import papers
 from everhold.errors import Misuse
 from everhold.secret import Secret
 
 MAIN: Final = "main"
-ENTRY: Final = "\n§\n"
-"""What stands between two entries of a memory file."""
 PROVIDERS: Final = {
     "honcho": "honcho.json",
     "hindsight": "hindsight/config.json",
@@ -66,7 +65,7 @@ class Profile:
     def memory(self, name: str) -> list[str]:
         """The entries of `MEMORY.md` or `USER.md`."""
         text = _read(self.path / "memories" / name) or _read(self.path / name) or ""
-        return [entry.strip() for entry in text.split(ENTRY) if entry.strip()]
+        return papers.entries(text)
 
     def provider(self, name: str) -> dict[str, Any]:
         """A memory service's own settings file."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from everhold.core import papers
 from everhold.core.address import derive
 from everhold.core.entries import Draft, Noted, Stamp, clean
 from everhold.core.facts import LONGEST, fact_id
@@ -76,45 +76,11 @@ async def _opening(store: SqliteStore, session: str, agent: str, address: str) -
 
 
 def from_markdown(path: Path) -> list[tuple[str, str]]:
-    """(file, passage) of a Markdown file or folder: a passage is a list item or a paragraph, with its headings."""
+    """(file, entry) of a Markdown file, or of a folder with all that is in it."""
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*.md") if file.is_file())
     found: list[tuple[str, str]] = []
     for file in files:
         text = file.read_bytes()[:MOST_BYTES].decode("utf-8-sig", "replace")
         name = file.name if path.is_file() else str(file.relative_to(path))
-        found += [(name, passage) for passage in passages(text)]
-    return found
-
-
-def passages(text: str) -> list[str]:
-    """What stands in a Markdown text, each thing by itself and under its heading."""
-    if "\n§\n" in text:
-        return [part.strip() for part in text.split("\n§\n") if part.strip()]
-    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
-    headings: list[str] = []
-    found: list[str] = []
-    block: list[str] = []
-
-    def end() -> None:
-        words = "\n".join(block).strip()
-        block.clear()
-        if words:
-            over = " / ".join(headings)
-            found.append(f"{over}: {words}" if over else words)
-
-    fenced = False
-    for line in text.splitlines():
-        fenced ^= line.lstrip().startswith("```")
-        heading = re.match(r"(#{1,6})\s+(.*)", line) if not fenced else None
-        if heading:
-            end()
-            headings[len(heading[1]) - 1 :] = [heading[2].strip()]
-        elif not fenced and re.match(r"\s*(?:[-*+]|\d+[.)])\s+", line) and not line.startswith((" ", "\t")):
-            end()
-            block.append(re.sub(r"^\s*(?:[-*+]|\d+[.)])\s+", "", line))
-        elif not line.strip() and not fenced:
-            end()
-        else:
-            block.append(line)
-    end()
+        found += [(name, entry) for entry in papers.entries(text)]
     return found
