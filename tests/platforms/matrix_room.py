@@ -87,7 +87,7 @@ class Gateway:
         async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=60.0) as http:
             sessions = (await http.get("/api/sessions")).json()["sessions"]
             paths = [f"/api/sessions/{session['id']}/compress" for session in sessions]
-            asked = [http.post(path, json={}) for path in paths]
+            asked = [http.post(path, json={"keep": 0}) for path in paths]
             for answer in await asyncio.gather(*asked, return_exceptions=True):
                 if not isinstance(answer, httpx2.TransportError):
                     assert isinstance(answer, httpx2.Response)
@@ -140,6 +140,8 @@ class Room:
         """What results and acknowledgements there must be in the end."""
         self.compressed: list[float] = []
         """When everybody was made to compress."""
+        self.summarising = asyncio.Event()
+        """Somebody's summary is being written."""
         model.key = KEY
         model.default = self._answer
 
@@ -198,9 +200,11 @@ class Room:
         await asyncio.gather(*(gateway.kill(how) for gateway in self.gateways))
 
     async def compress(self) -> None:
-        """Have everybody compressed at the same time."""
+        """Have everybody compressed at the same time; wait for it, or for the gateways' end."""
         self.compressed.append(time.time())
+        self.summarising.clear()
         await asyncio.gather(*(gateway.compress() for gateway in self.gateways))
+        self.summarising.set()
 
     async def entered(self) -> None:
         """Every agent has followed its invitation."""
@@ -231,6 +235,7 @@ class Room:
         """What agents do. Decided by what is new to them, which is whatever stands behind their last answer."""
         system, *shown = received.json["messages"]
         if str(system["content"]).startswith(ASK):
+            self.summarising.set()
             tokens = dict.fromkeys(TOKEN.findall(json.dumps(shown, ensure_ascii=False)))
             return Reply(text="They spoke of " + " ".join(tokens), pause=0.02)  # long enough to be killed in
         if "You are agent " not in str(system["content"]):
@@ -311,12 +316,9 @@ class Room:
             assert seen == said, f"agent {number}: {Counter(seen) - Counter(said)} / {Counter(said) - Counter(seen)}"
             self._heard_everything(number, entries, timeline)
             self._was_shown_everything(number, entries, call)
-            folds = [entry.at for entry in entries if isinstance(entry.body, Began) and entry.body.what == "fold"]
-            for at in self.compressed:
-                assert any(at <= fold <= at + 60 for fold in folds), (
-                    f"agent {number} was not compressed with the others"
-                )
-            assert any(isinstance(entry.body, Folded) for entry in entries), f"agent {number} compressed nothing"
+        for at in self.compressed:
+            begun = [_nearest(at, entries) for sessions in logs.values() for entries in sessions.values()]
+            assert max(begun) - min(begun) <= 60, f"they did not compress together: {[it - at for it in begun]}"
         text = [seen.text for seen in timeline]
         for task in self.tasks:
             for word in ("result", "noted"):
@@ -352,6 +354,14 @@ class Room:
 
     def said(self) -> str:
         return "\n".join(gateway.said()[-4000:] for gateway in self.gateways)
+
+
+def _nearest(at: float, entries: list[Entry]) -> float:
+    """When the compression nearest to a moment began."""
+    begun = [entry.at for entry in entries if isinstance(entry.body, Began) and entry.body.what == "fold"]
+    assert begun, "it compressed nothing"
+    assert any(isinstance(entry.body, Folded) for entry in entries), "it never finished one"
+    return min(begun, key=lambda it: abs(it - at))
 
 
 def _message(seen: Seen) -> bool:

@@ -31,6 +31,7 @@ async def workshop(room: Room, *, kills: int) -> None:
             await room.round(f"k{kill}second")
             compressing = asyncio.create_task(room.compress())
             await room.round(f"k{kill}third")
+            await room.summarising.wait()
             await room.kill()
             await compressing
             await room.round(f"k{kill}away")
@@ -67,4 +68,4 @@ async def test_three_agents_one_gateway_one_kill(tmp_path: Path, synapse: Synaps
 @pytest.mark.parametrize("apart", [False, True], ids=["one process", "nine processes"])
 async def test_nine_agents_many_kills(tmp_path: Path, synapse: Synapse, model: ModelServer, apart: bool) -> None:
     room = Room(tmp_path, synapse, model, agents=9, apart=apart)
-    await workshop(room, kills=4)
+    await workshop(room, kills=3)

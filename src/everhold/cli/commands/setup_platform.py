@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         new: dict[str, Secret] = {}
         for field, question in wanted.items():
             if not is_secret_key(field):
-                values.setdefault(field, _line(field, question, asking, silent=args.no_input))
+                values[field] = given.get(field) or _line(field, question, asking, silent=args.no_input)
                 continue
             variable = env_name_for(("platforms", platform, account, field))
             kept = known.get(variable)

@@ -22,7 +22,7 @@ from everhold.platforms.matrix import client, reading
 from everhold.platforms.matrix.reading import OURS
 from everhold.platforms.matrix.settings import NAME, MatrixSettings
 from everhold.platforms.unreadable import unreadable
-from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
+from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
 
@@ -37,7 +37,7 @@ SINCE: Final = "since"
 
 
 class Matrix:
-    """One account. Implements `Platform`, `Drafting`, `Typing` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Typing`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.KEYED
@@ -63,6 +63,14 @@ class Matrix:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+    async def introduce(self) -> Introduction:
+        try:
+            await self._connect()
+        except InDoubt as error:
+            raise Transient(error.message, remedy="is this the homeserver's address?") from error
+        hello = f"open https://matrix.to/#/{self._me} and start a chat with it, without encryption"
+        return Introduction(name=self._me, hello=hello)
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 

@@ -33,10 +33,10 @@ class MatrixSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    homeserver: Annotated[str, AfterValidator(_url)]
-    """Where the homeserver answers, for example https://matrix.example.org."""
-    token: Secret
-    """The account's access token."""
+    homeserver: Annotated[str, AfterValidator(_url)] = Field(
+        description="Where its homeserver answers, for example https://matrix.example.org"
+    )
+    token: Secret = Field(description="The access token of its Matrix account")
     user: Annotated[str, AfterValidator(_user)] = ""
     """Whose token it is, for example @agent:example.org. The homeserver is asked, and must agree."""
     bots: tuple[Annotated[str, AfterValidator(_user)], ...] = ()
