@@ -38,8 +38,8 @@ def test_what_is_held_back_has_no_reason_to_go(pace: Pace, log: list[Waiting], n
     if kept:
         assert not pace.turns or len(kept) < pace.turns
         assert kept[-1].at > released
-        assert now - kept[-1].at < pace.rest
-        assert verdict.seconds <= pace.rest  # however the clock jumps
+        assert 0 <= now - kept[-1].at < pace.rest  # what is said in the future waits for nothing: the clock went back
+        assert verdict.seconds <= pace.rest
         # nothing more is said: once that has passed, everything goes
         assert due(pace, log, now=max(now, kept[-1].at) + pace.rest + 0.01, released=released).count == len(log)
     gone = log[: verdict.count]

@@ -205,3 +205,12 @@ def test_nothing_said_is_nothing_sent(house: House) -> None:
     house.rest(REST_SECONDS * 2)
     assert not provider.batches
     assert not provider.kept
+
+
+def test_a_clock_that_goes_back_holds_nothing_back_for_ever(house: House) -> None:
+    provider = writing(house, "session")
+    house.clock.skew += 315_360_000.0
+    house.say("one")
+    house.clock.skew -= 315_360_000.0
+    house.rest(REST_SECONDS * 2)
+    assert provider.batches == [["one"]]

@@ -61,7 +61,7 @@ def due(pace: Pace, waiting: Sequence[Waiting], *, now: float, released: float =
         return Due(urgent)
     full = pace.turns and len(rest) >= pace.turns
     silent = now - rest[-1].at
-    # a clock that went back makes a silence negative: then it begins anew
-    if full or silent >= pace.rest or rest[-1].at <= released:
+    # after a clock went back nobody knows how long it has been silent, and too early does no harm
+    if full or not 0 <= silent < pace.rest or rest[-1].at <= released:
         return Due(len(waiting))
-    return Due(urgent, min(pace.rest, pace.rest - silent))
+    return Due(urgent, pace.rest - silent)
