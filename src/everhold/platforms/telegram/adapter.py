@@ -6,8 +6,13 @@ doubt and follows the account's policy. An edit may be repeated, so a reply that
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
 import logging
+from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from telegram import Bot, BotCommand, InputFile, Message, ReplyParameters, Update
@@ -20,8 +25,9 @@ from everhold.core.entries import Attachment, Place
 from everhold.core.retry import wait_seconds
 from everhold.core.split import units
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.platforms.hook import Hook
 from everhold.platforms.telegram import faults, reading
-from everhold.platforms.telegram.settings import NAME, TelegramSettings
+from everhold.platforms.telegram.settings import NAME, TelegramSettings, WebhookSettings
 from everhold.platforms.unreadable import unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
@@ -79,6 +85,8 @@ class Telegram:
             get_updates_request=self._polling,
         )
         self._ready = False
+        self.port = 0
+        """Where a webhook is listened for, once it is."""
         self._quiet: dict[str, float] = {}
         """Chats that Telegram wants left alone, and until when."""
 
@@ -95,6 +103,58 @@ class Telegram:
     # -- hearing -----------------------------------------------------------------------------------------------------
 
     async def listen(self, accept: Accept) -> None:
+        if self._settings.webhook is not None:
+            await self._be_called(self._settings.webhook, accept)
+        else:
+            await self._ask(accept)
+
+    async def _be_called(self, webhook: WebhookSettings, accept: Accept) -> None:
+        """Take what Telegram brings. It is told 200 only after that is kept, and brings it again otherwise."""
+        secret = webhook.secret.reveal().encode()
+
+        def proof(headers: Mapping[str, str], body: bytes) -> bool:
+            given = headers.get("x-telegram-bot-api-secret-token", "").encode("latin-1", "replace")
+            return hmac.compare_digest(given, secret)
+
+        async def take(body: bytes) -> None:
+            try:
+                raw = HTTPXRequest.parse_json_payload(body)
+            except TelegramError:
+                number = int.from_bytes(hashlib.sha256(body).digest()[:6])
+                raw = {"update_id": number, "message": body.decode("utf-8", "replace")}
+            await self._hear(raw, accept)
+
+        async def announce() -> None:
+            failures = 0
+            while True:
+                try:
+                    await self._connect()
+                    await self._bot.set_webhook(
+                        webhook.url, secret_token=webhook.secret.reveal(), allowed_updates=reading.WANTED
+                    )
+                    await self._announce()
+                    self._station.report()
+                    return
+                except TelegramError as error:
+                    failures += 1
+                    await self._trouble(error, failures)
+
+        loop = asyncio.get_running_loop()
+        port: asyncio.Future[int] = loop.create_future()
+        hook = Hook(path=urlsplit(webhook.url).path or "/", proof=proof, take=take)
+        serving = loop.create_task(hook.serve(host=webhook.host, port=webhook.port, ready=port.set_result))
+        try:
+            either: list[asyncio.Future[Any]] = [serving, port]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if port.done():
+                self.port = port.result()
+                await announce()
+            await serving
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    async def _ask(self, accept: Accept) -> None:
         failures = 0
         offset: int | None = None
         heard_at = self._context.clock.monotonic()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from everhold.errors import Misuse
 from everhold.ports.plugin import Context
@@ -14,6 +15,26 @@ if TYPE_CHECKING:
     from everhold.platforms.telegram.adapter import Telegram
 
 NAME: Final = "telegram"
+
+
+class WebhookSettings(BaseModel):
+    """Telegram calls us, through a reverse proxy of yours that has the certificate."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(pattern=r"^https://\S+$")
+    """Where Telegram finds the proxy. Its path is the path that is listened on."""
+    secret: Secret
+    """What proves that it is Telegram who calls: 32 or more letters and digits."""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8766, ge=0, le=65535)
+
+    @field_validator("secret")
+    @classmethod
+    def _long_enough(cls, secret: Secret) -> Secret:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{32,256}", secret.reveal()):
+            raise ValueError("must be 32 to 256 letters, digits, _ or -: openssl rand -hex 32")
+        return secret
 
 
 class TelegramSettings(BaseModel):
@@ -26,6 +47,8 @@ class TelegramSettings(BaseModel):
     """Where the Bot API answers, if not at its usual place."""
     poll_seconds: int = Field(default=30, ge=0, le=50)
     """How long one look for news may wait for some."""
+    webhook: WebhookSettings | None = None
+    """Be called instead of asking. Without it nothing has to be reachable from outside."""
 
 
 class _Factory:

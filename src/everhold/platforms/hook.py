@@ -1,0 +1,123 @@
+"""A small server for platforms that call us: bounds first, then the secret over what was received, then the content.
+
+It listens on this machine, for a reverse proxy that has the certificate. Whoever calls is answered 200 only after what
+they brought is kept; anything else they bring again. Nothing is open: without a secret it does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from everhold.errors import EverholdError, Refused
+
+MOST_BYTES: Final = 1 << 20
+BODY_SECONDS: Final = 5.0
+MOST_AT_ONCE: Final = 64
+
+Proof = Callable[[Mapping[str, str], bytes], bool]
+"""Whether headers and raw body come from whom they say. Called before anything is taken apart."""
+Take = Callable[[bytes], Awaitable[None]]
+"""Keeps what was brought. Raises to be brought it again."""
+
+
+class Hook:
+    """Takes POSTs at one path."""
+
+    def __init__(
+        self, *, path: str, proof: Proof, take: Take, most_bytes: int = MOST_BYTES, seconds: float = BODY_SECONDS
+    ) -> None:
+        self._path = path
+        self._proof = proof
+        self._take = take
+        self._most = most_bytes
+        self._seconds = seconds
+        self._arriving = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status = await self._status(scope, receive)
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _status(self, scope: Scope, receive: Receive) -> int:
+        if scope["path"] != self._path:
+            return 404
+        if scope["method"] != "POST":
+            return 405
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        declared = headers.get("content-length", "0")
+        if not declared.isdigit() or int(declared) > self._most:
+            return 413
+        if self._arriving >= MOST_AT_ONCE:
+            return 503
+        self._arriving += 1
+        try:
+            async with asyncio.timeout(self._seconds):
+                body = await self._body(receive)
+        except TimeoutError:
+            return 408
+        finally:
+            self._arriving -= 1
+        if body is None:
+            return 413
+        if not self._proof(headers, body):
+            return 401
+        try:
+            await self._take(body)
+        except EverholdError:
+            return 503  # not kept: it has to be brought again
+        return 200
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The whole body, or None if it does not end in time to be small."""
+        data = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise TimeoutError  # whoever sent it has left
+            data += message.get("body", b"")
+            if len(data) > self._most:
+                return None
+            if not message.get("more_body", False):
+                return bytes(data)
+
+    async def serve(self, *, host: str, port: int, ready: Callable[[int], None] = lambda _: None) -> None:
+        """Serve until cancelled. Raises Refused if the port is taken."""
+        config = uvicorn.Config(
+            self,
+            host=host,
+            port=port,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+        )
+        server = _Server(config)
+        task = asyncio.get_running_loop().create_task(server.serve())
+        try:
+            while not server.started:
+                if task.done():
+                    raise Refused(f"{host}:{port} cannot be listened on", remedy="choose another port")
+                await asyncio.sleep(0.01)
+            ready(server.servers[0].sockets[0].getsockname()[1])
+            await asyncio.wait([task])
+        finally:
+            server.should_exit = True
+            await asyncio.gather(task, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """Signals are the gateway's business, and a port that is taken is no reason to end the process."""
+
+    async def serve(self, sockets: object = None) -> None:
+        try:
+            await self._serve(None)
+        except SystemExit as error:
+            raise Refused("the port is taken") from error
