@@ -113,10 +113,11 @@ def _matches(db: apsw.Connection, shelf: Shelf, terms: Sequence[str]) -> tuple[P
     weight = np.concatenate([np.ones(len(here)), np.full(int(beside.sum()), BESIDE)])
     long = SATURATION * (1 - LENGTH + LENGTH * shelf.length(rows) / max(shelf.mean, 1.0))
     scores = np.concatenate([rarity, rarity[beside]]) * weight * (SATURATION + 1) / (weight + long)
-    summed = np.bincount(rows, scores)
-    summed[shelf.head[: len(summed)] < 0] = 0.0
-    found: Places = summed.nonzero()[0]
-    return found, summed[found].astype(np.float32)
+    order = np.argsort(rows, kind="stable")
+    found, owner = _grouped(rows[order])
+    summed = np.bincount(owner, scores[order])
+    there = shelf.head[found] >= 0
+    return found[there], summed[there].astype(np.float32)
 
 
 def _near(db: apsw.Connection, stack: Stack, rows: Places, asked: Asked) -> Floats:

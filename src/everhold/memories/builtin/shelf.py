@@ -76,9 +76,12 @@ class Vectors:
         apart = np.bitwise_count(self._signs[0] ^ signs[0]).astype(np.uint16)
         for some, word in zip(self._signs[1:], signs[1:], strict=True):
             apart += np.bitwise_count(some ^ word)
-        apart[~self.there] = np.iinfo(np.uint16).max
-        found: Places = np.argpartition(apart, count * SURE)[: count * SURE]
-        return found
+        apart[~self.there] = question.size + 1
+        # distances are few and small: counting them is sooner done than sorting them
+        wanted = count * SURE
+        farthest = int(np.searchsorted(np.cumsum(np.bincount(apart)), wanted))
+        nearer = np.flatnonzero(apart < farthest)
+        return np.concatenate([nearer, np.flatnonzero(apart == farthest)[len(nearer) - wanted :]])
 
     def compare(self, db: apsw.Connection, rows: Places, question: Floats) -> Floats:
         """How near these rows are to a question; 0 where there is no vector."""
