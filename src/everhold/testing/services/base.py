@@ -133,6 +133,11 @@ class Service:
         self._faults.append(armed)
         return armed
 
+    @property
+    def armed(self) -> int:
+        """Faults that nobody has met yet."""
+        return len(self._faults)
+
     def well(self) -> None:
         """No faults any more."""
         self._faults.clear()
