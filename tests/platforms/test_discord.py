@@ -20,6 +20,7 @@ from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.platforms.discord import reading
 from everhold.platforms.discord.adapter import Discord, nonce
 from everhold.platforms.discord.settings import DiscordSettings, factory
+from everhold.ports.platform import Introducing
 from everhold.secret import Secret
 from everhold.testing.contracts.platform import Desk
 from everhold.testing.platforms.discord import DiscordServer
@@ -157,6 +158,24 @@ async def test_what_somebody_has_to_mend_is_said(desk: Desk, stage: DiscordStage
     if why == "token":
         with pytest.raises(Transient):  # the message is fine, and waits
             await bot.send(desk.out("hello"))
+    await bot.aclose()
+
+
+async def test_it_introduces_itself_and_says_how_to_bring_it_along(desk: Desk, server: DiscordServer) -> None:
+    assert isinstance(desk.platform, Introducing)
+    me = await desk.platform.introduce()
+    assert me.name == "everhold"
+    assert "https://discord.com/oauth2/authorize?client_id=900" in me.hello
+
+
+@pytest.mark.parametrize("why", ["token", "intent"])
+async def test_it_does_not_introduce_itself_when_something_is_wrong(desk: Desk, stage: DiscordStage, why: str) -> None:
+    wrong = stage.settings().model_copy(update={"token": Secret("wrong-canary")} if why == "token" else {})
+    stage.server.bots[TOKEN].reads = why != "intent"
+    bot = Discord(wrong, desk.context())
+    with pytest.raises(Refused) as caught:
+        await bot.introduce()
+    assert caught.value.remedy
     await bot.aclose()
 
 

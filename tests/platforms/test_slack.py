@@ -459,6 +459,21 @@ async def test_a_token_that_is_wrong_is_for_somebody_to_mend(desk: Desk, stage: 
     await slack.aclose()
 
 
+async def test_it_introduces_itself_if_everything_is_there(desk: Desk, stage: SlackStage) -> None:
+    assert isinstance(desk.platform, Slack)
+    assert (await desk.platform.introduce()).name == "@everhold"
+    for wrong in ("bot_token", "app_token"):
+        slack = Slack(stage.settings().model_copy(update={wrong: Secret("xox-wrong")}), desk.context())
+        with pytest.raises(Refused, match="does not take this token"):
+            await slack.introduce()
+        await slack.aclose()
+    stage.server.apps[0].scopes = "chat:write,im:read"
+    slack = Slack(stage.settings(), desk.context())
+    with pytest.raises(Refused, match="im:history"):
+        await slack.introduce()
+    await slack.aclose()
+
+
 async def test_a_scope_that_is_missing_is_named(desk: Desk, server: SlackServer) -> None:
     told = {"ok": False, "error": "missing_scope", "needed": "chat:write", "provided": "files:read"}
     server.fault("chat.postMessage", "answer", answer=Answer.json(told))

@@ -29,7 +29,7 @@ from everhold.platforms.discord.reading import Channel
 from everhold.platforms.discord.settings import NAME, DiscordSettings
 from everhold.platforms.files import fetched, taken_in
 from everhold.platforms.unreadable import unreadable
-from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
+from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
 
@@ -42,6 +42,14 @@ LONG_SECONDS: Final = 60.0
 NONCE_SECONDS: Final = 120.0
 """For at least so long Discord knows a nonce again: it speaks of a few minutes."""
 IDENTIFY_SECONDS: Final = 5.0
+PERMISSIONS: Final = discord.Permissions(
+    view_channel=True,
+    send_messages=True,
+    send_messages_in_threads=True,
+    read_message_history=True,
+    attach_files=True,
+    embed_links=True,
+)
 EPHEMERAL: Final = 64
 ANSWER: Final = 4
 EVERYWHERE: Final = "*"
@@ -49,7 +57,7 @@ TEXT_OPTION: Final = {"type": 3, "name": "text", "description": "what goes with 
 
 
 class Discord:
-    """One account. Implements `Platform`, `Drafting`, `Typing` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Typing`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.KEYED
@@ -77,6 +85,20 @@ class Discord:
     async def aclose(self) -> None:
         if self._client is not None:
             await self._client.close()
+
+    async def introduce(self) -> Introduction:
+        try:
+            client = await self._connect()
+        except faults.THEIRS as error:
+            raise faults.for_good(error) or faults.ours(error, what="the bot") from error
+        flags = client.application_flags
+        if not (flags.gateway_message_content or flags.gateway_message_content_limited):
+            raise faults.refused(faults.NO_INTENT)
+        assert client.application_id is not None
+        link = discord.utils.oauth_url(
+            client.application_id, permissions=PERMISSIONS, scopes=("bot", "applications.commands")
+        )
+        return Introduction(name=client.me.name, hello=f"open {link} to bring it to your server, and mention it there")
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 

@@ -36,17 +36,12 @@ UNKNOWN_MESSAGE: Final = 10008
 NOT_OURS: Final = 50005
 TOO_LARGE: Final = 40005
 _FORM: Final = 50035
-TOKEN: Final = Refused(
-    "Discord does not know this token", remedy="the developer portal gives a new one; put it into .env"
+TOKEN: Final = ("Discord does not know this token", "the developer portal gives a new one; put it into .env")
+NO_INTENT: Final = (
+    "the bot may not read messages",
+    "switch on the Message Content Intent in the developer portal, under Bot",
 )
-_CLOSED: Final = {
-    4004: TOKEN,
-    4013: Refused("Discord does not take our intents", remedy="update everhold"),
-    4014: Refused(
-        "the bot may not read messages",
-        remedy="switch on the Message Content Intent in the developer portal, under Bot",
-    ),
-}
+_CLOSED: Final = {4004: TOKEN, 4013: ("Discord does not take our intents", "update everhold"), 4014: NO_INTENT}
 """Why the gateway ends a connection for good."""
 
 
@@ -58,7 +53,8 @@ def ours(error: Theirs, *, what: str) -> EverholdError:
         case discord.RateLimited():
             return Transient(f"Discord wants {what} to wait", retry_after=error.retry_after)
         case discord.LoginFailure() | discord.HTTPException(status=401):
-            return Transient(TOKEN.message, remedy=TOKEN.remedy)  # the account's trouble, not the message's
+            message, remedy = TOKEN
+            return Transient(message, remedy=remedy)  # the account's trouble, not the message's
         case discord.HTTPException(status=413) | discord.HTTPException(code=40005):
             return TooLong(f"Discord refuses {what}: it is too large")
         case discord.HTTPException(code=50035) if "BASE_TYPE_MAX_LENGTH" in str(error) or "or fewer" in str(error):
@@ -71,11 +67,17 @@ def ours(error: Theirs, *, what: str) -> EverholdError:
             return InDoubt(f"{what}: {type(error).__name__}")
 
 
-def for_good(error: Theirs) -> EverholdError | None:
+def for_good(error: Theirs) -> Refused | None:
     """What somebody has to mend before it makes sense to connect again, if it is that."""
+    told = TOKEN if isinstance(error, discord.LoginFailure) else None
     if isinstance(error, discord.ConnectionClosed):
-        return _CLOSED.get(error.code or 0)
-    return TOKEN if isinstance(error, discord.LoginFailure) else None
+        told = _CLOSED.get(error.code or 0)
+    return refused(told) if told is not None else None
+
+
+def refused(told: tuple[str, str]) -> Refused:
+    message, remedy = told
+    return Refused(message, remedy=remedy)
 
 
 def code_of(error: BaseException | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from everhold.errors import Misuse
 from everhold.ports.plugin import Context
@@ -21,8 +21,7 @@ class DiscordSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    token: Secret
-    """The bot's, from the developer portal, "Bot"."""
+    token: Secret = Field(description="The bot's token, from the developer portal, Bot, Reset Token")
     base_url: str | None = None
     """Where the API answers, version and all, if not at its usual place."""
 

@@ -25,7 +25,7 @@ from everhold.platforms.slack.backlog import Backlog, key, later
 from everhold.platforms.slack.line import Envelope, Line
 from everhold.platforms.slack.settings import NAME, SlackSettings
 from everhold.platforms.unreadable import unreadable
-from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
+from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
 
@@ -37,12 +37,14 @@ MOST_CHARACTERS: Final = 40_000
 SLOW_SECONDS: Final = 1.5
 """After this what comes behind a message no longer waits for its files: an event is to be confirmed within three."""
 CALL_SECONDS: Final = 20.0
+NEEDED: Final = frozenset({"chat:write", "im:history", "im:read"})
+"""Without these even a direct chat does not work."""
 LONG_SECONDS: Final = 60.0
 MOST_PROBED: Final = 1_000
 
 
 class Slack:
-    """One account. Implements `Platform`, `Drafting` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.PROBE
@@ -60,6 +62,7 @@ class Slack:
         self._session: aiohttp.ClientSession | None = None
         self._client: AsyncWebClient | None = None
         self._me: reading.Me | None = None
+        self._scopes: frozenset[str] = frozenset()
         self._names: dict[str, str] = {}
         self._backlog = Backlog(self._call, self._station, self._log)
         self._quiet: dict[str, float] = {}
@@ -73,6 +76,18 @@ class Slack:
     async def aclose(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+    async def introduce(self) -> Introduction:
+        try:
+            me = await self._who()
+            await self._open()
+        except faults.THEIRS as error:
+            problem = faults.ours(error, what="the app")
+            raise (Refused(problem.message, remedy=problem.remedy) if faults.is_for_good(error) else problem) from error
+        if missing := NEEDED - self._scopes:
+            names = ", ".join(sorted(missing))
+            raise Refused(f"the app lacks {names}", remedy="add them under OAuth & Permissions, and install it again")
+        return Introduction(name=f"@{me.name}", hello=f"find @{me.name} under Apps in Slack and say hello")
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 
@@ -104,7 +119,7 @@ class Slack:
                 problem: EverholdError = Transient("Slack ended the connection")
             except faults.THEIRS as error:
                 problem = faults.ours(error, what="the connection")
-                if faults.name_of(error) in (faults.TOKEN | {"missing_scope", "link_disabled"}):
+                if faults.is_for_good(error):
                     raise Refused(problem.message, remedy=problem.remedy or "put the app's tokens into .env") from error
             failures += 1
             self._station.report(problem.message, problem.remedy or "it is tried again by itself")
@@ -126,6 +141,7 @@ class Slack:
                 self._client.proxy = None  # somebody says exactly where it is
         if self._me is None:
             told = await self._client.auth_test()
+            self._scopes = frozenset(str(told.headers.get("x-oauth-scopes") or "").replace(" ", "").split(","))
             self._me = reading.Me(user=told["user_id"], bot=told.get("bot_id") or "", name=told["user"])
         return self._me
 

@@ -53,6 +53,11 @@ def name_of(error: BaseException | None) -> str:
     return _field(error, "error") if isinstance(error, SlackApiError) else ""
 
 
+def is_for_good(error: Theirs) -> bool:
+    """Whether somebody has to mend something before it makes sense to connect again."""
+    return name_of(error) in TOKEN | {"missing_scope"}
+
+
 def seconds_of(error: SlackApiError) -> float:
     headers = {key.lower(): value for key, value in dict(getattr(error.response, "headers", {})).items()}
     try:

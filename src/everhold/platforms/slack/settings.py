@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from everhold.errors import Misuse
 from everhold.ports.plugin import Context
@@ -21,10 +21,8 @@ class SlackSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    bot_token: Secret
-    """What the app speaks with: `xoxb-…`, from "OAuth & Permissions"."""
-    app_token: Secret
-    """What it listens with: `xapp-…`, from "Basic Information", with `connections:write`."""
+    bot_token: Secret = Field(description="What the app speaks with: xoxb-…, from OAuth & Permissions")
+    app_token: Secret = Field(description="What it listens with: xapp-…, from Basic Information, App-Level Tokens")
     base_url: str | None = None
     """Where the Web API answers, if not at its usual place."""
 

@@ -287,8 +287,9 @@ class DiscordServer(SocketLoopback):
                     "description": "",
                     "bot_public": True,
                 }
-                about |= {"bot_require_code_grant": False, "verify_key": "", "team": None, "summary": "", "flags": 0}
-                return Answer.json({**about, "owner": _user("1001", "ada")})
+                about |= {"bot_require_code_grant": False, "verify_key": "", "team": None, "summary": ""}
+                flags = (1 << 19) if bot.reads else 0
+                return Answer.json({**about, "owner": _user("1001", "ada"), "flags": flags})
             case "GET", "gateway", "bot":
                 limit = {"total": 1000, "remaining": 999, "reset_after": 0, "max_concurrency": 1}
                 url = f"ws://127.0.0.1:{self.port}/gateway"

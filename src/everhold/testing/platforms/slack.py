@@ -48,6 +48,7 @@ class App:
     user: str
     bot: str
     name: str
+    scopes: str = "chat:write,im:history,im:read,channels:history,files:read,files:write"
     lines: list[Socket] = field(default_factory=list)
     channels: list[str] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
@@ -261,7 +262,8 @@ class SlackServer(SocketLoopback):
             method = getattr(self, "_" + self.name(request).replace(".", "_"), None)
             if method is None:
                 raise Failed("unknown_method")
-            return Answer.json({"ok": True, **await method(app, given)})
+            told = {"ok": True, **await method(app, given)}
+            return Answer(body=json.dumps(told).encode(), headers={"x-oauth-scopes": app.scopes})
         except Failed as failed:
             return failed.answer()
 

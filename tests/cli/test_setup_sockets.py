@@ -1,0 +1,49 @@
+"""`everhold setup discord` and `everhold setup slack`: connect once, write what works, show no token."""
+
+from __future__ import annotations
+
+import pytest
+
+from everhold.testing.platforms.discord import DiscordServer
+from everhold.testing.platforms.slack import SlackServer
+from everhold.testing.platforms.threaded import threaded
+from tests.cli.house import House
+from tests.platforms.discord_stage import TOKEN
+from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN
+
+
+def test_a_bot_on_discord_is_tried_written_and_told_how_to_bring_it_along(house: House) -> None:
+    with threaded(DiscordServer) as running:
+        running.server.bot(TOKEN, username="my-bot")
+        given = ("setup", "discord", "--set", f"base_url={running.server.api}", "--no-input", "--stdin")
+        wrong = house.run(*given, input="wrong\n")
+        assert wrong.code == 1
+        assert "developer portal" in wrong.err
+        assert not (house.path / ".env").exists()
+        done = house.run(*given, input=f"{TOKEN}\n").ok()
+    assert "my-bot" in done.out
+    assert "oauth2/authorize" in done.out
+    assert TOKEN not in done.out + done.err
+    config = (house.path / "config.yaml").read_text()
+    assert "token_env: DISCORD_MAIN_TOKEN" in config
+    assert TOKEN not in config
+    assert f"DISCORD_MAIN_TOKEN={TOKEN}" in (house.path / ".env").read_text()
+
+
+@pytest.mark.parametrize("tokens", [f"{BOT_TOKEN}\nwrong\n", f"wrong\n{APP_TOKEN}\n"])
+def test_an_app_on_slack_is_not_written_unless_both_its_tokens_work(house: House, tokens: str) -> None:
+    before = (house.path / "config.yaml").read_text()
+    with threaded(SlackServer) as running:
+        running.server.app(BOT_TOKEN, APP_TOKEN, name="my-app")
+        given = ("setup", "slack", "--set", f"base_url={running.server.url}/api/", "--no-input", "--stdin")
+        wrong = house.run(*given, input=tokens)
+        assert wrong.code == 1
+        assert "does not take this token" in wrong.err
+        assert ((house.path / "config.yaml").read_text(), (house.path / ".env").exists()) == (before, False)
+        done = house.run(*given, input=f"{BOT_TOKEN}\n{APP_TOKEN}\n").ok()
+    assert "@my-app" in done.out
+    kept = (house.path / ".env").read_text()
+    assert f"SLACK_MAIN_BOT_TOKEN={BOT_TOKEN}" in kept
+    assert f"SLACK_MAIN_APP_TOKEN={APP_TOKEN}" in kept
+    for token in (BOT_TOKEN, APP_TOKEN):
+        assert token not in done.out + done.err + (house.path / "config.yaml").read_text()

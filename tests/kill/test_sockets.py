@@ -1,0 +1,221 @@
+"""A real gateway behind Discord and behind Slack, killed with -9: what was written is heard once and answered once.
+
+Both can tell whether a reply is there, so nothing may be there twice, whenever the process died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from everhold.testing.modelserver import Hang, ModelServer, Received, Reply, Step
+from everhold.testing.platforms.discord import DiscordServer
+from everhold.testing.platforms.slack import SlackServer
+from everhold.testing.platforms.threaded import Threaded, threaded
+from tests.cli.house import Gateway, House, make_plugin, until
+from tests.e2e.town import KEY, endpoint
+from tests.platforms.discord_stage import TOKEN
+from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN
+
+PEOPLE = (1, 2, 3)
+
+
+class Side(Protocol):
+    """A platform with three people on it."""
+
+    name: str
+
+    def account(self) -> dict[str, Any]: ...
+
+    def secrets(self) -> dict[str, str]: ...
+
+    def chat(self, person: int) -> str: ...
+
+    def write(self, text: str, person: int) -> None: ...
+
+    def said(self, person: int) -> list[str]: ...
+
+    def connected(self) -> bool:
+        """Whether a gateway has come. A direct chat that it never heard of it cannot find on Discord."""
+
+
+class OnDiscord:
+    name = "discord"
+
+    def __init__(self, running: Threaded[DiscordServer]) -> None:
+        self.running = running
+        running.server.bot(TOKEN)
+        for person in PEOPLE:
+            running.server.direct(self.chat(person), f"100{person}")
+
+    def account(self) -> dict[str, Any]:
+        access = {"direct": [f"discord:100{person}" for person in PEOPLE]}
+        return {"token_env": "TOKEN", "base_url": self.running.server.api, "access": access}
+
+    def secrets(self) -> dict[str, str]:
+        return {"TOKEN": TOKEN}
+
+    def chat(self, person: int) -> str:
+        return f"200{person}"
+
+    def write(self, text: str, person: int) -> None:
+        self.running.run(self.running.server.write(text, channel=self.chat(person), user=f"100{person}"))
+
+    def said(self, person: int) -> list[str]:
+        return [it["content"] for it in self.running.server.shown(self.chat(person))]
+
+    def connected(self) -> bool:
+        return self.running.server.identified > 0
+
+
+class OnSlack:
+    name = "slack"
+
+    def __init__(self, running: Threaded[SlackServer]) -> None:
+        self.running = running
+        running.server.app(BOT_TOKEN, APP_TOKEN)
+
+    def account(self) -> dict[str, Any]:
+        access = {"direct": [f"slack:U{person}" for person in PEOPLE]}
+        url = f"{self.running.server.url}/api/"
+        return {"bot_token_env": "BOT", "app_token_env": "APP", "base_url": url, "access": access}
+
+    def secrets(self) -> dict[str, str]:
+        return {"BOT": BOT_TOKEN, "APP": APP_TOKEN}
+
+    def chat(self, person: int) -> str:
+        return f"D{person}"
+
+    def write(self, text: str, person: int) -> None:
+        self.running.run(self.running.server.write(text, channel=self.chat(person), user=f"U{person}"))
+
+    def said(self, person: int) -> list[str]:
+        return [it["text"] for it in self.running.server.shown(self.chat(person))]
+
+    def connected(self) -> bool:
+        return bool(self.running.server.apps[0].lines)
+
+
+@pytest.fixture(params=["discord", "slack"])
+def side(request: pytest.FixtureRequest) -> Iterator[Side]:
+    if request.param == "discord":
+        with threaded(DiscordServer) as discord:
+            yield OnDiscord(discord)
+    else:
+        with threaded(SlackServer) as slack:
+            yield OnSlack(slack)
+
+
+@pytest.fixture
+def model() -> Iterator[ModelServer]:
+    server = ModelServer(key=KEY, default=answer)
+    with server.threaded():
+        yield server
+
+
+@pytest.fixture
+def house(tmp_path: Path, side: Side, model: ModelServer) -> Iterator[House]:
+    house = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+    config = {
+        "models": {"m": endpoint(model.openai)},
+        "defaults": {"memories": [], "tools": []},
+        "platforms": {side.name: {"main": side.account()}},
+    }
+    (house.path / "config.yaml").write_text(json.dumps(config))
+    (house.path / ".env").touch(mode=0o600)
+    secrets = {**side.secrets(), "MODEL_KEY": KEY}
+    (house.path / ".env").write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
+    yield house
+    house.close()
+
+
+def answer(received: Received) -> Step:
+    """Names the last message it was shown, so that what was answered can be told."""
+    said = [message["content"] for message in received.json["messages"] if message["role"] == "user"]
+    return Reply(text=f"noted up to: {said[-1]}", stream=False)
+
+
+def heard(house: House, chat: str) -> list[str]:
+    """What the log has of a chat, in its order; looked at while others write."""
+    store = sqlite3.connect(f"file:{house.path / 'everhold.db'}?mode=ro", uri=True)
+    try:
+        rows = store.execute("select body from entries where kind = 'heard' order by pos").fetchall()
+    finally:
+        store.close()
+    bodies = [json.loads(row[0]) for row in rows]
+    return [body["text"] for body in bodies if body["origin"]["chat"] == chat]
+
+
+def answered(side: Side, text: str, person: int = 1) -> bool:
+    return any(text in said for said in side.said(person))
+
+
+def quiet(house: House, seconds: float = 60) -> None:
+    """Wait until nothing waits any more."""
+    until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"], seconds=seconds)
+
+
+def test_killed_while_it_thinks_it_answers_once(house: House, side: Side, model: ModelServer) -> None:
+    gateway = house.up()
+    until(side.connected, seconds=30)
+    side.write("hello", 1)
+    until(lambda: answered(side, "hello"), seconds=30)
+    quiet(house)
+    model.script(Hang())
+    before = len(model.requests)
+    side.write("one", 1)
+    until(lambda: len(model.requests) > before)
+    gateway.kill()
+    side.write("two, while it was dead", 1)
+    gateway = house.up()
+    until(lambda: answered(side, "two, while it was dead"), seconds=30)
+    quiet(house)
+    assert heard(house, side.chat(1)) == ["hello", "one", "two, while it was dead"]
+    assert Counter(side.said(1)).most_common(1)[0][1] == 1
+    assert answered(side, "one")
+    house.ask("audit").ok()
+    gateway.kill()
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+def test_killed_at_any_moment_it_loses_nothing_and_says_nothing_twice(house: House, side: Side) -> None:
+    chance = random.Random(int(os.environ.get("EVERHOLD_SEED", "7")))
+    kills = max(5, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)
+    sent: dict[int, list[str]] = {person: [f"m{person}, to begin with"] for person in PEOPLE}
+
+    def crowd(count: int) -> None:
+        for _ in range(count):
+            person = chance.choice(PEOPLE)
+            sent[person].append(f"m{sum(map(len, sent.values()))}.")
+            side.write(sent[person][-1], person)
+
+    gateway: Gateway = house.up()
+    until(side.connected, seconds=30)
+    for person in PEOPLE:
+        side.write(sent[person][0], person)
+        until(lambda person=person: heard(house, side.chat(person)) == sent[person], seconds=60)
+    for _ in range(kills):
+        crowd(chance.randint(1, 6))
+        time.sleep(chance.uniform(0.0, 1.5))
+        gateway.kill()
+        crowd(chance.randint(0, 3))
+        gateway = house.up()
+    crowd(3)
+    for person in PEOPLE:
+        until(lambda person=person: heard(house, side.chat(person)) == sent[person], seconds=60)
+        until(lambda person=person: answered(side, sent[person][-1], person), seconds=240)
+    quiet(house, seconds=240)
+    for person in PEOPLE:
+        assert Counter(side.said(person)).most_common(1)[0][1] == 1, "somebody was told something twice"
+    assert json.loads(house.ask("status", "--json").out)["in_doubt"] == 0
+    house.ask("audit").ok()
