@@ -16,7 +16,9 @@ _HOMES: Final = {
     "everhold.errors": "Conflict EverholdError InDoubt Misuse NotFound Overloaded Refused TooLong Transient",
     "everhold.ports.clock": "Chance Clock",
     "everhold.ports.log": "Log",
-    "everhold.ports.memory": "Batch Exchange Found MemoryProvider Note Query Retraction Utterance",
+    "everhold.ports.memory": (
+        "Batch Capability Exchange Forgotten Found Health MemoryProvider Note Query Retraction Scope Switch Utterance"
+    ),
     "everhold.ports.model": "Answer Message Model Request ToolSpec",
     "everhold.ports.platform": "Accept Delivery Drafting Incoming Outgoing Platform Verdict",
     "everhold.ports.plugin": "Context",
@@ -47,12 +49,17 @@ if TYPE_CHECKING:  # the same names for readers that do not run the code
     from everhold.ports.log import Log as Log
     from everhold.ports.memory import (
         Batch as Batch,
+        Capability as Capability,
         Exchange as Exchange,
+        Forgotten as Forgotten,
         Found as Found,
+        Health as Health,
         MemoryProvider as MemoryProvider,
         Note as Note,
         Query as Query,
         Retraction as Retraction,
+        Scope as Scope,
+        Switch as Switch,
         Utterance as Utterance,
     )
     from everhold.ports.model import (

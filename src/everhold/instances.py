@@ -39,7 +39,7 @@ class Slot:
     agent: str
     settings: MemorySettings
     attached: Attached | None = None
-    signature: Mapping[str, str] | None = None
+    signature: Mapping[str, Any] | None = None
     reason: str = ""
     """Why there is none."""
     remedy: str = ""
@@ -236,7 +236,7 @@ class Instances:
         self._pulses[key].finding.rests = 0.0
         return self._pulses[key]
 
-    def _signature(self, slot: Slot) -> Mapping[str, str] | None:
+    def _signature(self, slot: Slot) -> Mapping[str, Any] | None:
         """What the slot's provider says; what it said before if it does not say it properly."""
         assert slot.attached is not None
         try:

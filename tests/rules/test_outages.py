@@ -145,6 +145,20 @@ def test_the_model_is_told_that_memory_is_incomplete(house: House, provider: Ask
     assert "incomplete" not in house.furniture.model.asked[-1].messages[-1].text
 
 
+def test_the_model_is_told_that_what_is_said_does_not_arrive(house: House, provider: Asked) -> None:
+    down(provider)
+    house.say("one", rest=False)
+    house.tick(5)
+    house.say("two", rest=False)
+    house.tick(5)
+    shown = "\n".join(message.text for message in house.furniture.model.asked[-1].messages)
+    assert "Memory is behind right now: a takes nothing in" in shown
+    back(provider)
+    house.rest(300)
+    house.say("three")
+    assert "behind" not in house.furniture.model.asked[-1].messages[-1].text
+
+
 def test_one_that_fails_to_find_again_and_again_is_left_alone_for_a_while(house: House, provider: Asked) -> None:
     provider.down = True
     for _ in range(MOST_FAILURES):

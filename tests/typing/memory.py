@@ -61,7 +61,18 @@ class Forgetful:
         return []
 
 
+class Least:
+    """As little as there may be."""
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        return {}
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        return []
+
+
 good: MemoryProvider = Notebook()
+least: MemoryProvider = Least()
 forgetful: MemoryProvider = Forgetful()  # type: ignore[assignment]
 
 

@@ -139,7 +139,7 @@ class Attached:
         text: object = foreign(f"prompt of memory {self.instance}", self._provider.prompt)
         return self._text(text, "prompt", most=LONGEST_PROMPT)
 
-    def signature(self) -> dict[str, str] | None:
+    def signature(self) -> dict[str, str | int | float | bool | None] | None:
         """What, when it changes, calls for a new instance. Raises Misuse if the provider raised, or talks nonsense."""
         if not self.can(Capability.SIGNATURE):
             return None
@@ -148,9 +148,9 @@ class Attached:
         if signature is None:
             return None
         if not isinstance(signature, dict) or not all(
-            isinstance(key, str) and isinstance(value, str) for key, value in signature.items()
+            isinstance(key, str) and isinstance(value, str | int | float | None) for key, value in signature.items()
         ):
-            raise self._wrong("its `cache_busting_signature` is no flat dict of texts")
+            raise self._wrong("its `cache_busting_signature` is no flat dict of texts and numbers")
         return dict(signature)
 
     async def before_compress(self, scope: Scope, view: Sequence[Utterance]) -> str:

@@ -71,6 +71,10 @@ async def recall(
     parts = [fence_facts(facts, end), fence(shown, end)]
     if silent:
         parts.append(f"[Memory is incomplete right now: {', '.join(silent)} did not answer in time.]")
+    if behind := _behind(runtimes, runtime, session.agent):
+        parts.append(
+            f"[Memory is behind right now: {', '.join(behind)} takes nothing in. What is said is kept meanwhile.]"
+        )
     left = [*sight.refused, *(trace(sight.marked(item), why_not) for item, why_not in merged.left_out)]
     why = Why(
         asked=asked,
@@ -87,6 +91,12 @@ async def recall(
         deadline=runtime.recall_seconds,
     )
     return Recalled(text="\n".join(part for part in parts if part), why=why)
+
+
+def _behind(runtimes: Runtimes, runtime: Runtime, agent: str) -> list[str]:
+    """Memories that do not take in what is said, for the time being."""
+    there = ((name, runtimes.memory(name, agent)) for name in runtime.recalls)
+    return [name for name, memory in there if memory and memory.pulse and memory.pulse.storing.failing]
 
 
 class Sight:

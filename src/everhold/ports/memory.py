@@ -227,7 +227,7 @@ class Capable(MemoryProvider, Protocol):
     async def close(self) -> None:
         """Let connections go. Nothing is pending in here that could get lost."""
 
-    def cache_busting_signature(self) -> dict[str, str] | None:
+    def cache_busting_signature(self) -> Mapping[str, str | int | float | bool | None] | None:
         """`provider.key -> value` of whatever, when it changes, calls for a new instance before the next message.
 
         No I/O. If it raises, the old instance stays, loudly.
