@@ -18,7 +18,6 @@ from everhold.core.recall import when
 from everhold.errors import Misuse, NotFound
 from everhold.flow import remember
 from everhold.memory import Memory
-from everhold.ports.memory import Note
 from everhold.ports.store import Change, Session, Step
 
 LARGEST: Final = 1 << 20
@@ -112,8 +111,7 @@ async def _stamp(memory: Memory, session: Session) -> Stamp:
 def _names(memory: Memory, session: Session, stamp: Stamp) -> dict[str, str]:
     """What each memory calls this session. A name that is the session's own goes with it: no place for this."""
     runtime = memory.runtimes.runtime(session.agent, session.choices)
-    note = Note(key="", session=session.id, agent=session.agent, seq=0, text="", author="", at=0.0, stamp=stamp)
-    origin = remember.origin_of(session, note)
+    origin = remember.origin_of(session, stamp)
     names = {it: session.names.get(it) or runtime.naming(it, origin) for it in runtime.memories}
     for instance, name in names.items():
         if session.id in name:

@@ -15,6 +15,7 @@ from everhold.core.entries import Entry, Heard, Noted, Said, Stamp
 from everhold.core.facts import fence as fence_facts
 from everhold.core.recall import Asked, Recalled as Item, Trace, Why, delimiter, fence, merge, trace
 from everhold.errors import EverholdError, NotFound
+from everhold.flow import remember
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.flow.runtime import Runtime, Runtimes
@@ -208,24 +209,25 @@ async def _ask_all(
     visible: Collection[int],
 ) -> dict[str, Sequence[Found] | None]:
     names = [name for name in runtime.recalls if runtimes.memory(name, session.agent) is not None]
-    tokens = runtime.recall_tokens
     asked = [
-        _ask(gates, runtimes, runtime, name, _query(session, name, text, stamp, visible, tokens)) for name in names
+        _ask(gates, runtimes, runtime, name, _query(session, name, text, stamp, visible, runtime)) for name in names
     ]
     return dict(zip(names, await asyncio.gather(*asked), strict=True))
 
 
-def _query(session: Session, memory: str, text: str, stamp: Stamp, visible: Collection[int], tokens: int) -> Query:
+def _query(session: Session, memory: str, text: str, stamp: Stamp, visible: Collection[int], runtime: Runtime) -> Query:
     return Query(
         text=text[-LONGEST_QUERY:],
         agent=session.agent,
         session=session.id,
-        name=session.names.get(memory, session.id),
+        # before anything was stored there it has the name that it will get
+        name=session.names.get(memory) or runtime.naming(memory, remember.origin_of(session, stamp)),
         audience=stamp.audience,
         person=stamp.person,
         limit=MOST_FOUND,
         seen=frozenset(visible),
-        tokens=tokens,
+        tokens=runtime.recall_tokens,
+        stamp=stamp,
     )
 
 

@@ -252,7 +252,7 @@ class Remember:
         names = await self._names(session.id)
         records: tuple[Draft, ...] = ()
         if not names:
-            name = self.naming(origin_of(session, items[0][1]))
+            name = self.naming(origin_of(session, _stamp_of(items[0][1])))
             records = (Draft(body=Changed(change=Named(memory=self.instance, name=name)), author="system"),)
             names = [(0, name)]
         first = _name_at(names, items[0][0].seq)
@@ -321,9 +321,8 @@ class Remember:
                 return None
 
 
-def origin_of(session: Session, memory: Memory) -> Origin:
-    """What is known of a session when its first memory is stored."""
-    stamp = memory.stamp if not isinstance(memory, Retraction) else Stamp()
+def origin_of(session: Session, stamp: Stamp) -> Origin:
+    """What is known of a session when its first memory is stored, or first looked for."""
     # whoever speaks from a directory sits at a terminal: that has no chat to be named after
     gateway = not stamp.directory
     return Origin(
@@ -334,6 +333,10 @@ def origin_of(session: Session, memory: Memory) -> Origin:
         directory=stamp.directory,
         repo=stamp.repo,
     )
+
+
+def _stamp_of(memory: Memory) -> Stamp:
+    return memory.stamp if not isinstance(memory, Retraction) else Stamp()
 
 
 def _name_at(names: list[tuple[int, str]], seq: int) -> str:

@@ -106,6 +106,8 @@ class Query(Struct, frozen=True, kw_only=True):
     """Entries of `session` that whoever asks has in sight: they need not be found."""
     tokens: int = 0
     """About how much of what is found can be shown, if that is known: no more need be found."""
+    stamp: Stamp = Stamp()
+    """Where and by whom it is asked, as it will be stamped on what is said about it; empty if nobody is talking."""
 
 
 class Found(Struct, frozen=True, kw_only=True):

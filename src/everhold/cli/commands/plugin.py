@@ -94,18 +94,29 @@ def _filled(template: str, words: Mapping[str, str]) -> str:
 # -- a test ------------------------------------------------------------------------------------------------------------
 
 
-async def _test(args: argparse.Namespace, screen: Screen) -> int:
+def _named(name: str) -> tuple[Factory[MemoryProvider], dict[str, Any]]:
+    """The factory a name stands for. `plug-in:text` sets what the plug-in is about, if it is about something."""
     from everhold.plugins import MEMORIES
+
+    head, colon, rest = name.partition(":")
+    if colon and head in {plugin.name for plugin in MEMORIES.plugins()}:
+        factory = MEMORIES.load(head)
+        if argument := getattr(factory, "argument", ""):
+            return factory, {argument: rest}
+    return MEMORIES.load(name), {}
+
+
+async def _test(args: argparse.Namespace, screen: Screen) -> int:
     from everhold.testing.conformance import CHECKS, run as run_checks
 
     if unknown := [name for name in args.only if name not in CHECKS]:
         raise NotFound(f"there is no check {unknown[0]!r}", remedy=f"there is {', '.join(CHECKS)}")
     if ":" in args.name or ":" in args.harness:
         sys.path.insert(0, os.getcwd())  # what is being written stands here
-    factory = MEMORIES.load(args.name)
+    factory, about = _named(args.name)
     outcomes: list[Outcome] = []
     async with _broken_at_will(args.harness) as harness:
-        given = {**(harness.settings if harness is not None else {}), **_settings(args.set)}
+        given = {**about, **(harness.settings if harness is not None else {}), **_settings(args.set)}
         make = _maker(factory, given, name=args.name.partition(":")[0])
         checks = run_checks(make, harness=harness, only=args.only, seconds=args.seconds, patience=args.patience)
         async for outcome in checks:

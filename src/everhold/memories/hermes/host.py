@@ -1,0 +1,230 @@
+"""Our end of a host process: starts it, asks it, cuts it off, and starts it again after a wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from everhold.core.retry import wait_seconds
+from everhold.errors import InDoubt, Refused, Transient
+from everhold.ports.clock import Clock
+from everhold.ports.log import Log
+
+INSIDE: Final = Path(__file__).parent / "inside"
+START: Final = (
+    # nothing of ours stays on the path: plug-ins import by names that are as general as it gets
+    "import sys, runpy; sys.path[:1] = [sys.argv.pop()]; import inside.finding, inside.offered, inside.seats; "
+    "del sys.path[0]; runpy._run_module_as_main('inside')"
+)
+MOST_BYTES: Final = 8 * 1024 * 1024
+"""Of one line from the host. More than it may send: beyond this nobody in there speaks our language any more."""
+MOST_PRINTED: Final = 200
+"""Lines of what a plug-in prints that go to the log before it is only counted."""
+START_SECONDS: Final = 60.0
+LEAVE_SECONDS: Final = 10.0
+PASSED_ON: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT", "SSL_CERT_FILE")
+
+
+class Host:
+    """One plug-in's process. It is started by the first question, and again by the next one after it died."""
+
+    def __init__(
+        self,
+        *,
+        what: str,
+        python: str,
+        home: Path,
+        environ: dict[str, str],
+        log: Log,
+        clock: Clock,
+        changed: Callable[[str], None],
+    ) -> None:
+        self._what = what
+        self._python = python or sys.executable
+        self._home = home
+        self._environ = environ
+        self._log = log
+        self._clock = clock
+        self._changed = changed
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._not_before = 0.0
+        self.deaths = 0
+        """How often it ended without having been asked to, since it last did something right."""
+        self.problem = ""
+        self._last_words = ""
+        self.card: dict[str, Any] = {}
+        """What the plug-in says about itself."""
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def ask(self, method: str, /, *, deadline: float, **params: Any) -> Any:
+        """Ask, once. Raises Transient if nothing was done, InDoubt if nobody knows, Refused if the plug-in raised."""
+        await self.start()
+        return await self._ask(method, params, deadline=deadline)
+
+    async def start(self) -> None:
+        async with self._starting:
+            if self.running:
+                return
+            if (wait := self._not_before - self._clock.monotonic()) > 0:
+                raise Transient(f"the plug-in died, and is started again in {wait:.0f} s: {self.problem}")
+            await self._start()
+
+    async def close(self) -> None:
+        """Let the plug-in leave in its own way, for a while."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(Transient, InDoubt, Refused):
+                problems = await self._ask("close", {}, deadline=LEAVE_SECONDS)
+                for problem in problems or ():
+                    self._log.warning("memory.leaving", problem=problem)
+            await self._end(process)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        environ = {name: value for name, value in os.environ.items() if name in PASSED_ON}
+        environ |= {**self._environ, "HERMES_HOME": str(self._home), "PYTHONUNBUFFERED": "1"}
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._python,
+                "-c",
+                START,
+                str(INSIDE.parent),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environ,
+                cwd=self._home,
+                limit=MOST_BYTES,
+            )
+        except OSError as error:
+            self._died(f"{self._python} cannot be run: {error}")
+            raise Transient(
+                f"{self._python} cannot be run: {error}",
+                remedy="set `python` to the interpreter it is in",
+            ) from error
+        self._process = process
+        for work in (self._read(process), self._drain(process)):
+            task = asyncio.get_running_loop().create_task(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        try:
+            self.card = await self._ask("load", {"what": self._what, "home": str(self._home)}, deadline=START_SECONDS)
+        except (Refused, InDoubt) as error:
+            await self._end(process)
+            self._died(str(error))
+            raise Transient(f"the plug-in does not load: {error}") from error
+        if not self.card.get("available"):
+            await self._end(process)
+            self._died("the plug-in says that it is not available: a package or a setting of its own is missing")
+            raise Transient(self.problem, remedy=f"look into its settings in {self._home}")
+
+    async def _ask(self, method: str, params: dict[str, Any], *, deadline: float) -> Any:
+        process = self._process
+        if process is None or process.stdin is None or process.returncode is not None:
+            raise Transient(f"the plug-in's host is not running: {self.problem}")
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        # whoever asks may stop waiting; the question stays asked, and cuts the host off if it is never answered
+        guard = asyncio.get_running_loop().call_later(deadline, self._cut, process, method, deadline)
+        answer.add_done_callback(lambda _: guard.cancel())
+        try:
+            process.stdin.write(msgspec.json.encode({"id": number, "method": method, "params": params}) + b"\n")
+            await process.stdin.drain()
+        except (ConnectionError, RuntimeError) as error:
+            self._asked.pop(number, None)
+            answer.cancel()
+            raise Transient(f"the plug-in's host is gone: {error}") from error
+        return await asyncio.shield(answer)
+
+    def _cut(self, process: asyncio.subprocess.Process, method: str, deadline: float) -> None:
+        self.problem = f"`{method}` did not come back within {deadline:g} s"
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while line := await process.stdout.readline():
+                self._take(msgspec.json.decode(line))
+        except (ValueError, msgspec.DecodeError) as error:
+            self.problem = f"its host spoke out of turn: {error}"
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        code = await process.wait()
+        said = f", saying: {self._last_words}" if self._last_words else ""
+        self._died(self.problem or f"its process ended with {code}{said}")
+
+    def _take(self, told: Any) -> None:
+        if not isinstance(told, dict):
+            raise ValueError("an answer is no object")
+        if told.get("event") == "changed":
+            self._changed(str(told.get("files")))
+            return
+        answer = self._asked.pop(told.get("id", 0), None)
+        if answer is None or answer.done():
+            return  # nobody waits for it any more
+        if "error" in told:
+            answer.set_exception(Refused(f"the plug-in failed: {told['error']}"))
+            answer.exception()  # it may be that nobody asks
+        else:
+            self.deaths, self.problem = 0, ""
+            answer.set_result(told.get("result"))
+
+    async def _drain(self, process: asyncio.subprocess.Process) -> None:
+        """What the plug-in prints goes to the log, up to a point; it never fills anybody's memory."""
+        assert process.stderr is not None
+        printed = 0
+        while chunk := await process.stderr.read(4096):
+            for line in chunk.decode("utf-8", "replace").splitlines():
+                printed += 1
+                self._last_words = line.strip()[:300] or self._last_words
+                if printed <= MOST_PRINTED and line.strip():
+                    self._log.debug("memory.printed", text=line[:500])
+        if printed > MOST_PRINTED:
+            self._log.debug("memory.printed", text=f"… {printed - MOST_PRINTED} more lines")
+
+    def _died(self, why: str) -> None:
+        self.deaths += 1
+        self.problem = why
+        wait = wait_seconds(self.deaths, jitter=0.5) or 300.0
+        self._not_before = self._clock.monotonic() + wait
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():
+            if not answer.done():
+                answer.set_exception(InDoubt(f"the plug-in died: {why}"))
+                answer.exception()
+        if asked or self.deaths > 1:
+            self._log.warning("memory.died", reason=why, again_in=round(wait))
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Its pipe is closed, it leaves; if it does not, it is made to."""
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,174 @@
+"""The host process: reads questions from a pipe, one JSON object a line, and answers on another.
+
+Plug-ins print, leave threads behind and call os._exit. So the pipes are put out of their reach before anything is
+loaded, and what they print goes to stderr, where it is somebody else's to bound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 4 * 1024 * 1024
+"""Of one answer. What is longer is refused: no plug-in may fill somebody else's memory."""
+LOOK_SECONDS = 1.0
+WATCHED = ("*.json", "*.yaml", "*.yml", "*.toml", "*/config.json")
+
+
+class Host:
+    def __init__(self, out: int) -> None:
+        self._out = out
+        self._lock = threading.Lock()
+        self._work: dict[str, queue.Queue[dict[str, Any]]] = {}
+        self._seats: Any = None
+        self._make: Any = None
+
+    def say(self, thing: dict[str, Any]) -> None:
+        data = json.dumps(thing, default=str).encode()
+        if len(data) > MOST_BYTES:
+            data = json.dumps({"id": thing.get("id"), "error": f"the answer has {len(data)} bytes, too many"}).encode()
+        with self._lock:
+            view = memoryview(data + b"\n")
+            while view:
+                view = view[os.write(self._out, view) :]
+
+    def listen(self, source: Any) -> None:
+        for line in source:
+            question = json.loads(line)
+            # what is asked for an answer does not wait for what is handed over
+            lane = "ask" if question["method"] in ("prefetch", "tool", "prompt") else "tell"
+            if lane not in self._work:
+                self._work[lane] = queue.Queue()
+                threading.Thread(target=self._serve, args=(self._work[lane],), name=lane, daemon=True).start()
+            self._work[lane].put(question)
+
+    def _serve(self, questions: queue.Queue[dict[str, Any]]) -> None:
+        while True:
+            question = questions.get()
+            try:
+                result = getattr(self, f"do_{question['method']}")(**question.get("params", {}))
+                self.say({"id": question["id"], "result": result})
+            # foreign code: whatever it raises is the answer
+            except BaseException as error:
+                sys.stderr.write(traceback.format_exc())
+                self.say({"id": question["id"], "error": f"{type(error).__name__}: {error}"})
+
+    # -- what can be asked ---------------------------------------------------------------------------------------------
+
+    def do_load(self, what: str, home: str) -> dict[str, Any]:
+        from .finding import find
+        from .seats import Seats, call, schemas
+
+        self._make = find(what)
+        self._seats = Seats(self._make, home)
+        sample = self._make()
+        name = getattr(sample, "name", "") or type(sample).__name__
+        available = bool(sample.is_available()) if callable(getattr(sample, "is_available", None)) else True
+        threading.Thread(target=self._watch, args=(Path(home),), name="watch", daemon=True).start()
+        return {
+            "name": str(name),
+            "available": available,
+            "tools": schemas(call(sample.get_tool_schemas) if hasattr(sample, "get_tool_schemas") else ()),
+            "hooks": sorted(
+                hook
+                for hook in ("on_pre_compress", "on_session_switch", "on_memory_write", "prefetch", "handle_tool_call")
+                if callable(getattr(sample, hook, None))
+            ),
+            "signature": self._identity(sample),
+            "settings": sample.get_config_schema() if callable(getattr(sample, "get_config_schema", None)) else [],
+        }
+
+    def do_prompt(self, session: str, identity: dict[str, Any]) -> str:
+        return str(self._seats.take(session, identity).ask("system_prompt_block") or "")
+
+    def do_turn(self, session: str, identity: dict[str, Any], user: str, assistant: str) -> None:
+        self._seats.take(session, identity).turn(user, assistant)
+
+    def do_write(
+        self, session: str, identity: dict[str, Any], action: str, target: str, content: str, metadata: dict[str, Any]
+    ) -> bool:
+        seat = self._seats.take(session, identity)
+        if seat.listens_to_notes():
+            with seat.threads:
+                seat.ask("on_memory_write", action, target, content, metadata=metadata)
+            return True
+        # one that does not listen for notes still listens to conversations
+        seat.turn(f"Please remember: {content}", "I will.")
+        return False
+
+    def do_prefetch(self, session: str, identity: dict[str, Any], query: str) -> str:
+        seat = self._seats.take(session, identity)
+        seat.begin(query)
+        return str(seat.ask("prefetch", query, session_id=session) or "")
+
+    def do_tool(self, session: str, identity: dict[str, Any], name: str, arguments: dict[str, Any]) -> str:
+        found = self._seats.take(session, identity).ask("handle_tool_call", name, arguments)
+        return found if isinstance(found, str) else json.dumps(found, default=str)
+
+    def do_compress(self, session: str, identity: dict[str, Any], messages: list[dict[str, Any]]) -> str:
+        return str(self._seats.take(session, identity).ask("on_pre_compress", messages) or "")
+
+    def do_switch(self, session: str, identity: dict[str, Any], parent: str, reset: bool) -> None:
+        seat = self._seats.take(session, identity)
+        seat.ask("on_session_switch", session, parent_session_id=parent, reset=reset)
+
+    def do_save(self, values: dict[str, Any], home: str) -> None:
+        self._make().save_config(values, home)
+
+    def do_close(self) -> list[str]:
+        return self._seats.leave() if self._seats is not None else []
+
+    # -- what is told unasked ------------------------------------------------------------------------------------------
+
+    def _identity(self, sample: Any) -> str:
+        for hook in ("cache_busting_signature", "identity_signature"):
+            if callable(getattr(sample, hook, None)):
+                return json.dumps(getattr(sample, hook)(), sort_keys=True, default=str)
+        return ""
+
+    def _watch(self, home: Path) -> None:
+        """Tell when the plug-in's own configuration changed: whoever uses it then wants it anew."""
+        before = _look(home)
+        while True:
+            threading.Event().wait(LOOK_SECONDS)
+            now = _look(home)
+            if now != before:
+                before = now
+                self.say({"event": "changed", "files": now})
+
+
+def _look(home: Path) -> str:
+    found = []
+    for pattern in WATCHED:
+        for path in sorted(home.glob(pattern)):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            found.append(f"{path} {status.st_mtime_ns} {status.st_size}")
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
+
+
+def main() -> None:
+    source, out = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    from .offered import install
+
+    install()
+    Host(out).listen(source)
+    # the other side has gone; whatever threads a plug-in left behind need not hold anybody up
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""From a path or an entry point to something that makes memory providers: plug-ins come in several shapes."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GROUPS = ("hermes_agent.memory_providers", "hermes_agent.plugins")
+Make = Callable[[], Any]
+
+
+class Collector:
+    """What a plug-in's `register` is given: it keeps the memory provider, and nods at everything else."""
+
+    def __init__(self) -> None:
+        self.providers: list[Any] = []
+        self.llm = None
+
+    def register_memory_provider(self, provider: Any, *_: Any, **__: Any) -> None:
+        self.providers.append(provider)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def find(what: str) -> Make:
+    """`what` is a directory or a file, or the name of an entry point. Raises LookupError with the reason."""
+    path = Path(what).expanduser()
+    if path.exists():
+        return _maker(_load(path), what)
+    for group in GROUPS:
+        for entry in _entries(group):
+            if entry.name == what:
+                return _maker(entry.load(), what)
+    known = sorted({entry.name for group in GROUPS for entry in _entries(group)})
+    raise LookupError(f"{what} is neither a path nor an installed plug-in (installed: {', '.join(known) or 'none'})")
+
+
+def _entries(group: str) -> list[Any]:
+    return list(importlib.metadata.entry_points().select(group=group))
+
+
+def _load(path: Path) -> types.ModuleType:
+    """Import a directory or a file under a name of its own, so that what it imports relatively is found."""
+    path = path.resolve()
+    file = path / "__init__.py" if path.is_dir() else path
+    if not file.exists():
+        raise LookupError(f"{path} has no __init__.py")
+    folder = file.parent
+    # bundled plug-ins are read as part of their family, which has helpers beside them
+    family = "plugins.memory" if file.name == "__init__.py" else "plugins"
+    sys.modules[family].__path__.append(str(folder.parent))  # type: ignore[union-attr, unused-ignore]
+    name = f"{family}.{folder.name if file.name == '__init__.py' else file.stem}".replace("-", "_")
+    where = [str(folder)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=where)
+    if spec is None or spec.loader is None:
+        raise LookupError(f"{file} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _maker(thing: Any, what: str) -> Make:
+    """Each call makes a provider of its own: hermes-agent has one for each conversation."""
+    register = thing if inspect.isfunction(thing) else getattr(thing, "register", None)
+    if callable(register) and not inspect.isclass(thing):
+
+        def registered() -> Any:
+            collector = Collector()
+            register(collector)
+            if not collector.providers:
+                raise LookupError(f"{what} registers no memory provider")
+            return collector.providers[-1]
+
+        return registered
+    if inspect.isclass(thing):
+        return thing
+    if isinstance(thing, types.ModuleType):
+        classes = [
+            member
+            for member in vars(thing).values()
+            if inspect.isclass(member) and member.__module__ == thing.__name__ and _is_provider(member)
+        ]
+        if len(classes) == 1:
+            return classes[0]
+        if classes:
+            named = ", ".join(member.__name__ for member in classes)
+            raise LookupError(f"{what} has several memory providers ({named}) and no `register`")
+    raise LookupError(f"{what} has neither `register` nor a memory provider")
+
+
+def _is_provider(member: type) -> bool:
+    """By its looks: not all of them are subclasses."""
+    made = all(callable(getattr(member, name, None)) for name in ("initialize", "sync_turn"))
+    return made and not member.__name__.startswith("_")
