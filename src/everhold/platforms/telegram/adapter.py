@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from telegram import Bot, BotCommand, InputFile, Message, ReplyParameters, Update
+from telegram import Bot, BotCommand, InputFile, Message, MessageEntity, ReplyParameters, Update
 from telegram.error import ChatMigrated, Conflict, InvalidToken, RetryAfter, TelegramError
 from telegram.request import HTTPXRequest
 
@@ -28,6 +28,7 @@ from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.platforms.hook import Hook
 from everhold.platforms.telegram import faults, reading
 from everhold.platforms.telegram.settings import NAME, TelegramSettings, WebhookSettings
+from everhold.platforms.telegram.wording import worded
 from everhold.platforms.unreadable import unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
@@ -317,6 +318,9 @@ class Telegram:
         marked = out.notice and out.to.chat.startswith("-") and units(out.text) + units(NOTICE) <= TEXT_UNITS
         return NOTICE + out.text if marked else out.text
 
+    def _formatted(self, text: str) -> tuple[str, list[MessageEntity]]:
+        return worded(text) if self._settings.format == "markdown" else (text, [])
+
     async def _replace(self, out: Outgoing, text: str) -> str:
         """Put the final text in a draft's place. A repeat changes nothing, so a lost answer is no doubt."""
         try:
@@ -330,7 +334,8 @@ class Telegram:
     async def _edit(self, to: Place, remote: str, text: str) -> None:
         try:
             async with self._calling("an edit", to):
-                await self._bot.edit_message_text(text, chat_id=_chat(to), message_id=int(remote))
+                plain, entities = self._formatted(text)
+                await self._bot.edit_message_text(plain, chat_id=_chat(to), message_id=int(remote), entities=entities)
         except Refused as error:
             cause = error.__cause__
             assert isinstance(cause, TelegramError | None)
@@ -340,9 +345,15 @@ class Telegram:
                 raise
 
     async def _say(self, out: Outgoing, text: str) -> str:
+        plain, entities = self._formatted(text)
+
         async def say(chat: int | str) -> Message:
             return await self._bot.send_message(
-                chat, text, message_thread_id=_number(out.to.thread), reply_parameters=_reply(out.to)
+                chat,
+                plain,
+                entities=entities,
+                message_thread_id=_number(out.to.thread),
+                reply_parameters=_reply(out.to),
             )
 
         async with self._calling("a message", out.to):
@@ -359,10 +370,12 @@ class Telegram:
                 self._log.warning("file.unknown", name=file.name)
                 continue
             async with self._calling("a file", out.to):
+                plain, entities = self._formatted(caption or "")
                 sent = await self._bot.send_document(
                     _chat(out.to),
                     InputFile(data, filename=file.name or "file"),
-                    caption=caption,
+                    caption=plain or None,
+                    caption_entities=entities,
                     message_thread_id=_number(out.to.thread),
                     reply_parameters=_reply(out.to),
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -47,6 +47,8 @@ class TelegramSettings(BaseModel):
     """Where the Bot API answers, if not at its usual place."""
     poll_seconds: int = Field(default=30, ge=0, le=50)
     """How long one look for news may wait for some."""
+    format: Literal["markdown", "plain"] = "markdown"
+    """Show what models mark as bold, code and the like, or exactly what they wrote."""
     webhook: WebhookSettings | None = None
     """Be called instead of asking. Without it nothing has to be reachable from outside."""
 

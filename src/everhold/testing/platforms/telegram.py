@@ -77,6 +77,7 @@ class Shown:
     reply_to: int | None = None
     edits: int = 0
     file: tuple[str, bytes] | None = None
+    entities: list[dict[str, Any]] = field(default_factory=list)
 
 
 class TelegramServer(Loopback):
@@ -247,6 +248,7 @@ class TelegramServer(Loopback):
         if found.text == text:
             raise Failed(400, _NOT_MODIFIED)
         found.text = text
+        found.entities = _checked(given.get("entities"), text)
         found.edits += 1
         return self._message(found.id, chat, text, bot.user(), found.thread, None)
 
@@ -306,8 +308,9 @@ class TelegramServer(Loopback):
     ) -> dict[str, Any]:
         thread = int(given["message_thread_id"]) if given.get("message_thread_id") else None
         reply = json.loads(given["reply_parameters"])["message_id"] if given.get("reply_parameters") else None
+        entities = _checked(given.get("entities") or given.get("caption_entities"), text)
         id = next(self._messages)
-        self.chats.setdefault(chat, []).append(Shown(id, text, bot.id, thread, reply, file=file))
+        self.chats.setdefault(chat, []).append(Shown(id, text, bot.id, thread, reply, file=file, entities=entities))
         message = self._message(id, chat, text, bot.user(), thread, None)
         if file is not None:
             message["document"] = {"file_id": f"out-{id}", "file_unique_id": f"out-{id}", "file_name": file[0]}
@@ -376,6 +379,15 @@ def _text(text: str | None) -> str:
     if _units(text) > MOST_UNITS:
         raise Failed(400, "Bad Request: message is too long")
     return text
+
+
+def _checked(entities: str | None, text: str) -> list[dict[str, Any]]:
+    """What is marked in a text, if it lies within it."""
+    found: list[dict[str, Any]] = json.loads(entities or "[]")
+    for it in found:
+        if it["offset"] < 0 or it["length"] < 1 or it["offset"] + it["length"] > _units(text):
+            raise Failed(400, "Bad Request: ENTITY_BOUNDS_INVALID")
+    return found
 
 
 def _entities(text: str) -> list[dict[str, Any]]:
