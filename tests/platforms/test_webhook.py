@@ -28,8 +28,10 @@ HEADER = "X-Telegram-Bot-Api-Secret-Token"
 
 class HookedStage(TelegramStage):
     def build(self, context: Context) -> Telegram:
-        webhook = WebhookSettings(url="https://proxy.example/hook/main", secret=Secret(SECRET), port=0)
-        settings = TelegramSettings(token=Secret(TOKEN), base_url=self.server.url, webhook=webhook)
+        webhook = WebhookSettings(url="https://proxy.example/hook/main", port=0)
+        settings = TelegramSettings(
+            token=Secret(TOKEN), base_url=self.server.url, webhook=webhook, webhook_secret=Secret(SECRET)
+        )
         return Telegram(settings, context)
 
 
@@ -142,10 +144,13 @@ async def status(hook: Hook, body: bytes | None, *, endless: bool = False) -> in
 
 @pytest.mark.parametrize("secret", ["", " ", "short", "x" * 31, "with spaces in it, which telegram does not take"])
 def test_without_a_good_secret_it_does_not_start(secret: str) -> None:
+    webhook = WebhookSettings(url="https://proxy.example/hook")
     with pytest.raises(ValidationError):
-        WebhookSettings(url="https://proxy.example/hook", secret=Secret(secret))
+        TelegramSettings(token=Secret(TOKEN), webhook=webhook, webhook_secret=Secret(secret))
     with pytest.raises(ValidationError):
-        WebhookSettings(url="http://proxy.example/hook", secret=Secret(SECRET))
+        TelegramSettings(token=Secret(TOKEN), webhook=webhook)
+    with pytest.raises(ValidationError):
+        WebhookSettings(url="http://proxy.example/hook")
 
 
 async def test_a_port_that_is_taken_is_said(desk: Desk) -> None:

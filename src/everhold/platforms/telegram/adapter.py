@@ -33,6 +33,7 @@ from everhold.platforms.unreadable import unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
+from everhold.secret import Secret
 
 API: Final = "https://api.telegram.org"
 TEXT_UNITS: Final = 4096
@@ -104,14 +105,15 @@ class Telegram:
     # -- hearing -----------------------------------------------------------------------------------------------------
 
     async def listen(self, accept: Accept) -> None:
-        if self._settings.webhook is not None:
-            await self._be_called(self._settings.webhook, accept)
+        webhook, secret = self._settings.webhook, self._settings.webhook_secret
+        if webhook is not None and secret is not None:
+            await self._be_called(webhook, secret, accept)
         else:
             await self._ask(accept)
 
-    async def _be_called(self, webhook: WebhookSettings, accept: Accept) -> None:
+    async def _be_called(self, webhook: WebhookSettings, shared: Secret, accept: Accept) -> None:
         """Take what Telegram brings. It is told 200 only after that is kept, and brings it again otherwise."""
-        secret = webhook.secret.reveal().encode()
+        secret = shared.reveal().encode()
 
         def proof(headers: Mapping[str, str], body: bytes) -> bool:
             given = headers.get("x-telegram-bot-api-secret-token", "").encode("latin-1", "replace")
@@ -131,7 +133,7 @@ class Telegram:
                 try:
                     await self._connect()
                     await self._bot.set_webhook(
-                        webhook.url, secret_token=webhook.secret.reveal(), allowed_updates=reading.WANTED
+                        webhook.url, secret_token=shared.reveal(), allowed_updates=reading.WANTED
                     )
                     await self._announce()
                     self._station.report()

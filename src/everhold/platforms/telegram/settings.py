@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from everhold.errors import Misuse
 from everhold.ports.plugin import Context
@@ -24,17 +24,8 @@ class WebhookSettings(BaseModel):
 
     url: str = Field(pattern=r"^https://\S+$")
     """Where Telegram finds the proxy. Its path is the path that is listened on."""
-    secret: Secret
-    """What proves that it is Telegram who calls: 32 or more letters and digits."""
     host: str = "127.0.0.1"
     port: int = Field(default=8766, ge=0, le=65535)
-
-    @field_validator("secret")
-    @classmethod
-    def _long_enough(cls, secret: Secret) -> Secret:
-        if not re.fullmatch(r"[A-Za-z0-9_-]{32,256}", secret.reveal()):
-            raise ValueError("must be 32 to 256 letters, digits, _ or -: openssl rand -hex 32")
-        return secret
 
 
 class TelegramSettings(BaseModel):
@@ -51,6 +42,21 @@ class TelegramSettings(BaseModel):
     """Show what models mark as bold, code and the like, or exactly what they wrote."""
     webhook: WebhookSettings | None = None
     """Be called instead of asking. Without it nothing has to be reachable from outside."""
+    webhook_secret: Secret | None = None
+    """What proves that it is Telegram who calls: 32 or more letters and digits."""
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _long_enough(cls, secret: Secret | None) -> Secret | None:
+        if secret is not None and not re.fullmatch(r"[A-Za-z0-9_-]{32,256}", secret.reveal()):
+            raise ValueError("must be 32 to 256 letters, digits, _ or -: openssl rand -hex 32")
+        return secret
+
+    @model_validator(mode="after")
+    def _guarded(self) -> TelegramSettings:
+        if self.webhook is not None and self.webhook_secret is None:
+            raise ValueError("a webhook needs webhook_secret_env: without it anybody could call")
+        return self
 
 
 class _Factory:
