@@ -118,7 +118,7 @@ class Restored:
     """Numbers that were in use behind that position and are not given out again."""
 
 
-def plan(home: Home, *, source: str = "", at: str = "", now: float) -> Plan:
+def plan(home: Home, *, source: str = "", at: str = "") -> Plan:
     """What to put in the store's place: `source` (a file, or one of `backups/`), else what `at` needs, else the newest.
 
     `at` is a position of the log, or a time; what the store itself still holds is the best source for either.

@@ -14,6 +14,7 @@ import pytest
 from everhold.doctor import foreign, mend
 from everhold.errors import HomeBusy, Misuse, StoreBusy, StoreDamaged
 from everhold.hermes import agentlog
+from everhold.hermes.database import Database
 from tests.hermes.built import NOW, Built, dump
 
 DM = "agent:main:telegram:dm:1001"
@@ -241,6 +242,8 @@ def test_every_damage_is_found_mended_once_and_taken_back(tmp_path: Path, damage
     found = [finding for finding in report.findings if finding.check == check]
     assert found, report.findings
     assert all(finding.text and finding.count for finding in found)
+    if damage is renamed:
+        assert "no-calls" in {finding.check for finding in report.findings}
     assert any(finding.fixable for finding in found) is fixable
 
     before, messages = dump(path), _texts(path)
@@ -369,6 +372,18 @@ def test_looking_changes_no_byte(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if not path.name.endswith("-shm")}
     assert foreign.examine(tmp_path, now=NOW)[0].wrong
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.name.endswith("-shm")} == before
+    built.close()
+
+
+def test_what_is_read_is_of_one_moment(tmp_path: Path) -> None:
+    built = healthy(tmp_path)
+    db = Database(built.path)
+    before = db.count()
+    built.talk("cli-1", "later")
+    assert db.count() == before
+    assert len(list(db.messages("cli-1"))) == 10
+    db.close()
+    assert foreign.store(built.path, now=NOW).messages == before + 2
     built.close()
 
 

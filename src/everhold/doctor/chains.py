@@ -105,10 +105,18 @@ def _renamed(case: Case, told: Told) -> Iterator[Finding]:
             inherited.append((name, new))
     edits.append(Edit("sessions", (("id", tip.id),), tuple(inherited)))
     silent = [s.id for s in chain.sessions[1:] if case.rows.get(s.id) and not s.api_calls and chain.root.api_calls]
-    also = f"; in {', '.join(silent)} no model was ever asked" if silent else ""
+    if silent:
+        yield Finding(
+            "no-calls",
+            f"{len(silent)} continuations have messages, and no model was ever asked there: {', '.join(silent)}",
+            where=tuple(silent),
+            count=len(silent),
+            lost="nothing, if the conversation went on elsewhere; the answers, if it did not",
+            remedy="see id-changed: they are joined with what came before",
+        )
     yield Finding(
         "id-changed",
-        f"compressions changed a conversation's id {len(chain.sessions) - 1} times: {' → '.join(chain.ids)}{also}",
+        f"compressions changed a conversation's id {len(chain.sessions) - 1} times: {' → '.join(chain.ids)}",
         where=tuple(chain.ids),
         count=len(chain.sessions) - 1,
         remedy=f"all its messages are kept under {tip.id}; what was summed up stays archived and searchable",

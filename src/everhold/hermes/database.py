@@ -120,6 +120,7 @@ class Database:
         try:
             self.db = apsw.Connection(_uri(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
             self.db.set_busy_timeout(5000)
+            self.db.execute("begin")  # everything that is read is of one moment, whoever writes meanwhile
             self.tables = {
                 str(name) for (name,) in self.db.execute("select name from sqlite_master where type = 'table'")
             }
@@ -195,9 +196,8 @@ class Database:
 
 
 def _uri(path: Path) -> str:
-    """A file that nobody has a log beside is read as it is; else SQLite has to read the log, too."""
-    wal = path.with_name(path.name + "-wal")
-    quiet = not wal.exists() or wal.stat().st_size == 0
+    """A file that nobody has open or left a log beside is read as it is; else SQLite has to look at the log, too."""
+    quiet = not any(path.with_name(path.name + side).exists() for side in ("-wal", "-shm"))
     return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if quiet else ''}"
 
 

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
     home = home_of(args).create()
     now = SystemClock().now()
     with _alone(home):
-        what = backups.plan(home, source=args.source, at=args.at, now=now)
+        what = backups.plan(home, source=args.source, at=args.at)
         told = backups.plan_json(what)
         if args.yes:
             done = backups.restore(home, what, now=now, chance=SystemChance())

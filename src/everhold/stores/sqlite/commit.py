@@ -60,7 +60,7 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
         raised = 0
         seq = head.first
         for draft, op in zip(drafts, ops, strict=True):
-            raised += _follow(cur, change, seq, op, draft.body)
+            raised += follow(cur, change, seq, op, draft.body)
             seq += 1
         if raised:
             erasures = sum(type(draft.body) is Erased for draft in drafts)
@@ -132,7 +132,7 @@ def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: 
     )
 
 
-def _follow(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Body) -> int:
+def follow(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Body) -> int:
     """Write the rows that follow from one entry; by how much it raises the view's generation."""
     session = change.session
     match body:

@@ -157,7 +157,7 @@ def _one(cur: apsw.Cursor, session: str, seq: int, op: int | None, body: Body) -
         operations.hide(cur, session, seq, body.folds)
         sessions.raise_generation(cur, session, by=1, erasures=1)
         return
-    raised = commit._follow(cur, Change(step=Step.NOTE, session=session, at=0.0), seq, op, body)
+    raised = commit.follow(cur, Change(step=Step.NOTE, session=session, at=0.0), seq, op, body)
     if raised:
         sessions.raise_generation(cur, session, by=raised, erasures=0)
 

@@ -1,0 +1,44 @@
+"""A restore that is killed anywhere leaves the old store, the new one, or one that says what to do: repeat it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.house import House, command
+from tests.cli.test_backup import texts
+
+pytestmark = pytest.mark.prove
+
+
+@pytest.mark.parametrize("seed", range(max(2, int(os.environ.get("EVERHOLD_KILLS", "20")) // 50)))
+def test_killed_anywhere_a_restore_is_safe_to_repeat(house: House, tmp_path: Path, plugin: Path, seed: int) -> None:
+    house.run("send", "one").ok()
+    house.run("backup").ok()
+    house.run("send", "two").ok()
+    chance = random.Random(seed)
+    ended = 0
+    for round in range(12):
+        home = House(tmp_path / f"copy-{round}", plugin)
+        shutil.copytree(house.path, home.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("control.sock"))
+        process = subprocess.Popen(
+            command("restore", "--yes"), env=home.env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(chance.uniform(0.2, 1.2))
+        process.kill()
+        ended += process.wait() == 0
+        looked = home.run("status")
+        if looked.code not in (0, 1) or "is damaged" in looked.err or "acknowledged" in looked.err:
+            assert "restore" in looked.err or "delete" in looked.err
+        else:
+            assert texts(home) in (["one"], ["one", "two"])
+        home.run("restore", "--yes").ok()
+        assert texts(home) == ["one"]
+        home.run("audit").ok()
+    assert ended < 12
