@@ -63,7 +63,7 @@ class Agents:
         self.platforms = platforms
         self.tools = tools
         self.coming = coming
-        self.memories = memories or Instances(settings, log=log, clock=clock, directory=directory / "memories")
+        self.memories = memories or Instances(settings, log=log, clock=clock, directory=directory, idle=True)
         self.memories.changed = lambda agent: self.renew(lambda it: it.name == agent)
         self._runtimes: dict[tuple[str, str, str], Runtime] = {}
         self._models: dict[str, Held] = {}

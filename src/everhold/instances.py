@@ -60,14 +60,16 @@ class Instances:
         directory: Path,
         own: Mapping[str, Callable[[str], MemoryProvider]] | None = None,
         load: Callable[[str], Factory[MemoryProvider]] = MEMORIES.load,
+        idle: bool = False,
     ) -> None:
-        """`own` are instances that the gateway itself makes, by name, for an agent."""
+        """`own` are instances that the gateway itself makes, by name, for an agent. `idle`: there are none at all."""
         self.settings = settings
         self.log = log
         self.clock = clock
         self.directory = directory
         self.own = own or {}
         self.load = load
+        self.idle = idle
         self.changed: Callable[[str], None] = lambda _agent: None
         """Hears which agent has a memory that it did not have before."""
         self._slots: dict[tuple[str, str], Slot] = {}
@@ -166,12 +168,15 @@ class Instances:
             if slot.attached is not None:
                 self._let_go(slot.attached)
         self._slots.clear()
-        await asyncio.gather(*self._leaving)
+        if self._leaving:
+            _, late = await asyncio.wait(self._leaving, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
 
     # -- building ----------------------------------------------------------------------------------------------------
 
     def _configured(self, instance: str, agent: str) -> MemorySettings | None:
-        if agent not in self.settings.agents:
+        if self.idle or agent not in self.settings.agents:
             return None
         return next((it for it in self.settings.agents[agent].memories if it.name == instance), None)
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everhold import instances
+from everhold.agents import Agents
+from everhold.app import SystemClock, settings_of
 from everhold.errors import InDoubt
 from everhold.flow import remember
 from everhold.ports.memory import Batch
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.dice import Dice
+from everhold.testing.house import Diary
 from tests.e2e.town import Town
 from tests.memories.ledger import Far, Ledger
 
@@ -293,3 +300,33 @@ async def test_in_doubt_beside_an_agent_s_memory_is_honoured(tmp_path: Path, far
         (parked,) = await t.app.store.parked()
         assert parked.doubtful
         assert (await t.app.store.session(parked.session)).agent == "coder"
+
+
+async def test_one_that_does_not_let_go_holds_up_no_stop(
+    tmp_path: Path, far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "CLOSE_SECONDS", 0.2)
+
+    async def never(self: Ledger) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(Ledger, "close", never)
+    t = Town(tmp_path, config(ledger={}))
+    async with t:
+        await t.ask("one")
+        await t.until(lambda: said(far) == ["one"])
+        before = time.monotonic()
+        await t.app.agents.memories.close()
+        assert time.monotonic() - before < 5
+
+
+async def test_who_wants_an_agent_s_model_only_builds_no_memory(tmp_path: Path, far: Far) -> None:
+    t = Town(tmp_path, config(ledger={}))
+    settings = settings_of(t.home, environ={})
+    diary = Diary()
+    store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
+    agents = Agents(settings, store=store, log=diary, clock=SystemClock(), directory=tmp_path, platforms={})
+    assert agents.runtime("main", {}).models[0].name
+    await store.close()
+    assert not far.built
+    assert not diary.lines

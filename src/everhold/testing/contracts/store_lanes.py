@@ -132,8 +132,10 @@ class LanesContract:
         held = await scene.claim("mind", at=1.0, owner="you")
         done = await scene.commit(
             at=2.0,
-            wakes=tuple(Wake(reader=reader, owner="me", lease=60.0) for reader in ("mind", "voice"))
-            + (Wake(reader="fold", wait=Wait(seconds=9.0), owner="me", lease=60.0),),
+            wakes=(
+                *(Wake(reader=reader, owner="me", lease=60.0) for reader in ("mind", "voice")),
+                Wake(reader="fold", wait=Wait(seconds=9.0), owner="me", lease=60.0),
+            ),
         )
         assert done.claims == ()
         assert (await scene.lane("mind")).owner == "you"
