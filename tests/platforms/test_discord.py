@@ -48,10 +48,11 @@ def server(stage: DiscordStage) -> DiscordServer:
 
 
 async def connected(desk: Desk) -> None:
+    """Listen, and have looked for what was missed: from here on it is the gateway that tells."""
     desk.start()
 
     async def met() -> bool:
-        return desk.well > 0
+        return await desk.store.position(platform="discord", account="main", name="alive") is not None
 
     await desk.until(met, what="connecting")
 
@@ -222,8 +223,11 @@ async def test_a_mention_reads_like_one_and_a_command_behind_it_is_one(desk: Des
 
 
 async def test_a_thread_belongs_to_its_channel_and_is_answered_there(desk: Desk, server: DiscordServer) -> None:
+    await connected(desk)
     server.channel("4001", parent=GROUP)
-    body = await heard(desk, server, f"<@{ME}> hi", channel="4001")
+    await server.write(f"<@{ME}> hi", channel="4001")
+    await desk.until_heard("@everhold hi")
+    (body,) = await desk.heard()
     assert (body.origin.chat, body.origin.thread) == (GROUP, "4001")
     assert body.stamp.address.endswith(":thread:4001")
     await desk.platform.send(desk.out("hello", to=body.origin))

@@ -23,6 +23,8 @@ from everhold.testing.platforms.loopback import Answer
 from everhold.testing.platforms.slack import SlackServer
 from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN, SlackStage, slack_stage
 
+PATIENCE = 20.0
+
 
 @pytest.fixture
 async def stage() -> AsyncIterator[SlackStage]:
@@ -70,27 +72,44 @@ async def many(desk: Desk, of: list[str], count: int) -> None:
 
 async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(desk: Desk, server: SlackServer) -> None:
     kept, entered = asyncio.Event(), asyncio.Event()
+    app = server.apps[0]
 
     async def accept(incoming: Incoming) -> Verdict:
-        entered.set()
-        await kept.wait()
+        if incoming.text == "hello":
+            entered.set()
+            await kept.wait()
         return await desk._accept(incoming)
 
     listening = asyncio.create_task(desk.platform.listen(accept))
+    await server.write("before", channel="D1")
+    await many(desk, app.confirmed, 1)
     await server.write("hello", channel="D1")
     async with asyncio.timeout(10):
         await entered.wait()
-    assert server.apps[0].confirmed == []
+    await desk.platform.send(desk.out("time for a word on the way"))
+    assert len(app.confirmed) == 1
     kept.set()
-    await many(desk, server.apps[0].confirmed, 1)
-    assert await desk.texts() == ["hello"]
+    await many(desk, app.confirmed, 2)
+    assert await desk.texts() == ["before", "hello"]
     listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
+async def test_a_burst_is_confirmed_in_time(desk: Desk, server: SlackServer) -> None:
+    desk.start()
+    await server.write("before", channel="D1")
+    await many(desk, server.apps[0].confirmed, 1)
+    for number in range(100):
+        await server.write(str(number), channel="D1")
+    await many(desk, server.apps[0].confirmed, 101)
+    assert len(await desk.texts()) == 101
+    assert [verdict.outcome for verdict in desk.verdicts].count("duplicate") <= 1, "something was late, and came again"
 
 
 async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_path: Path) -> None:
     async with SlackServer(ack_seconds=0.05) as server:
         server.app(BOT_TOKEN, APP_TOKEN)
-        desk = Desk(SlackStage(server), tmp_path)
+        desk = Desk(SlackStage(server), tmp_path, patience=PATIENCE)
         slow = desk._accept
 
         async def accept(incoming: Incoming) -> Verdict:
@@ -152,7 +171,7 @@ async def test_what_slack_has_given_up_telling_is_read_from_its_history(tmp_path
     async with SlackServer(minute=0.01) as server:
         app = server.app(BOT_TOKEN, APP_TOKEN)
         server.invite(app, "C1")
-        desk = Desk(SlackStage(server), tmp_path)
+        desk = Desk(SlackStage(server), tmp_path, patience=PATIENCE)
         old = await server.write("an old thread", channel="C1", ts="1600000000.000001")
         await many(desk, server.apps[0].forgotten, 1)
         desk.start()
