@@ -162,19 +162,6 @@ def walk(db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int) -> 
     return chosen
 
 
-def full_text(
-    db: apsw.Connection, terms: Sequence[str], scope: int, *, since: int, limit: int, session: str | None = None
-) -> dict[int, float]:
-    """Chunk -> how well it matches any of these words, the best of a scope from one of its chunks on."""
-    low, high = span(scope)
-    within = "" if session is None else " and rowid in (select value from json_each(?))"
-    rows = db.execute(
-        f"select rowid, rank from words where words match ? and rowid between ? and ?{within} order by rank limit ?",
-        (" OR ".join(terms), low + since, high, *([] if session is None else [_list(_chunks(db, session))]), limit),
-    )
-    return {id: -rank for id, rank in rows}
-
-
 def holding(db: apsw.Connection, terms: Sequence[str], limit: int) -> list[tuple[str, int]]:
     """The newest items, whoever may hear of them, in which all of these words stand."""
     each = " and ".join(
@@ -254,7 +241,8 @@ def pieces(db: apsw.Connection, where: str, *values: int) -> list[Piece]:
     return [Piece(*row) for row in rows]
 
 
-def _chunks(db: apsw.Connection, session: str) -> Iterator[int]:
+def chunks_of(db: apsw.Connection, session: str) -> Iterator[int]:
+    """The chunks of a session's items."""
     for first, count in db.execute("select first, chunks from items where session = ?", (session,)):
         yield from range(first, first + count)
 

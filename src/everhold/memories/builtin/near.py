@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from everhold.memories.builtin import lookup
 from everhold.memories.builtin.intake import Flag
-from everhold.memories.builtin.rank import BESIDE, CLOSER, DAY, Knobs, Ranked
+from everhold.memories.builtin.rank import BESIDE, CLOSER, DAY, LENGTH, SATURATION, Knobs, Ranked
 from everhold.memories.builtin.shelf import Floats, Places, Shelf, Stack, chunks_of
 from everhold.memories.builtin.table import Table
 
@@ -20,8 +20,6 @@ CANDIDATES: Final = 200
 """Chunks each way of looking may propose, of each scope."""
 EACH: Final = 4
 """Chunks of a candidate that are judged besides those that were found."""
-SATURATION, LENGTH = 1.2, 0.75
-"""BM25's k1 and b, as everybody has them."""
 
 
 class Asked(Struct, frozen=True):

@@ -37,6 +37,8 @@ DEEP: Final = Knobs(words=0.25, meaning=0.125, alike=0.25, deep=0.375)
 DAY: Final = 86_400.0
 CLOSER: Final = 80
 """Items that are looked at closely, with what stands beside them."""
+SATURATION, LENGTH = 1.2, 0.75
+"""BM25's k1 and b, as everybody has them."""
 BESIDE: Final = 0.5
 """What a word counts that stands in the message before, if the two are read together."""
 
