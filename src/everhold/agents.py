@@ -14,8 +14,8 @@ from everhold.core.entries import Place, Stamp
 from everhold.core.naming import Origin, Rule, hermes_name, name
 from everhold.core.pace import Pace, pace_of
 from everhold.errors import EverholdError, Overloaded
-from everhold.flow.memory import Attached
 from everhold.flow.facts import Facts
+from everhold.flow.memory import Attached
 from everhold.flow.purse import Limit
 from everhold.flow.runtime import Meter, Runtime, purses_of
 from everhold.instances import Instances

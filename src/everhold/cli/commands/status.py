@@ -106,14 +106,6 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
         screen.say(f"{paint('✓', 'green')} nothing is wrong")
 
 
-def _memory(it: dict[str, Any]) -> str:
-    """One memory of one agent: how it is, how far behind, and what it said when it last failed."""
-    now = time.time()
-    parts = [f"{one_line(it['memory'])} of {one_line(it['agent'])}", it["state"]]
-    if it["lag"]:
-        parts.append(f"{it['lag']} to hand over, oldest {ago(now - it['oldest'])}" if it["oldest"] else str(it["lag"]))
-    if it["stored"]:
-        parts.append(f"took something in {ago(now - it['stored'])} ago")
 def _today(spent: dict[str, Any], budget: dict[str, Any]) -> str:
     """What an agent has used today, and of how much."""
     tokens = f"{spent['tokens']:,}" + (f" of {budget['tokens']:,}" if budget["tokens"] is not None else "")
@@ -122,6 +114,14 @@ def _today(spent: dict[str, Any], budget: dict[str, Any]) -> str:
     return f" · today {tokens} tokens, {usd} USD" if spent["tokens"] or bound else ""
 
 
+def _memory(it: dict[str, Any]) -> str:
+    """One memory of one agent: how it is, how far behind, and what it said when it last failed."""
+    now = time.time()
+    parts = [f"{one_line(it['memory'])} of {one_line(it['agent'])}", it["state"]]
+    if it["lag"]:
+        parts.append(f"{it['lag']} to hand over, oldest {ago(now - it['oldest'])}" if it["oldest"] else str(it["lag"]))
+    if it["stored"]:
+        parts.append(f"took something in {ago(now - it['stored'])} ago")
     if it["state"] == "failing" and it["again"]:
         parts.append(f"tried again in {ago(max(0.0, it['again'] - now))}")
     if it["says"]:
