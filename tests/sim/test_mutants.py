@@ -26,6 +26,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "unmarked": (34, 45, 178),
     "stale-view": (53, 59, 72),
     "two-sessions": (19, 24, 35),
+    "old-client": (1, 2, 7),
 }
 """The first seeds that found each bug, on Python 3.11. Schedules change with flow: then others find it nearby."""
 

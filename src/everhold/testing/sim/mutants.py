@@ -29,6 +29,7 @@ from everhold.errors import LeaseLost
 from everhold.flow.gates import Gates
 from everhold.flow.lane import Courier, Lane, Leg, Load
 from everhold.flow.memory import Attached
+from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.supervise import Supervisor
 from everhold.flow.view import Seen, Views
@@ -234,6 +235,16 @@ class ReformsBatches(Supervisor):
         return Reforming(self.gates, claim, courier)
 
 
+class KeepsItsClient(Supervisor):
+    """A lane goes on with the provider it began with, whatever took its place."""
+
+    def lane(self, claim: Claim, courier: Courier) -> Lane:
+        if isinstance(courier, Remember):
+            first = courier.provider
+            courier.now = lambda: first
+        return super().lane(claim, courier)
+
+
 class HoldsNothing(Supervisor):
     def lane(self, claim: Claim, courier: Courier) -> Lane:
         return Lane(HurriedGates(self.gates), claim, courier)
@@ -386,4 +397,5 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "unmarked": Mutant(about="sent again while stored as unsent", parts=Parts(supervisor=SendsUnmarked)),
     "stale-view": Mutant(about="a view kept across generations", parts=Parts(supervisor=KeepsViews)),
     "two-sessions": Mutant(about="two sessions in one commit", parts=_store(TwoSessionsAtOnce)),
+    "old-client": Mutant(about="a client that was replaced is asked on", parts=Parts(supervisor=KeepsItsClient)),
 }
