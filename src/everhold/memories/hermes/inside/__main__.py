@@ -46,7 +46,9 @@ class Host:
             lane = "ask" if question["method"] in ("prefetch", "tool", "prompt") else "tell"
             if lane not in self._work:
                 self._work[lane] = queue.Queue()
-                threading.Thread(target=self._serve, args=(self._work[lane],), name=lane, daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(self._work[lane],), name=f"everhold-{lane}", daemon=True
+                ).start()
             self._work[lane].put(question)
 
     def _serve(self, questions: queue.Queue[dict[str, Any]]) -> None:
@@ -71,7 +73,7 @@ class Host:
         sample = self._make()
         name = getattr(sample, "name", "") or type(sample).__name__
         available = bool(sample.is_available()) if callable(getattr(sample, "is_available", None)) else True
-        threading.Thread(target=self._watch, args=(Path(home),), name="watch", daemon=True).start()
+        threading.Thread(target=self._watch, args=(Path(home),), name="everhold-watch", daemon=True).start()
         return {
             "name": str(name),
             "available": available,

@@ -16,6 +16,8 @@ MOST_SEATS = 64
 """Conversations whose providers are kept at the same time; the one that was silent longest goes first."""
 LINGER_SECONDS = 5.0
 """How long somebody waits for the threads of a call that has returned."""
+OURS = "everhold-"
+"""How the names of the host's own threads begin."""
 MOST_MESSAGES = 200
 """What of a conversation is remembered for the hooks that want to see it."""
 
@@ -52,7 +54,7 @@ class Threads:
         end = time.monotonic() + LINGER_SECONDS
         for thread in threading.enumerate():
             ident = thread.ident or 0
-            if ident in self._before or ident in self._workers or thread is threading.current_thread():
+            if ident in self._before or ident in self._workers or thread.name.startswith(OURS):
                 continue
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():

@@ -1,0 +1,156 @@
+"""Plug-ins made to order, and the provider they run behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from everhold.core.entries import Stamp
+from everhold.memories.hermes.provider import HermesPlugin
+from everhold.memories.hermes.settings import HermesSettings
+from everhold.ports.log import Log
+from everhold.ports.memory import Batch, Exchange, Note, Query, Utterance
+from everhold.ports.plugin import Context
+
+NAME = "agent-main-telegram-dm-42"
+STAMP = Stamp(person="ada", audience=("person:ada",), address="agent:main:telegram:dm:42", title="Plans")
+DIARY = """
+import json, os
+from hermes_constants import get_hermes_home
+def write(*what):
+    with open(get_hermes_home() / "diary.jsonl", "a") as file:
+        file.write(json.dumps(what, default=str) + "\\n")
+"""
+RECORDER = (
+    "from agent.memory_provider import MemoryProvider\n"
+    + DIARY
+    + """
+class Recorder(MemoryProvider):
+    name = "recorder"
+    def initialize(self, session_id, **kwargs): write("initialize", session_id, kwargs)
+    def get_tool_schemas(self):
+        return [{"name": "flat", "description": "Flat.", "parameters": {"type": "object", "properties": {}}},
+                {"type": "function", "function": {"name": "wrapped", "parameters": {"type": "object"}}},
+                {"description": "nameless"}]
+    def system_prompt_block(self): return "I am a recorder."
+    def prefetch(self, query, *, session_id=""): write("prefetch", query, session_id); return "recalled: " + query
+    def queue_prefetch(self, query, *, session_id=""): write("queue_prefetch", query)
+    def sync_turn(self, user_content, assistant_content, *, session_id="", messages=None):
+        write("sync_turn", user_content, assistant_content, session_id, len(messages or []))
+    def handle_tool_call(self, tool_name, args, **kwargs):
+        write("tool", tool_name, args)
+        return json.dumps({"error": "no"} if args.get("fail") else {"ok": tool_name})
+    def on_turn_start(self, turn_number, message, **kwargs): write("on_turn_start", turn_number, message)
+    def on_session_end(self, messages): write("on_session_end", len(messages))
+    def on_session_switch(self, new_session_id, *, parent_session_id="", reset=False, **kwargs):
+        write("on_session_switch", new_session_id, parent_session_id, reset)
+    def on_pre_compress(self, messages): write("on_pre_compress", messages); return "keep the cat"
+    def on_memory_write(self, action, target, content, metadata=None): write("on_memory_write", action, target, content)
+    def shutdown(self): write("shutdown")
+"""
+)
+REGISTERED = (
+    RECORDER + "def register(ctx):\n    ctx.register_memory_provider(Recorder())\n    ctx.register_hook('x', print)\n"
+)
+
+
+class Quiet:
+    """A log that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, dict[str, object]]] = []
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        self.lines.append(("debug", event, fields))
+
+    def info(self, event: str, /, **fields: object) -> None:
+        self.lines.append(("info", event, fields))
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        self.lines.append(("warning", event, fields))
+
+    def error(self, event: str, /, **fields: object) -> None:
+        self.lines.append(("error", event, fields))
+
+    def bind(self, **fields: object) -> Log:
+        return self
+
+
+class Clock:
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class Stage:
+    """One plug-in's directory, and one provider after the other in front of it."""
+
+    def __init__(self, path: Path, source: str = REGISTERED, *, name: str = "recorder") -> None:
+        self.path = path
+        self.plugin = path / "plugins" / name
+        self.plugin.mkdir(parents=True)
+        (self.plugin / "__init__.py").write_text(source)
+        self.home = path / "hermes"
+        self.log = Quiet()
+
+    @asynccontextmanager
+    async def open(self, **settings: Any) -> AsyncIterator[HermesPlugin]:
+        given = {"path": str(self.plugin), "hermes_home": str(self.home), "deadline_seconds": 20.0, **settings}
+        directory = self.path / "data"
+        directory.mkdir(exist_ok=True)
+        context = Context(agent="main", instance="notes", directory=directory, log=self.log, clock=Clock())
+        provider = HermesPlugin(HermesSettings.model_validate(given), context)
+        try:
+            yield provider
+        finally:
+            await provider.close()
+
+    def diary(self, *kinds: str) -> list[list[Any]]:
+        file = self.home / "diary.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [line for line in lines if not kinds or line[0] in kinds]
+
+
+def utterance(text: str, author: str = "person:ada", stamp: Stamp = STAMP) -> Utterance:
+    return Utterance(author=author, text=text, at=1.0, stamp=stamp)
+
+
+def exchange(text: str, reply: str = "I see.", *, key: str = "k", stamp: Stamp = STAMP, session: str = "s") -> Exchange:
+    return Exchange(
+        key=key,
+        session=session,
+        agent="main",
+        op=1,
+        heard=(utterance(text, stamp=stamp),),
+        said=(utterance(reply, "agent:main", stamp),),
+        stamp=stamp,
+    )
+
+
+def note(text: str, *, key: str = "n", action: str = "add") -> Note:
+    return Note(
+        key=key, session="s", agent="main", seq=1, text=text, author="person:ada", at=1.0, stamp=STAMP, action=action
+    )
+
+
+def batch(*items: Exchange | Note, name: str = NAME) -> Batch:
+    return Batch(name=name, items=items)
+
+
+def query(text: str, *, stamp: Stamp = STAMP, name: str = NAME) -> Query:
+    return Query(
+        text=text, agent="main", session="s", name=name, audience=stamp.audience, person=stamp.person, stamp=stamp
+    )
+
+
+async def eventually(what: Any, *, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not what():  # noqa: ASYNC110  # another process does it
+            await asyncio.sleep(0.02)

@@ -1,0 +1,181 @@
+"""What a plug-in hears, and when: driven from the log, under the identity of its time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import structs
+
+from everhold.core.entries import Stamp
+from everhold.ports.memory import Capability, Scope, Switch
+from everhold.ports.tool import Effect, ToolContext
+
+from .stage import NAME, RECORDER, STAMP, Stage, batch, eventually, exchange, note, query, utterance
+
+GROUP = Stamp(person="bob", audience=("chat:agent:main:telegram:group:-100",), address="agent:main:telegram:group:-100")
+SLOW_START = RECORDER.replace(
+    'def initialize(self, session_id, **kwargs): write("initialize", session_id, kwargs)',
+    """def initialize(self, session_id, **kwargs):
+        import threading, time
+        self.ready = False
+        def get_ready():
+            time.sleep(0.5)
+            self.ready = True
+        threading.Thread(target=get_ready, daemon=True).start()""",
+).replace(
+    "def sync_turn(self, user_content",
+    "def sync_turn(self, *a, **k):\n        if self.ready: self.really(*a, **k)\n    def really(self, user_content",
+)
+
+
+def context(**more: object) -> ToolContext:
+    return structs.replace(ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP), **more)
+
+
+async def test_it_is_told_who_and_where_it_is(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+    ((_, session, kwargs),) = stage.diary("initialize")
+    assert session == NAME
+    assert kwargs == {
+        "hermes_home": str(stage.home),
+        "agent_context": "primary",
+        "platform": "telegram",
+        "agent_identity": "main",
+        "agent_workspace": "hermes",
+        "user_id": "ada",
+        "user_name": "ada",
+        "session_title": "Plans",
+        "chat_id": "42",
+        "chat_type": "dm",
+        "gateway_session_key": "agent:main:telegram:dm:42",
+    }
+
+
+async def test_a_turn_is_a_turn(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.open() as plugin:
+        found = await plugin.find(query("where is the cat?"))
+        assert [it.text for it in found] == ["recalled: where is the cat?"]
+        await plugin.store(batch(exchange("where is the cat?", key="1"), exchange("and the dog?", key="2")))
+        await plugin.store(batch(note("likes cats"), note("no dogs", key="m", action="replace")))
+    assert [line[0] for line in stage.diary()] == [
+        "initialize", "on_turn_start", "prefetch", "sync_turn", "queue_prefetch", "sync_turn", "queue_prefetch",
+        "on_memory_write", "on_memory_write", "on_session_end", "shutdown",
+    ]  # fmt: skip
+    assert [line[4] for line in stage.diary("sync_turn")] == [2, 4], "with the messages so far"
+    assert stage.diary("on_memory_write") == [
+        ["on_memory_write", "add", "user", "likes cats"],
+        ["on_memory_write", "replace", "user", "no dogs"],
+    ]
+    assert stage.diary("on_session_end") == [["on_session_end", 4]]
+
+
+async def test_every_conversation_has_a_provider_of_its_own(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("in private")))
+        await plugin.store(batch(exchange("in company", stamp=GROUP, session="g"), name="group"))
+        await plugin.store(batch(exchange("in private again", key="3")))
+    assert [(line[1], line[2]["user_id"]) for line in stage.diary("initialize")] == [
+        (NAME, "ada"),
+        ("group", "chat:agent:main:telegram:group:-100"),
+    ]
+    assert [line[3] for line in stage.diary("sync_turn")] == [NAME, "group", NAME]
+
+
+async def test_in_company_it_is_said_who_speaks(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    both = structs.replace(
+        exchange("hi", stamp=GROUP),
+        heard=(utterance("tea", "person:ada", GROUP), utterance("coffee", "person:bob", GROUP)),
+    )
+    async with stage.open() as plugin:
+        await plugin.store(batch(both, name="group"))
+    assert stage.diary("sync_turn")[0][1] == "ada: tea\n\nbob: coffee"
+
+
+async def test_where_the_talk_turns_it_hears_of_it(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+    async with stage.open() as plugin:
+        assert {Capability.SESSION_SWITCHED, Capability.BEFORE_COMPRESS, Capability.PROMPT} <= plugin.capabilities
+        assert plugin.prompt() == "I am a recorder."
+        here = Scope(agent="main", session="s", name=NAME, person="ada")
+        view = [utterance("hello"), utterance("hi", "agent:main")]
+        assert await plugin.before_compress(here, view) == "keep the cat"
+        await plugin.session_switched(Switch(how="new", before=here, after=here))
+    assert stage.diary("on_pre_compress") == [
+        ["on_pre_compress", [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]]
+    ]
+    assert stage.diary("on_session_switch") == [["on_session_switch", NAME, NAME, True]]
+
+
+async def test_a_job_or_a_switch_alone_initialises_nothing(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.open() as plugin:
+        scope = Scope(agent="main", session="s", name=NAME, person="ada")
+        assert await plugin.before_compress(scope, [utterance("hello")]) == ""
+        await plugin.session_switched(Switch(how="resume", before=scope, after=scope))
+    assert stage.diary() == []
+
+
+async def test_its_tools_are_offered_once_they_are_known(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.open() as plugin:
+        assert Capability.TOOLS not in plugin.capabilities
+        before = plugin.cache_busting_signature()
+        await plugin.store(batch(exchange("hello")))
+        assert plugin.cache_busting_signature() != before, "whoever uses it must build it anew"
+    async with stage.open() as plugin:
+        flat, wrapped = plugin.tools()
+        assert [tool.spec.name for tool in (flat, wrapped)] == ["flat", "wrapped"]
+        assert flat.effect is Effect.ONCE
+        assert (await flat.run({"a": 1}, context())).text == '{"ok": "flat"}'
+        failed = await wrapped.run({"fail": True}, context())
+        assert failed.error
+        assert plugin.cache_busting_signature() == plugin.cache_busting_signature()
+    assert [line[1:] for line in stage.diary("tool")] == [["flat", {"a": 1}], ["wrapped", {"fail": True}]]
+
+
+async def test_only_so_many_tools_and_only_those_that_are_wanted(tmp_path: Path) -> None:
+    many = RECORDER.replace(
+        "def get_tool_schemas(self):",
+        "def get_tool_schemas(self):\n        return [{'name': f't{n}'} for n in range(118)]",
+    )
+    stage = Stage(tmp_path, many)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+    async with stage.open() as plugin:
+        assert len(plugin.tools()) == 16
+        assert any(event == "memory.tools" for _, event, _ in stage.log.lines)
+    async with stage.open(tools=("t117", "t3")) as plugin:
+        assert [tool.spec.name for tool in plugin.tools()] == ["t3", "t117"]
+
+
+async def test_what_is_said_while_it_gets_ready_is_not_lost(tmp_path: Path) -> None:
+    """Alone in hermes-agent, a plug-in that gets ready in the background drops what comes before that."""
+    stage = Stage(tmp_path, SLOW_START)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("the very first words")))
+    assert [line[1] for line in stage.diary("sync_turn")] == ["the very first words"]
+
+
+async def test_a_change_of_its_own_files_calls_for_a_new_one(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+        before = plugin.cache_busting_signature()
+        (stage.home / "honcho.json").write_text('{"apiKey": "new"}')
+        await eventually(lambda: plugin.cache_busting_signature() != before)
+
+
+async def test_notes_reach_one_that_only_listens_to_talk(tmp_path: Path) -> None:
+    start = RECORDER.index("    def on_memory_write")
+    deaf = RECORDER[:start] + RECORDER[RECORDER.index("    def shutdown") :]
+    stage = Stage(tmp_path, deaf)
+    async with stage.open() as plugin:
+        await plugin.store(batch(note("likes tea")))
+    assert stage.diary("sync_turn")[0][1] == "Please remember: likes tea"

@@ -1,0 +1,125 @@
+"""Plug-ins come as directories and as packages, with `register` or as a bare class; they load as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everhold.errors import Transient
+
+from .stage import DIARY, RECORDER, REGISTERED, Stage, batch, exchange, note, query
+
+DUCK = (
+    DIARY
+    + """
+class Duck:
+    def initialize(self, session_id): write("initialize", session_id)
+    def sync_turn(self, user, assistant, **kw): write("sync_turn", user, assistant, sorted(kw))
+    def prefetch(self, q): return "quack " + q
+"""
+)
+ODD = (
+    DIARY
+    + """
+from agent.memory_provider import MemoryProvider
+class Odd(MemoryProvider):
+    @property
+    def name(self): return "odd"
+    def initialize(self, session_id, hermes_home, platform, user_id=None):
+        write("initialize", session_id, platform, user_id)
+    def sync_turn(self, user_message, assistant_response): write("sync_turn", user_message, assistant_response)
+    def on_memory_write(self, action, target, content): write("on_memory_write", action, content)
+"""
+)
+RELATIVE = (
+    "from .inner import Recorder\nfrom . import inner\ndef register(ctx): ctx.register_memory_provider(Recorder())\n"
+)
+
+
+@pytest.mark.parametrize("source", [REGISTERED, RECORDER], ids=["register", "bare class"])
+async def test_a_directory_loads(tmp_path: Path, source: str) -> None:
+    stage = Stage(tmp_path, source)
+    async with stage.open() as plugin:
+        assert await plugin.store(batch(exchange("my cat is Mimi"))) == {"k": ""}
+    assert stage.diary("sync_turn")[0][1:3] == ["my cat is Mimi", "I see."]
+
+
+async def test_one_that_is_no_subclass_loads(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, DUCK)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+        assert [found.text for found in await plugin.find(query("who?"))] == ["quack who?"]
+    assert stage.diary("sync_turn") == [["sync_turn", "hello", "I see.", ["messages", "session_id"]]]
+
+
+async def test_hooks_are_called_with_what_they_take(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, ODD)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello"), note("likes tea")))
+    assert stage.diary() == [
+        ["initialize", "agent-main-telegram-dm-42", "telegram", "ada"],
+        ["sync_turn", "hello", "I see."],
+        ["on_memory_write", "add", "likes tea"],
+    ]
+
+
+async def test_a_directory_may_have_more_than_one_file(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, RELATIVE, name="with-dash")
+    (stage.plugin / "inner.py").write_text(RECORDER)
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+    assert len(stage.diary("sync_turn")) == 1
+
+
+@pytest.mark.parametrize("group", ["hermes_agent.plugins", "hermes_agent.memory_providers"])
+@pytest.mark.parametrize("target", ["their_memory:register", "their_memory"])
+async def test_an_installed_package_loads_by_its_name(tmp_path: Path, group: str, target: str) -> None:
+    stage = Stage(tmp_path)
+    site = tmp_path / "site"
+    info = site / "their_memory-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "their_memory.py").write_text(REGISTERED)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-memory\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\ntheirs = {target}\n")
+    async with stage.open(path="theirs", environ={"PYTHONPATH": str(site)}) as plugin:
+        await plugin.store(batch(exchange("hello")))
+    assert len(stage.diary("sync_turn")) == 1
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("import nowhere_to_be_found", "nowhere_to_be_found"),
+        ("x = 1", "neither `register` nor"),
+        ("def register(ctx): pass", "registers no memory provider"),
+        ("raise RuntimeError('not today')", "not today"),
+        (RECORDER + "class Other(Recorder): pass\n", "several memory providers"),
+    ],
+)
+async def test_one_that_does_not_load_says_why_and_nothing_is_lost(tmp_path: Path, source: str, words: str) -> None:
+    async with Stage(tmp_path, source).open() as plugin:
+        with pytest.raises(Transient, match=words):
+            await plugin.store(batch(exchange("hello")))
+        assert not (await plugin.health()).well
+
+
+async def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with Stage(tmp_path).open(path="nobody") as plugin:
+        with pytest.raises(Transient, match="nobody is neither a path nor"):
+            await plugin.find(query("hello"))
+
+
+async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with Stage(tmp_path).open(python="/no/such/python") as plugin:
+        with pytest.raises(Transient, match="/no/such/python cannot be run"):
+            await plugin.store(batch(exchange("hello")))
+
+
+async def test_what_is_not_available_gets_nothing(tmp_path: Path) -> None:
+    """hermes-agent passes over it in silence; here what is said waits for it."""
+    stage = Stage(tmp_path, RECORDER.replace("name =", "is_available = lambda self: False\n    name ="))
+    async with stage.open() as plugin:
+        with pytest.raises(Transient, match="not available"):
+            await plugin.store(batch(exchange("hello")))
+    assert stage.diary("sync_turn", "initialize") == []
