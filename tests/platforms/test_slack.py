@@ -164,6 +164,16 @@ async def test_connections_are_renewed_without_a_word(desk: Desk, server: SlackS
     assert await desk.texts() == ["before", "behind"]
 
 
+async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(desk: Desk, server: SlackServer) -> None:
+    listening = asyncio.create_task(desk.platform.listen(desk._accept))
+    await server.write("hello", channel="D1")
+    await desk.until_heard("hello")
+    await server.refresh("link_disabled")
+    with pytest.raises(Refused, match="switched off"):
+        async with asyncio.timeout(10):
+            await listening
+
+
 # -- history -----------------------------------------------------------------------------------------------------------
 
 

@@ -154,11 +154,11 @@ class SlackServer(SocketLoopback):
             for payload in again:
                 await self._attempts(app, payload, type="events_api")
 
-    async def refresh(self) -> None:
-        """Slack renews its connections: it says so, and ends the old ones."""
+    async def refresh(self, reason: str = "refresh_requested") -> None:
+        """Slack renews its connections, or wants no new ones: it says so, and ends those there are."""
         for app in self.apps:
             for line in list(app.lines):
-                await line.say({"type": "disconnect", "reason": "refresh_requested", "debug_info": {}})
+                await line.say({"type": "disconnect", "reason": reason, "debug_info": {}})
                 await line.close()
 
     def shown(self, channel: str) -> list[dict[str, Any]]:
