@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from sys import intern
 from typing import Final, NamedTuple
 
 from everhold.hermes.database import Row
@@ -28,6 +29,7 @@ class Light(NamedTuple):
     role: str
     timestamp: float
     seal: bytes
+    """Of its role and what it says."""
     call: str
     live: bool
     undone: bool
@@ -38,8 +40,8 @@ def light(row: Row) -> Light:
     said = f"{row.role}\0{(row.content or '').strip()}\0{row.tool_call_id}\0{row.tool_calls}"
     return Light(
         id=row.id,
-        session=row.session,
-        role=row.role,
+        session=intern(row.session),  # the same few in every row: a long chat has a million of them
+        role=intern(row.role),
         timestamp=row.timestamp,
         seal=hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=12).digest(),
         call=row.tool_call_id,
@@ -85,7 +87,7 @@ class Reading:
 def read(rows: Iterable[Light]) -> Reading:
     """What each row of a chain is. `rows` in the order they were written."""
     found = Reading()
-    seen: dict[tuple[str, float, bytes], int] = {}
+    seen: dict[tuple[float, bytes], int] = {}
     lights: dict[int, Light] = {}
     live: list[int] = []
     recent: list[int] = []
@@ -98,17 +100,17 @@ def read(rows: Iterable[Light]) -> Reading:
         lights[row.id] = row
         if row.role == META:
             found.marks.append(row.id)
-        elif row.summary and (row.role, row.timestamp, row.seal) not in seen:
-            seen[row.role, row.timestamp, row.seal] = row.id
+        elif row.summary and (row.timestamp, row.seal) not in seen:
+            seen[row.timestamp, row.seal] = row.id
             place = _fold(found, pending, place, live, recent, lights, seen)
             recent = []
-        elif (original := seen.get((row.role, row.timestamp, row.seal))) is not None:
+        elif (original := seen.get((row.timestamp, row.seal))) is not None:
             found.copies[row.id] = original
             recent.append(row.id)
         else:
             _settle(found, recent, lights)
             recent = []
-            seen[row.role, row.timestamp, row.seal] = row.id
+            seen[row.timestamp, row.seal] = row.id
             found.first.append(row.id)
             if not row.undone:
                 live.append(row.id)
@@ -130,7 +132,7 @@ def _fold(
     live: list[int],
     recent: list[int],
     lights: dict[int, Light],
-    seen: dict[tuple[str, float, bytes], int],
+    seen: dict[tuple[float, bytes], int],
 ) -> int:
     """Take in the summary before `place` with the copies around it; where to go on."""
     row = pending[place - 1]
@@ -139,7 +141,7 @@ def _fold(
     tail: list[int] = []
     while place < len(pending):
         copy = pending[place]
-        original = seen.get((copy.role, copy.timestamp, copy.seal))
+        original = seen.get((copy.timestamp, copy.seal))
         if copy.summary or copy.role == META:
             break
         if original is None or original not in before:
