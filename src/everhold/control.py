@@ -6,7 +6,6 @@ Everything that changes something is a commit like any other, as an operation of
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -39,8 +38,10 @@ from everhold.core.entries import (
 from everhold.errors import Conflict, Misuse, NotFound
 from everhold.flow import amend, fold, health
 from everhold.flow.gates import Bells, Gates
+from everhold.flow.records import Records
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import view_at
+from everhold.home import append_line
 from everhold.ports.model import Request, ToolSpec
 from everhold.ports.platform import Accept as Door, Incoming, Verdict
 from everhold.ports.store import Change, Operation, Parked, Session, Step, Wake
@@ -403,21 +404,26 @@ class Control:
                 return entry.body.stamp
         return Stamp(address=session.address, audience=(f"chat:{session.address}",))
 
-    async def erase(self, name: str, seqs: Sequence[int], *, by: str = "operator", why: str = "") -> tuple[int, ...]:
-        """Remove the words of these entries for good, with everything that repeats them here. What went.
-
-        Branches forget with their parent: summaries they made of what they have from it go, too.
+    async def erase(
+        self, name: str, seqs: Sequence[int], *, by: str = "operator", why: str = "", records: Records | None = None
+    ) -> tuple[int, ...]:
+        """Remove the words of these entries for good, with all that repeats them: here, in branches, and in records of
+        what was recalled, wherever. What went. Who erases more than this hands in `records`, to be read once.
         """
         session = await self.find(name)
-        gone = await self._erase(session.id, seqs, by=by, why=why)
+        gone = await self._erase(session.id, seqs, by=by, why=why, records=records)
         await self._erase_inherited(session.id, by=by, why=why)
         return gone
 
-    async def _erase(self, id: str, seqs: Sequence[int], *, by: str, why: str) -> tuple[int, ...]:
+    async def _erase(
+        self, id: str, seqs: Sequence[int], *, by: str, why: str, records: Records | None = None
+    ) -> tuple[int, ...]:
+        records = records or Records(self.store)
         while True:
             session = await self.store.session(id)
             plan = await amend.erasure(self.store, session, seqs, by=by, why=why)
             await self._write_down(session.id, plan.seqs)
+            repeating = await records.repeating(session.id, plan.seqs)
             ended = Ended(outcome="erased", reason="something it had read was erased")
             try:
                 await self.store.commit(
@@ -433,7 +439,8 @@ class Control:
                         # what else those operations had been asked is answered by new ones
                         wakes=(Wake(reader="mind"),) if plan.ends else (),
                         erase=plan.seqs,
-                        drop_blobs=plan.blobs,
+                        drop_blobs=plan.blobs + repeating,
+                        read=records.upto,
                     )
                 )
             except Conflict:
@@ -469,13 +476,7 @@ class Control:
             return
         seals = [_seal(await self.store.entry(session, seq)) for seq in seqs]
         record = {"session": session, "seqs": seqs, "seals": seals, "at": self.gates.clock.now()}
-        line = msgspec.json.encode(record) + b"\n"
-        handle = os.open(self.erasures, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(handle, line)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        append_line(self.erasures, msgspec.json.encode(record))
 
     async def reapply_erasures(self) -> int:
         """Forget again what the erasures' file lists and the store still holds; how many entries."""

@@ -216,3 +216,13 @@ def write_file(path: Path, data: bytes, *, mode: int | None = FILE_MODE) -> None
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def append_line(path: Path, data: bytes) -> None:
+    """Add a line to a file of the owner's alone. It is on the disk when this returns."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    try:
+        os.write(handle, data + b"\n")
+        os.fsync(handle)
+    finally:
+        os.close(handle)

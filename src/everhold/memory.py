@@ -7,7 +7,6 @@ whatever was made of them, then from every provider that can delete. What cannot
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, Final
 
@@ -22,6 +21,8 @@ from everhold.core.recall import Recalled, Why, merge, trace
 from everhold.errors import EverholdError, Misuse, NotFound
 from everhold.flow import backfill, memo, remember
 from everhold.flow.perform import hand_over
+from everhold.flow.records import Records
+from everhold.home import append_line
 from everhold.ports.memory import Capability, Found, Query
 from everhold.ports.store import Change, Session, Step
 
@@ -291,12 +292,14 @@ class Memory:
     async def _erase(self, names: tuple[str, ...], *, at: float, by: str) -> tuple[list[Going], int]:
         """Erase what is theirs from the log, and what tells of it; what went, and how many records did."""
         gone: list[Going] = []
+        records = Records(self.store)
         for _ in range(MOST_ROUNDS):
             found = await self._parts(names, before=at)
             if not found:
                 break
             for going in found:
-                await self.control.erase(going.session, going.seqs, by=by, why="a person was forgotten")
+                why = "a person was forgotten"
+                await self.control.erase(going.session, going.seqs, by=by, why=why, records=records)
             gone += found
         sweep = await self._sweep(names, {(it.session, seq) for it in gone for seq in it.seqs})
         blobs = await self._unshared({blob for it in gone for blob in it.blobs})
@@ -445,12 +448,7 @@ class Memory:
         if self.control.erasures is None:
             return
         line = {"session": "", "seqs": [], "forget": list(names), "at": at, "done": done}
-        handle = os.open(self.control.erasures, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(handle, msgspec.json.encode(line) + b"\n")
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        append_line(self.control.erasures, msgspec.json.encode(line))
 
     def _unfinished(self) -> dict[tuple[str, ...], float]:
         """Whom somebody began to forget, and as of when."""

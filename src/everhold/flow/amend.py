@@ -132,7 +132,7 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
     for entry in entries.values():
         if isinstance(entry.body, Folded) and entry.op in folds:
             gone.add(entry.seq)
-        if isinstance(entry.body, Thought) and entry.seq > first:
+        if isinstance(entry.body, Thought) and entry.seq >= first:
             blobs.update(blob for blob in (entry.body.recall, entry.body.why) if blob)
         if _rests_on(entry, gone):
             gone.add(entry.seq)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from everhold.core import compression, facts
 from everhold.core.access import hops_of
@@ -115,10 +116,11 @@ class Seat:
         lane: LaneUpdate | None = None,
         wakes: tuple[Wake, ...] = (),
         spends: tuple[Spend, ...] = (),
-        blobs: tuple[bytes, ...] = (),
+        beside: Beside | None = None,
         pause: bool = False,
     ) -> Committed:
         """Commit under this mind's claim."""
+        beside = beside or Beside()
         done = await self.store.commit(
             Change(
                 step=step_,
@@ -131,14 +133,23 @@ class Seat:
                 lane=lane,
                 wakes=self.bells.offer(wakes),
                 spends=spends,
-                blobs=blobs,
+                blobs=self.views.unkept(beside.blobs),
+                records=beside.records,
                 pause=pause,
             )
         )
+        self.views.kept(beside.blobs)
         if wakes:
             self.bells.hand_over(done.claims)
             self.bells.ring(self.claim.session, work=len(done.claims) < len(wakes))
         return done
+
+
+class Beside(Struct, frozen=True, kw_only=True):
+    """What a thought refers to, to be kept with it; `records`: what it was shown from memory."""
+
+    blobs: tuple[bytes, ...] = ()
+    records: tuple[bytes, ...] = ()
 
 
 class TurnWork:
@@ -164,8 +175,7 @@ class TurnWork:
         self.fresh = False
         self.recalled: Recalled | None = None
         """What memories said about this turn's messages; None until they were asked."""
-        self.blobs: tuple[bytes, ...] = ()
-        """What the next thought refers to, to be kept with it."""
+        self.beside = Beside()
         self.log = seat.log
 
     async def begin(self, op: int, began: Began, seen: Seen, heard: list[Entry], *, left: bool) -> bool:
@@ -275,7 +285,7 @@ class TurnWork:
         prompt, offered = runtime.system.encode(), msgspec.json.encode(tools)
         beside = self.recalled.text.encode()
         why = msgspec.json.encode(self.recalled.why) if self.recalled.why is not None else b""
-        self.blobs = tuple(blob for blob in (prompt, offered, beside, why) if blob)
+        self.beside = Beside(blobs=tuple(filter(None, (prompt, offered))), records=tuple(filter(None, (beside, why))))
 
         weight = self.seen.tokens + compression.tokens(current) + runtime.overhead
 
@@ -434,14 +444,15 @@ class TurnWork:
         step_ = _STEPS[kind_of(bodies[0])]
         drafts = tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies)
         wakes = self._wakes(bodies)
-        blobs = self.blobs if any(isinstance(body, Thought) for body in bodies) else ()
-        done = await self.seat.commit(
-            step_, drafts, op=self.op, wakes=wakes, spends=self._spends(bodies), blobs=self.seat.views.unkept(blobs)
-        )
-        self.seat.views.kept(blobs)
+        beside, spends = self._beside(bodies), self._spends(bodies)
+        done = await self.seat.commit(step_, drafts, op=self.op, wakes=wakes, spends=spends, beside=beside)
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
         return Recorded(bodies)
+
+    def _beside(self, bodies: Iterable[Body]) -> Beside | None:
+        # what was recalled for an answer that never came is kept nowhere: no erasure would find it
+        return self.beside if any(isinstance(body, Thought) for body in bodies) else None
 
     async def _shrink(self, reason: str) -> Event:
         """Too long: first long results become stubs, then what came before is folded, then it fails, visibly."""
@@ -506,8 +517,6 @@ class TurnWork:
             limit = self.runtime.text_limit(self.origin)
             bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
         bodies.append(task.ended)
-        # what was recalled for an answer that never came is kept nowhere: no erasure would find it
-        blobs = self.blobs if any(isinstance(body, Thought) for body in bodies) else ()
         # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
         # store keeps it due should something arrive before that
         lane = LaneUpdate(attempts=0, error="", idle_at=self.tail, release=self.tail is not None)
@@ -519,9 +528,8 @@ class TurnWork:
             lane=lane,
             wakes=wakes + self._fold_wake(task.reply) + self._review_wake(),
             spends=self._spends(tuple(bodies)),
-            blobs=self.seat.views.unkept(blobs),
+            beside=self._beside(bodies),
         )
-        self.seat.views.kept(blobs)
         more = self.tail is None
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)

@@ -258,6 +258,8 @@ class Change(Struct, frozen=True, kw_only=True):
     """Refused with Conflict if the session has grown beyond this seq."""
     bound: tuple[str, str] | None = None
     """(address, title): refused with Conflict unless the address leads to this session, and that is its title."""
+    read: int | None = None
+    """Refused with Conflict if a thought stands behind this position, in whichever session."""
     # the rest of the commit
     lane: LaneUpdate | None = None
     wakes: tuple[Wake, ...] = ()
@@ -268,6 +270,8 @@ class Change(Struct, frozen=True, kw_only=True):
     position: Position | None = None
     spends: tuple[Spend, ...] = ()
     blobs: tuple[bytes, ...] = ()
+    records: tuple[bytes, ...] = ()
+    """Blobs, too, but they repeat what was said elsewhere: not kept if anything was erased since `op` began."""
     erase: tuple[int, ...] = ()
     """Entries whose body and salt go; an `erased` entry must be among `entries`."""
     drop_blobs: tuple[str, ...] = ()

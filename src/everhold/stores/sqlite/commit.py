@@ -96,6 +96,8 @@ def _check(cur: apsw.Cursor, change: Change) -> sessions.Head | None:
             raise Conflict(f"session {session} has grown to {head.first - 1}, beyond {change.seen}")
     if change.op is not None:
         operations.guard(cur, session, change.op, change.claim)
+    if change.read is not None and entries.thought_behind(cur, change.read):
+        raise Conflict(f"somebody thought of something behind position {change.read} of the log")
     return head
 
 
@@ -206,6 +208,11 @@ def _rest(cur: apsw.Cursor, change: Change) -> None:
         ledger.spend(cur, change.spends)
     if change.blobs:
         ledger.keep(cur, change.blobs)
+    if change.records:
+        if change.op is None:
+            raise Misuse("no operation is named that was shown what is recorded")
+        if not entries.erased_since(cur, change.session, change.op):
+            ledger.keep(cur, change.records)
     if change.drop_blobs:
         ledger.drop(cur, change.drop_blobs)
     if change.pause:

@@ -106,6 +106,16 @@ def twin(cur: apsw.Cursor, draft: Draft) -> Twin | None:
     return Twin(session, seq, pos, differs)
 
 
+def thought_behind(cur: apsw.Cursor, pos: int) -> bool:
+    """Whether any session has a thought behind a position in the log."""
+    return cur.execute("select 1 from entries where pos > ? and kind = 'thought' limit 1", (pos,)).get is not None
+
+
+def erased_since(cur: apsw.Cursor, session: str, seq: int) -> bool:
+    """Whether anything was erased in any session since an entry was written."""
+    return cur.execute(ERASED_SINCE, (session, seq)).get is not None
+
+
 def erase(cur: apsw.Cursor, session: str, seqs: Sequence[int]) -> None:
     """Take away what the entries said and what their digests were salted with."""
     for seq in seqs:
@@ -169,6 +179,10 @@ FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit 
 NOTES: Final = (
     f"select {_COLUMNS} from entries indexed by entries_notes "
     "where pos > ? and kind in ('noted', 'erased') order by pos limit ?"
+)
+ERASED_SINCE: Final = (
+    "select 1 from entries indexed by entries_notes where kind in ('noted', 'erased') and kind = 'erased' "
+    "and pos > (select pos from entries where session = ? and seq = ?) limit 1"
 )
 FOLDS: Final = (
     f"select {_COLUMNS} from entries indexed by entries_folds where kind = 'folded' order by pos desc limit ?"

@@ -10,7 +10,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from everhold.ports.store import Spend, Store
+import pytest
+
+from everhold.core.entries import Draft, Thought
+from everhold.errors import Conflict, Misuse
+from everhold.ports.store import Spend, Step, Store
 from everhold.testing.contracts.scene import Dice, Scene, promise
 from everhold.testing.contracts.store_lanes import LanesContract
 from everhold.testing.contracts.store_log import LogContract
@@ -48,6 +52,39 @@ class StoreContract(LogContract, OperationsContract, LanesContract):
         assert await scene.store.blob(hashlib.sha256(b"").hexdigest()) == b""
         await scene.commit(drop_blobs=(digest,))
         assert await scene.store.blob(digest) is None
+
+    @promise
+    async def test_a_record_is_not_kept_if_anything_was_erased_since_its_operation_began(self, scene: Scene) -> None:
+        await scene.open("other")
+        said = await scene.hear("a secret", session="other")
+        at_work = await scene.begin(await scene.hear())
+        await scene.commit(op=at_work, records=(b"first",))
+        await scene.erase(said, session="other")
+        await scene.commit(op=at_work, records=(b"second",), blobs=(b"prompt",))
+        await scene.end(at_work)
+        later = await scene.begin(await scene.hear())
+        await scene.commit(op=later, records=(b"third",))
+        blobs = (b"first", b"second", b"third", b"prompt")
+        kept = [await scene.store.blob(hashlib.sha256(blob).hexdigest()) for blob in blobs]
+        assert kept == [b"first", None, b"third", b"prompt"]
+        with pytest.raises(Misuse):
+            await scene.commit(records=(b"nobody's",))
+
+    @promise
+    async def test_whoever_has_not_read_the_newest_thought_is_told(self, scene: Scene) -> None:
+        await scene.open("other")
+        said = await scene.hear("a secret", session="other")
+        op = await scene.begin(await scene.hear())
+        read = (await scene.store.feed())[-1].pos
+        await scene.hear()
+        thought = Draft(body=Thought(text="hm"), author="agent:main", op=op)
+        await scene.commit(thought, op=op, step=Step.THINK)
+        with pytest.raises(Conflict):
+            await scene.erase(said, session="other", read=read)
+        assert (await scene.store.entry("other", said)).body is not None
+        read = (await scene.store.feed())[-1].pos
+        await scene.hear()
+        await scene.erase(said, session="other", read=read)
 
     @promise
     async def test_a_person_is_known_by_each_of_their_identities(self, scene: Scene) -> None:

@@ -88,7 +88,7 @@ class EndsInTwoCommits(GatedStore):
         last = [draft for draft in change.entries if isinstance(draft.body, Ended)]
         first = [draft for draft in change.entries if draft not in last]
         done = await super().commit(structs.replace(_with(change, *first), lane=None))
-        rest = structs.replace(_with(change, *last), wakes=(), spends=(), blobs=())
+        rest = structs.replace(_with(change, *last), wakes=(), spends=(), blobs=(), records=())
         return structs.replace(done, seqs=done.seqs + (await super().commit(rest)).seqs)
 
 
