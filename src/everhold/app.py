@@ -232,6 +232,7 @@ class App:
                 clock=self.clock,
                 pairing=self.reception.pairing,
                 schedules=self.schedules,
+                whisper=self.reception.whisper,
             ).methods(),
         )
         self.remote = Server(home.control, self.methods, log=log)

@@ -107,7 +107,7 @@ class Reception:
         command = None if incoming.bot else parse_command(incoming.text)
         if direct and command is not None and command.name == "link" and (admitted or command.argument):
             if answer := await self.pairing.link(speaker, command.argument, admitted=admitted):
-                self._whisper(origin, answer)
+                self.whisper(origin, answer)
             return msgspec.structs.replace(found, refusal="it was about who they are")
         if not admitted:
             if direct and settings.access.pairing and not incoming.bot:
@@ -153,9 +153,9 @@ class Reception:
             origin.platform, origin.account, incoming.sender, name=incoming.name, chat=origin.chat
         )
         if code:
-            self._whisper(origin, STRANGER.format(code=code))
+            self.whisper(origin, STRANGER.format(code=code))
 
-    def _whisper(self, to: Place, text: str) -> None:
+    def whisper(self, to: Place, text: str) -> None:
         """Say something that belongs to no conversation. Nobody waits for it, and it is not tried twice."""
         platform = self._platforms.get((to.platform, to.account))
         if platform is None:

@@ -95,9 +95,10 @@ async def test_a_stranger_is_paired_and_then_answered(
         found = re.search(r"[A-Z2-9]{4}-[A-Z2-9]{4}", told)
         assert found
         assert not model.requests, "no model is asked on behalf of a stranger"
-        await town.app.reception.pairing.approve(found[0])
+        await town.app.methods.call("pairing.approve", {"code": found[0]})
+        assert (await said(town, telegram, 666, 2))[1] == "You are let in. What can I do for you?"
         await telegram.write("thank you", user=666)
-        assert (await said(town, telegram, 666, 2))[1] == "You said: Ada: thank you"
+        assert (await said(town, telegram, 666, 3))[2] == "You said: Ada: thank you"
         assert found[0] not in town.log.getvalue()
 
 

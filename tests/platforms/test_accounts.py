@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from everhold.accounts import Accounts, locks_directory
-from everhold.config import Settings, parse
+from everhold.config import Settings, parse, plugin_problems
 from everhold.config.secrets import Environment
 from everhold.errors import Misuse, Refused
 from everhold.plugins import Catalogue, Factory
@@ -165,6 +165,11 @@ async def test_a_missing_token_or_package_disables_one_account(place: Any) -> No
     (problem,) = accounts.problems()
     assert (problem.disables, problem.remedy) == ("platforms.missing.x", "pip install 'everhold[missing]'")
     assert list(toys(accounts)) == ["a"]
+
+
+def test_a_secret_that_nobody_named_is_asked_for_as_it_can_be_written() -> None:
+    (problem,) = plugin_problems("platforms", Toy.Settings, {})
+    assert (problem.key, problem.remedy) == ("token_env", "name the variable here, and set it in .env")
 
 
 async def test_an_account_that_cannot_be_built_anew_goes_on_as_it_was(place: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from everhold.config.literals import mask
+from everhold.config.literals import is_secret_key, mask
 from everhold.config.problems import KeyPath, Problem, did_you_mean
 from everhold.config.settings import given_fields
 
@@ -50,6 +50,10 @@ def problems_of(error: ValidationError, model: type[BaseModel], *, also: Iterabl
         if kind == "extra_forbidden":
             known = [*known_keys(model, path[:-1]), *(also if len(path) == 1 else ())]
             message, remedy = "unknown key", did_you_mean(str(path[-1]), known)
+        elif kind == "missing" and is_secret_key(str(path[-1])):
+            # a secret is named here and kept elsewhere: adding the key itself would be refused
+            path = (*path[:-1], f"{path[-1]}_env")
+            message, remedy = "is missing", "name the variable here, and set it in .env"
         elif kind in _WORDS:
             message, remedy = _WORDS[kind]
         elif kind in _BOUNDS:

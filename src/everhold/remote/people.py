@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from everhold.config import Settings
+from everhold.core.entries import Place
 from everhold.errors import Misuse
 from everhold.pairing import Pairing
 from everhold.ports.clock import Clock
@@ -44,6 +45,8 @@ class Welcoming:
     clock: Clock
     pairing: Pairing
     schedules: Schedules
+    whisper: Callable[[Place, str], None]
+    """Says something that belongs to no conversation."""
 
     def methods(self) -> Iterator[tuple[str, type[Struct], Answer]]:
         yield "pairing.list", Nothing, self._pairings
@@ -61,7 +64,10 @@ class Welcoming:
     async def _approve(self, given: Code) -> dict[str, Any]:
         if given.person:
             self._known(given.person)
-        return await self.pairing.approve(given.code, person=given.person)
+        done = await self.pairing.approve(given.code, person=given.person)
+        place = Place(platform=done["platform"], account=done["account"], chat=done["chat"])
+        self.whisper(place, "You are let in. What can I do for you?")
+        return done
 
     async def _revoke(self, given: Identity) -> dict[str, Any]:
         return {"revoked": await self.pairing.revoke(given.identity)}
