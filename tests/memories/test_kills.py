@@ -1,0 +1,205 @@
+"""The whole gateway as its own process, four services that misbehave at random, and kill -9 again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.memories.services import NAMES, WRITES, Services
+
+KILLS = min(300, int(os.environ.get("EVERHOLD_KILLS", "300")))
+A_RUN = 25
+CHATS = ("one", "two", "three")
+FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("after", {}),
+    ("lose", {}),
+    ("mute", {}),
+    ("late", {"seconds": 0.8}),
+    ("slow", {"seconds": 0.3}),
+    ("hollow", {}),
+    ("garbage", {}),
+    ("idle", {}),
+    ("drop", {}),
+    ("refuse", {"status": 503}),
+    ("refuse", {"status": 429, "retry_after": 0.2}),
+)
+
+
+class Street:
+    """A home, the process that serves it at the moment, and people who talk to it whether it is there or not."""
+
+    def __init__(self, path: Path, services: Services, seed: int) -> None:
+        self.services = services
+        self.dice = random.Random(f"street/{seed}")
+        self.home = path / "home"
+        self.home.mkdir(mode=0o700)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        config = json.loads(services.config(honcho={"visible_seconds": 0.5}, mem0={"visible_seconds": 0.5}))
+        config |= {"http": {"port": self.port}, "backup": {"every_hours": 0}}
+        (self.home / "config.yaml").write_text(json.dumps(config))
+        env = self.home / ".env"
+        env.touch(mode=0o600)
+        env.write_text("MODEL_KEY=a-key-for-everybody-0123\n")
+        self.errors = path / "stderr"
+        self.kept: dict[str, list[str]] = {chat: [] for chat in CHATS}
+        """What was acknowledged, by chat, in order."""
+        self.process: asyncio.subprocess.Process | None = None
+        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=5.0)
+
+    async def start(self) -> None:
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("EVERHOLD")}
+        with self.errors.open("ab") as errors:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "everhold", "--home", str(self.home), "up",
+                stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=environ,
+            )  # fmt: skip
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+    async def ready(self, *, seconds: float = 60.0) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(httpx2.HTTPError):
+                if (await self.http.get("/ready")).status_code == 200:
+                    return
+            assert self.process is not None
+            assert self.process.returncode is None, self.errors.read_text()[-4_000:]
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"never ready:\n{self.errors.read_text()[-4_000:]}")
+
+    async def live(self, writes: int, *, seconds: float = 30.0) -> None:
+        """Until so many more writes reached the services, and perhaps a moment longer."""
+        wanted = self.writes() + writes
+        until = time.monotonic() + seconds
+        while self.writes() < wanted and time.monotonic() < until:  # noqa: ASYNC110  # it is about any moment
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(self.dice.random() * self.dice.choice((0.01, 0.1, 1.0)))
+
+    def writes(self) -> int:
+        return sum(len(self.services[name].seen(WRITES[name], "POST")) for name in NAMES)
+
+    async def talk(self, chat: str) -> None:
+        """Say something again and again; a message that was not acknowledged is sent again under its id."""
+        number = 0
+        while True:
+            number += 1
+            text = f"{chat} {number}"
+            body = {"chat": chat, "person": "ada", "text": text, "id": f"{chat}-{number}"}
+            while True:
+                with contextlib.suppress(httpx2.HTTPError):
+                    answer = await self.http.post("/api/messages", json=body)
+                    if answer.status_code in (200, 202):
+                        self.kept[chat].append(text)
+                        break
+                    assert answer.status_code in (429, 503), answer.text
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2 + self.dice.random())
+
+    async def trouble(self) -> None:
+        """Every other write goes wrong somehow."""
+        while True:
+            for name in NAMES:
+                service = self.services[name]
+                if not service.armed:
+                    how, more = self.dice.choice(FAULTS)
+                    skip = self.dice.choice((0, 1))
+                    service.fault(how, WRITES[name], method="POST", skip=skip, **more)  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+
+    def heard(self, name: str) -> dict[str, list[str]]:
+        """What a service has of each chat, in its order."""
+        services = self.services
+        if name == "honcho":
+            lines = [row["content"] for row in services.honcho.state.messages if row["peer_id"] == "ada"]
+        else:
+            texts = {
+                "hindsight": lambda: [row["text"] for row in services.hindsight.state.documents.values()],
+                "mem0": services.mem0.texts,
+                "supermemory": services.supermemory.texts,
+            }[name]()
+            lines = [
+                line.removeprefix("ada: ") for text in texts for line in text.split("\n\n") if line.startswith("ada: ")
+            ]
+        return {chat: [line for line in lines if line.partition(" ")[0] == chat] for chat in CHATS}
+
+    def missing(self) -> int:
+        return sum(max(0, len(self.kept[chat]) - len(self.heard(name)[chat])) for name in NAMES for chat in CHATS)
+
+
+async def storm(path: Path, *, kills: int, seed: int) -> Street:
+    async with Services().up() as services:
+        street = Street(path, services, seed)
+        talking = [asyncio.create_task(street.talk(chat)) for chat in CHATS]
+        trouble = asyncio.create_task(street.trouble())
+        try:
+            for _ in range(kills):
+                await street.start()
+                await street.ready()
+                await street.live(street.dice.randint(1, 12))
+                await street.kill()
+            for task in (*talking, trouble):
+                assert not task.done(), task.exception()
+                task.cancel()
+            for name in NAMES:
+                services[name].well()
+            await street.start()
+            await street.ready()
+            until = time.monotonic() + 120
+            while street.missing() and time.monotonic() < until:  # noqa: ASYNC110  # a service rings no bell
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(3)  # whatever would come twice has had its time
+        finally:
+            for task in (*talking, trouble):
+                task.cancel()
+            await asyncio.gather(*talking, trouble, return_exceptions=True)
+            if street.process is not None and street.process.returncode is None:
+                await street.kill()
+            await street.http.aclose()
+        return street
+
+
+def lost_and_doubled(street: Street) -> dict[str, str]:
+    found = {}
+    for name in NAMES:
+        heard = street.heard(name)
+        for chat in CHATS:
+            # what was kept and could not be acknowledged any more may be there, too
+            last = f"{chat} {len(street.kept[chat]) + 1}"
+            if heard[chat] not in (street.kept[chat], [*street.kept[chat], last]):
+                lost = [it for it in street.kept[chat] if it not in heard[chat]]
+                twice = sorted({it for it in heard[chat] if heard[chat].count(it) > 1})
+                found[f"{name}/{chat}"] = f"lost {lost}, twice {twice}, in order: {sorted(heard[chat]) == heard[chat]}"
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_two_kills_lose_and_double_nothing_in_four_memories(tmp_path: Path) -> None:
+    street = await storm(tmp_path, kills=2, seed=1)
+    assert not lost_and_doubled(street)
+    assert all(street.kept.values())
+    assert len(street.services.honcho.state.created) == len(CHATS)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // A_RUN)))
+async def test_many_kills_with_four_memories_attached(tmp_path: Path, seed: int) -> None:
+    street = await storm(tmp_path, kills=A_RUN, seed=seed)
+    assert not lost_and_doubled(street)
+    assert len(street.services.honcho.state.created) == len(CHATS)
