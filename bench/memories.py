@@ -1,0 +1,193 @@
+"""What attached memories cost a turn, and how long it takes to hand over what an outage left behind.
+
+The services are those of `everhold.testing.services`, in a process of their own, asked through the vendors' clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.house import Clock, House, Silence, open_store, room
+from bench.past import Past
+from bench.table import Row, at_most, interleave, median
+from everhold.flow.memory import Attached
+from everhold.flow.remember import reader_of
+from everhold.plugins import MEMORIES
+from everhold.ports.memory import Batch, Capability, Found, Query
+from everhold.ports.platform import Delivery
+from everhold.ports.plugin import Context
+from everhold.ports.store import Change, Step, Wake
+from everhold.testing.services.base import Service
+from everhold.testing.services.hindsight import HindsightService
+from everhold.testing.services.honcho import HonchoService
+from everhold.testing.services.mem0 import Mem0Service
+from everhold.testing.services.supermemory import SupermemoryService
+
+LIMIT_MS = 0.3
+SERVICES: dict[str, type[Service]] = {
+    "honcho": HonchoService,
+    "hindsight": HindsightService,
+    "mem0": Mem0Service,
+    "supermemory": SupermemoryService,
+}
+SESSIONS = 50
+
+
+class Nowhere:
+    """A memory that has everything as soon as it is told."""
+
+    delivery = Delivery.KEYED
+    capabilities = frozenset({Capability.PROBE})
+    deadline = 30.0
+    visible_after = 0.0
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        return {item.key: item.key for item in batch.items}
+
+    async def find(self, query: Query) -> Sequence[Found]:
+        return ()
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        return [item.key for item in batch.items]
+
+
+class Remembering(House):
+    """A house with memories. `held`: they are told nothing yet, so that a turn is measured without its delivery."""
+
+    def __init__(self, directory: Path, memories: Mapping[str, Any], *, held: bool = False) -> None:
+        super().__init__(open_store(directory))
+        self.memories = {name: Attached(memory, instance=name, agent="main") for name, memory in memories.items()}
+        self._runtime = dataclasses.replace(
+            self._runtime, memories=tuple(memories), recalls=tuple(memories), recall_seconds=0.8 if memories else 0.0
+        )
+        if held:
+            self.supervisor.only = ("mind", "voice:table:main")
+
+    def memory(self, instance: str, agent: str) -> Attached | None:
+        return self.memories.get(instance)
+
+    def attached(self) -> list[Attached]:
+        return list(self.memories.values())
+
+
+TURNS = {"honcho": 10_000, "hindsight": 10_000, "supermemory": 10_000, "mem0": 1_000}
+"""Of mem0 fewer: looking for one memory among many is what takes its fake so long, not us."""
+
+
+def memory_rows(rounds: int, *, most: int = 10_000) -> list[Row]:
+    found = interleave(rounds, {str(count): lambda count=count: turn_cost(count) for count in (0, 1, 4)})  # type: ignore[misc]
+    each = median([(four - none) / 4 for four, none in zip(found["4"], found["0"], strict=True)])
+    rows = [
+        at_most(
+            "an attached memory on the turn path, recall included, CPU",
+            each,
+            "ms",
+            LIMIT_MS,
+            beside=f"turn with none {median(found['0']):.2f} ms, one {median(found['1']):.2f} ms, "
+            f"four {median(found['4']):.2f} ms",
+        )
+    ]
+    for name, count in TURNS.items():
+        turns = min(count, most)
+        seconds = drain(name, turns)
+        rows.append(
+            Row(
+                what=f"{turns:,} turns of {SESSIONS} sessions handed to {name} after an outage",
+                value=seconds,
+                unit="s",
+                beside=f"{turns / seconds:.0f} a second, each read back",
+            )
+        )
+    return rows
+
+
+def turn_cost(memories: int, *, turns: int = 150) -> float:
+    """CPU milliseconds of one turn with so many memories attached."""
+
+    async def run(directory: Path) -> float:
+        attached = {f"m{number}": Nowhere() for number in range(memories)}
+        async with Remembering(directory, attached, held=True).open() as house:
+            for _ in range(5):
+                await house.turn("c")
+            started = time.process_time()
+            for _ in range(turns):
+                await house.turn("c")
+            return (time.process_time() - started) / turns * 1e3
+
+    with room() as directory:
+        return asyncio.run(run(directory))
+
+
+def drain(name: str, turns: int) -> float:
+    """Seconds from a service coming back to its having everything."""
+
+    async def run(directory: Path, url: str) -> float:
+        store = open_store(directory, synchronous="OFF")
+        for number in range(SESSIONS):
+            await Past(store, f"s-{number}", chat=f"c{number}").live(turns // SESSIONS)
+        await store.close()
+        factory = MEMORIES.load(name)
+        settings = factory.Settings.model_validate({"base_url": url, "api_key": "a-key"})
+        context = Context(agent="main", instance=name, directory=directory, log=Silence(), clock=Clock())
+        async with Remembering(directory, {name: factory(settings, context)}).open() as house:
+            started = time.monotonic()
+            for number in range(SESSIONS):
+                wake = Wake(reader=reader_of(name), start=0)
+                await house.store.commit(Change(step=Step.NOTE, session=f"s-{number}", at=time.time(), wakes=(wake,)))
+            house.bells.work.set()
+            await house.rest()
+            seconds = time.monotonic() - started
+            parked = await house.store.parked()
+            assert not parked, parked[0]
+            await house.memories[name].close()
+            return seconds
+
+    with room() as directory, served(SERVICES[name]) as (url, kept):
+        seconds = asyncio.run(run(directory, url))
+        there = kept()
+        assert there >= turns, f"{name} has {there} of {turns}"
+        return seconds
+
+
+@contextlib.contextmanager
+def served(kind: type[Service]) -> Iterator[tuple[str, Any]]:
+    """A service in a process of its own: its address, and how to ask how much it has."""
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(kind, there), daemon=True)
+    process.start()
+    try:
+        url = here.recv()
+
+        def kept() -> int:
+            here.send("kept")
+            count: int = here.recv()
+            return count
+
+        yield url, kept
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(kind: type[Service], line: Connection) -> None:
+    with kind().threaded() as service:
+        line.send(service.url)
+        while True:
+            line.recv()
+            line.send(_kept(service))
+
+
+def _kept(service: Service) -> int:
+    """Exchanges a service has."""
+    state = service.state
+    if isinstance(service, HonchoService):
+        return len({row["metadata"]["everhold"] for row in state.messages})
+    return len(state.memories if isinstance(service, Mem0Service) else state.documents)
