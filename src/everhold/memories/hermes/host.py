@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ START: Final = (
 )
 MOST_BYTES: Final = 8 * 1024 * 1024
 """Of one line from the host. More than it may send: beyond this nobody in there speaks our language any more."""
+_COMPLAINT: Final = re.compile(r"\b(error|exception|fail(ed|ure)?|traceback|warning|cannot|refused)\b", re.IGNORECASE)
 MOST_PRINTED: Final = 200
 """Lines of what a plug-in prints that go to the log before it is only counted."""
 START_SECONDS: Final = 60.0
@@ -200,7 +202,9 @@ class Host:
                 printed += 1
                 self._last_words = line.strip()[:300] or self._last_words
                 if printed <= MOST_PRINTED and line.strip():
-                    self._log.debug("memory.printed", text=line[:500])
+                    # it has no other way to say that something went wrong
+                    say = self._log.warning if _COMPLAINT.search(line) else self._log.debug
+                    say("memory.printed", text=line[:500])
         if printed > MOST_PRINTED:
             self._log.debug("memory.printed", text=f"… {printed - MOST_PRINTED} more lines")
 

@@ -213,6 +213,9 @@ class SingletonSlot:
 
     get_or_create = get
 
+    def peek(self) -> Any:
+        return self._value
+
     def set(self, value: Any) -> None:
         with self._lock:
             self._value = value
