@@ -214,6 +214,49 @@ def rotated() -> None:
     configure()
 
 
+def retried() -> None:
+    """A compression, then a retry: everything that was archived is deleted for good."""
+    db = SessionDB(home / "state.db")
+    session = "20260105_100000_eeeeee"
+    db.create_session(session, source="cli")
+    fill(db, session, 20, "j")
+    compress(db, session)
+    fill(db, session, 1, "k")
+    live = db.get_messages_as_conversation(session)
+    db.replace_messages(session, live[:-1])
+    db.append_message(session, "assistant", "k answer once more")
+
+
+def raced() -> None:
+    """Several at once: writers of one session, and compressions of one session under its older way."""
+    configure(in_place=False)
+    db = SessionDB(home / "state.db")
+    db.create_session("20260106_100000_ffffff", source="cli")
+
+    def write(tag: str) -> None:
+        fill(SessionDB(home / "state.db"), "20260106_100000_ffffff", 5, tag)
+
+    together([threading.Thread(target=write, args=(f"w{n}",)) for n in range(3)])
+    session = "20260107_100000_abcdef"
+    db.create_session(session, source="cli")
+    fill(db, session, 20, "l")
+    told = db.get_messages_as_conversation(session)
+
+    def shrink() -> None:
+        worker = agent(SessionDB(home / "state.db"), session)
+        worker._compress_context([dict(m) for m in told], "", approx_tokens=100_000, force=True)
+
+    together([threading.Thread(target=shrink) for _ in range(3)])
+    configure()
+
+
+def together(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def gateway() -> None:
     """Chats through its own gateway: a direct one with a title, a branch and an undo, and a group."""
     asyncio.run(_gateway())
@@ -290,10 +333,9 @@ def logged() -> None:
     rotated()
 
 
+SCENES = {it.__name__: it for it in (plain, folded, unread, rotated, retried, raced, gateway, logged)}
 for word in scene.split(","):
-    {"plain": plain, "folded": folded, "unread": unread, "rotated": rotated, "gateway": gateway, "logged": logged}[
-        word
-    ]()
+    SCENES[word]()
 sys.stdout.write("done\n")
 sys.stdout.flush()
 os._exit(0)

@@ -139,7 +139,8 @@ class Built:
             f"insert into messages({', '.join(columns)}) select {', '.join(columns)} from messages where id = ?", id
         )
         new = self.db.last_insert_rowid()
-        self.run("update messages set active = 1, compacted = 0 where id = ?", new)
+        if self.version >= 10:
+            self.run("update messages set active = 1, compacted = 0 where id = ?", new)
         if to:
             self.run("update messages set session_id = ? where id = ?", to, new)
         return new

@@ -375,6 +375,25 @@ def test_looking_changes_no_byte(tmp_path: Path) -> None:
     built.close()
 
 
+@pytest.mark.parametrize("damage", [renamed, forked, orphaned, twice, result_without_call], ids=lambda it: it.__name__)
+def test_an_older_schema_is_looked_at_and_never_changed(tmp_path: Path, damage: Callable[[Built], None]) -> None:
+    """What needs columns that are not there is told and left alone; the rest is mended."""
+    built = healthy(tmp_path, version=5)
+    damage(built)
+    path = built.close()
+    schema = "select sql from sqlite_master order by name"
+    db = apsw.Connection(str(path))
+    before = list(db.execute(schema))
+    db.close()
+    assert DAMAGES[damage][0] in checks(path)
+    done = mend.fix(path, now=NOW)
+    assert not any(finding.fixable for finding in done.left)
+    assert bool(done.edits) is (damage in (forked, orphaned))
+    db = apsw.Connection(str(path))
+    assert list(db.execute(schema)) == before
+    db.close()
+
+
 def test_what_is_read_is_of_one_moment(tmp_path: Path) -> None:
     built = healthy(tmp_path)
     db = Database(built.path)

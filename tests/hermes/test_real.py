@@ -87,6 +87,20 @@ def test_what_it_does_to_a_store_is_found_and_mended_and_it_still_reads_it(
     assert foreign.store(path, now=NOW).findings == [], "its own opening it changed nothing"
 
 
+@pytest.mark.parametrize("scene, found", [("retried", {"deleted"}), ("raced", {"id-changed", "written-twice"})])
+def test_retries_and_races_are_told_and_everything_that_is_left_comes_in(
+    tmp_path: Path, python: Path, scene: str, found: set[str]
+) -> None:
+    """Writers that interleave leave calls without results as well; what a race leaves is not the same every time."""
+    path = made(python, tmp_path / "home", scene)
+    assert found <= {finding.check for finding in foreign.store(path, now=NOW).findings}
+    place = Place(tmp_path / "here")
+    assert place.bring(path).complete
+    place.all()  # audited
+    assert not any(finding.fixable for finding in mend.fix(path, now=NOW).left)
+    loaded(python, path)
+
+
 def test_its_log_tells_which_ids_changed(tmp_path: Path, python: Path) -> None:
     path = made(python, tmp_path / "home", "logged")
     report = foreign.log(path.parent / "logs" / "agent.log")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from everhold.doctor.case import Case, Told, calls_of
@@ -18,11 +19,19 @@ def checks(case: Case) -> Iterator[Finding]:
     """Everything about chains and the rows in them."""
     yield from _forks(case)
     yield from _orphans(case)
+    archives = {"active", "compacted"} <= case.columns["messages"]
     for told in case.told():
-        yield from _renamed(case, told)
-        yield from _twice(case, told)
-        yield from _unread(case, told)
-        yield from _wedges(case, told)
+        for check in (_renamed, _twice, _unread, _wedges):
+            for finding in check(case, told):
+                yield finding if archives else _unfixable(finding)
+
+
+def _unfixable(finding: Finding) -> Finding:
+    """An older schema cannot archive a message: what a fix would put away has no place to go."""
+    if not any(edit.table == "messages" for edit in finding.edits):
+        return finding
+    remedy = "this schema cannot archive messages; open it once with hermes-agent 0.19.0, which adds what is missing"
+    return replace(finding, edits=(), remedy=f"{remedy}, or import it")
 
 
 def _forks(case: Case) -> Iterator[Finding]:

@@ -165,7 +165,7 @@ def _take_back(db: Database, change: dict[str, Any]) -> None:
 
 def _count_again(db: Database, journal: list[dict[str, Any]]) -> None:
     """`message_count` is how many are live; set it where that changed."""
-    if "message_count" not in db.columns("sessions"):
+    if "message_count" not in db.columns("sessions") or "active" not in db.columns("messages"):
         return
     touched: set[str] = set()
     for change in journal:
