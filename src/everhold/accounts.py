@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import stat
@@ -93,6 +94,7 @@ class Accounts:
         self._catalogue = catalogue
         self._locks = locks
         self._look_again = look_again
+        self._settings: Settings | None = None
         self._problems: dict[Key, Problem] = {}
         self._listening = False
         self._closing = asyncio.Event()
@@ -103,6 +105,7 @@ class Accounts:
     def adopt(self, settings: Settings) -> None:
         """Another revision is in force. Only accounts whose adapter would be built otherwise are touched."""
         wanted = {(it.platform, it.account): it for it in settings.accounts() if it.enabled and it.ready}
+        self._settings = settings
         self._problems.clear()
         for key in [key for key in self.accounts if key not in wanted]:
             self._leave(self.accounts.pop(key))
@@ -217,8 +220,21 @@ class Accounts:
                 sleep=asyncio.sleep,
                 commands=COMMANDS,
                 report=report,
+                friends=functools.partial(self._friends, account.key),
             ),
         )
+
+    def _friends(self, key: Key) -> frozenset[str]:
+        """The ids of those who may write to an account directly, as far as the configuration names them."""
+        platform, name = key
+        settings = self._settings
+        account = settings.platforms.get(platform, {}).get(name) if settings is not None else None
+        if settings is None or account is None:
+            return frozenset()
+        allowed = {*account.access.direct, *settings.access.owners}
+        ids = allowed | {id for id, person in settings.identities.items() if person in allowed}
+        prefix = f"{platform}:"
+        return frozenset(id.removeprefix(prefix) for id in ids if id.startswith(prefix))
 
     # -- listening ---------------------------------------------------------------------------------------------------
 

@@ -44,9 +44,6 @@ class Side(Protocol):
 
     def said(self, person: int) -> list[str]: ...
 
-    def connected(self) -> bool:
-        """Whether a gateway has come. A direct chat that it never heard of it cannot find on Discord."""
-
 
 class OnDiscord:
     name = "discord"
@@ -73,9 +70,6 @@ class OnDiscord:
     def said(self, person: int) -> list[str]:
         return [it["content"] for it in self.running.server.shown(self.chat(person))]
 
-    def connected(self) -> bool:
-        return self.running.server.identified > 0
-
 
 class OnSlack:
     name = "slack"
@@ -100,9 +94,6 @@ class OnSlack:
 
     def said(self, person: int) -> list[str]:
         return [it["text"] for it in self.running.server.shown(self.chat(person))]
-
-    def connected(self) -> bool:
-        return bool(self.running.server.apps[0].lines)
 
 
 @pytest.fixture(params=["discord", "slack"])
@@ -165,9 +156,8 @@ def quiet(house: House, seconds: float = 60) -> None:
 
 
 def test_killed_while_it_thinks_it_answers_once(house: House, side: Side, model: ModelServer) -> None:
-    gateway = house.up()
-    until(side.connected, seconds=30)
     side.write("hello", 1)
+    gateway = house.up()
     until(lambda: answered(side, "hello"), seconds=30)
     quiet(house)
     model.script(Hang())
@@ -200,7 +190,6 @@ def test_killed_at_any_moment_it_loses_nothing_and_says_nothing_twice(house: Hou
             side.write(sent[person][-1], person)
 
     gateway: Gateway = house.up()
-    until(side.connected, seconds=30)
     for person in PEOPLE:
         side.write(sent[person][0], person)
         until(lambda person=person: heard(house, side.chat(person)) == sent[person], seconds=60)

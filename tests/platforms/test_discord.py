@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import discord
+import msgspec
 import pytest
 from discord.gateway import DiscordWebSocket
 from discord.http import Route
@@ -21,6 +22,7 @@ from everhold.platforms.discord import reading
 from everhold.platforms.discord.adapter import Discord, nonce
 from everhold.platforms.discord.settings import DiscordSettings, factory
 from everhold.ports.platform import Introducing
+from everhold.ports.plugin import Context
 from everhold.secret import Secret
 from everhold.testing.contracts.platform import Desk
 from everhold.testing.platforms.discord import DiscordServer
@@ -105,6 +107,40 @@ async def test_a_session_that_is_lost_is_made_up_for_from_the_history(desk: Desk
     assert len(texts) == 255
     thread = next(body for body in await desk.heard() if body.text == "in a thread")
     assert (thread.origin.chat, thread.origin.thread) == (GROUP, "4001")
+
+
+async def test_the_first_word_of_somebody_who_is_let_in_is_heard_even_if_nobody_listened(
+    stage: DiscordStage, tmp_path: Path
+) -> None:
+    class Friends(Desk):
+        def context(self) -> Context:
+            context = super().context()
+            assert context.station is not None
+            station = msgspec.structs.replace(context.station, friends=lambda: frozenset({"1001", "1002", "nobody"}))
+            return msgspec.structs.replace(context, station=station)
+
+    desk = Friends(stage, tmp_path)
+    await stage.server.write("hello?", channel=CHAT)
+    await connected(desk)
+    await desk.until_heard("hello?")
+    asked = [fields for name, fields in stage.server.calls if name == "POST users"]
+    await desk.restart()
+    await stage.server.write("again", channel=CHAT)
+    await desk.until_heard("again")
+    assert len([fields for name, fields in stage.server.calls if name == "POST users"]) == len(asked) == 2
+    await desk.close()
+
+
+async def test_buckets_are_minded_before_they_run_empty(tmp_path: Path) -> None:
+    async with DiscordServer(bucket=3, window=0.2) as server:
+        server.bot(TOKEN)
+        server.direct(CHAT)
+        desk = Desk(DiscordStage(server, Discord), tmp_path)
+        for number in range(8):
+            await desk.platform.send(desk.out(str(number), key=f"s:{number}:0"))
+        assert [it["content"] for it in server.shown(CHAT)] == [str(number) for number in range(8)]
+        assert server.limited == 0
+        await desk.close()
 
 
 async def test_only_what_went_on_is_looked_into_after_a_gap(desk: Desk, server: DiscordServer) -> None:

@@ -428,6 +428,16 @@ async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(desk: Desk, s
         await desk.platform.send(desk.out("<" * 11_000, key="s:2:0"))
 
 
+async def test_a_draft_is_not_brought_up_to_date_more_often_than_slack_likes(desk: Desk, server: SlackServer) -> None:
+    assert isinstance(desk.platform, Slack)
+    remote = await desk.platform.draft(desk.out("I", key="s:1:draft"))
+    for text in ("I th", "I think", "I think th"):
+        await desk.platform.revise(remote, desk.out(text, key="s:1:draft"))
+    await desk.platform.send(desk.out("I think that", edits=remote))
+    assert [it["text"] for it in server.shown("D1")] == ["I think that"]
+    assert server.edits["D1", remote] == 2
+
+
 async def test_a_reply_whose_draft_was_deleted_is_sent(desk: Desk, server: SlackServer) -> None:
     await desk.platform.send(desk.out("the whole text", edits="1.000001"))
     assert [it["text"] for it in server.shown("D1")] == ["the whole text"]

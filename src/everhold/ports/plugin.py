@@ -56,6 +56,9 @@ class Station(Struct, frozen=True, kw_only=True):
     """To be told when the connection is made, and whenever it is lost."""
     most_bytes: int = 20_000_000
     """The largest file that is taken in."""
+    friends: Callable[[], frozenset[str]] = frozenset
+    """The platform's ids of those who may write directly, as far as they are configured: for platforms where a direct
+    chat has to be asked for by whom it is with."""
 
 
 class Context(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 The gateway repeats what a connection missed if it comes back soon. To anybody else it repeats nothing, so every channel
 has a position of its own: the last message that was kept. Channels of servers can be listed, direct chats cannot: those
-are remembered, before anything in them is kept.
+are remembered, before anything in them is kept, and those with people who are let in anyway are asked for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ Hear: TypeAlias = Callable[[Channel, dict[str, Any]], Awaitable[None]]
 
 ALIVE: Final = "alive"
 DIRECT: Final = "direct"
+MET: Final = "met"
 PAGE: Final = 100
+MOST_FRIENDS: Final = 50
+"""How many direct chats are asked for at once: Discord takes many new ones for spam."""
 MOST_DIRECT: Final = 500
 """How many direct chats are looked into after a gap: those that were opened last."""
 SKEW_SECONDS: Final = 60.0
@@ -102,6 +105,7 @@ class Backlog:
 
     async def _places(self) -> AsyncIterator[tuple[Channel, int | None]]:
         """Every place there is, with its last message where that is known."""
+        await self._meet()
         for id in list(await self._known_direct()):
             self.channels[id] = Channel(id=id, direct=True)
             yield self.channels[id], None
@@ -117,6 +121,20 @@ class Backlog:
             if len(guilds) < 200:
                 return
             after = max(int(guild["id"]) for guild in guilds)
+
+    async def _meet(self) -> None:
+        """Ask for the direct chats with those who are let in, once each: their first word may come while we are away."""
+        stored = await self._station.positions.read(MET)
+        met = set(msgspec.json.decode(stored, type=list[str])) if stored else set()
+        strangers = sorted(it for it in self._station.friends() if reading.is_id(it) and it not in met)
+        for friend in strangers[:MOST_FRIENDS]:
+            try:
+                told = await self._patiently(functools.partial(_direct, friend))
+                await self.note_direct(str(told["id"]))
+            except Refused as error:
+                self._log.info("person.unknown", id=friend, error=error)
+            met.add(friend)
+            await self._station.positions.move(MET, msgspec.json.encode(sorted(met)).decode())
 
     async def _described(self, guild: str) -> list[dict[str, Any]]:
         try:
@@ -155,3 +173,7 @@ def _after(channel: str, id: int, rest: Rest) -> Awaitable[Any]:
 
 def _guilds(after: int, rest: Rest) -> Awaitable[Any]:
     return rest.get_guilds(200, after=after, with_counts=False)
+
+
+def _direct(friend: str, rest: Rest) -> Awaitable[Any]:
+    return rest.start_private_message(friend)

@@ -41,6 +41,8 @@ NEEDED: Final = frozenset({"chat:write", "im:history", "im:read"})
 """Without these even a direct chat does not work."""
 LONG_SECONDS: Final = 60.0
 MOST_PROBED: Final = 1_000
+REVISE_SECONDS: Final = 3.0
+MOST_REVISED: Final = 1_000
 
 
 class Slack:
@@ -72,6 +74,8 @@ class Slack:
         self._slow: dict[str, int] = {}
         """Channels with such events, and how many: no position moves past those."""
         self._lived = 0.0
+        self._revised: dict[str, float] = {}
+        """Drafts, and when each was last brought up to date."""
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -248,6 +252,9 @@ class Slack:
         if user not in self._names:
             try:
                 told = (await self._call("users.info", user=user)).get("user") or {}
+            except Refused as error:
+                self._log.info("name.unknown", error=error)
+                told = {}  # and will not be known later
             except EverholdError as error:
                 self._log.debug("name.unknown", error=error)
                 return ""
@@ -296,6 +303,13 @@ class Slack:
         return await self._say(out)
 
     async def revise(self, remote: str, out: Outgoing) -> None:
+        # Slack takes fewer edits a minute than a reply has seconds, and the last one must not have to wait
+        now = self._context.clock.monotonic()
+        if now - self._revised.get(remote, 0.0) < REVISE_SECONDS:
+            return
+        if len(self._revised) > MOST_REVISED:
+            self._revised.clear()
+        self._revised[remote] = now
         await self._edit(remote, out)
 
     async def _say(self, out: Outgoing) -> str:

@@ -2,8 +2,9 @@
 
 It is honest about what makes the real one hard: events are confirmed by nobody; a connection that comes back with its
 session is told what it missed, any other is told nothing of the past; sessions end; direct chats cannot be listed;
-texts have 2,000 characters and are trimmed; a nonce is known for some minutes only, and need not be in the history; a
-lost answer looks the same whether the message was shown or not. People are played by a test: `write`, `edit`.
+texts have 2,000 characters and are trimmed; buckets run empty; a nonce is known for some minutes only, and need not be
+in the history; a lost answer looks the same whether the message was shown or not. People are played by a test: `write`,
+`edit`, `command`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import random
 import re
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -68,8 +70,15 @@ class Bot:
 class DiscordServer(SocketLoopback):
     """`async with DiscordServer() as server:`, then `server.bot(token)` and point a client at `server.api`."""
 
-    def __init__(self, *, nonce_seconds: float = 180.0, tells_nonces: bool = True) -> None:
+    def __init__(
+        self, *, nonce_seconds: float = 180.0, tells_nonces: bool = True, bucket: int = 50, window: float = 1.0
+    ) -> None:
         super().__init__()
+        self.bucket = bucket
+        """How many messages a channel takes within `window` seconds."""
+        self.window = window
+        self.limited = 0
+        self._poured: dict[str, deque[float]] = {}
         self.nonce_seconds = nonce_seconds
         self.tells_nonces = tells_nonces
         """Whether a history tells the nonces of messages."""
@@ -297,6 +306,8 @@ class DiscordServer(SocketLoopback):
             case "GET", "users", "@me", "guilds":
                 after = int(request.query.get("after") or 0)
                 return Answer.json([{"id": id, "name": "a server"} for id in self.guilds if int(id) > after])
+            case "POST", "users", "@me", "channels":
+                return Answer.json(self._direct_with(str(request.fields["recipient_id"])))
             case "GET", "guilds", guild, "channels":
                 return Answer.json([self.channels[id] for id in self.guilds[guild] if self.channels[id]["type"] == 0])
             case "GET", "guilds", guild, "threads", "active":
@@ -311,6 +322,11 @@ class DiscordServer(SocketLoopback):
             case _:
                 raise Failed(404, 0, "404: Not Found")
 
+    def _direct_with(self, user: str) -> dict[str, Any]:
+        direct = (it for it in self.channels.values() if it["type"] == 1)
+        found = next((it for it in direct if it["recipients"][0]["id"] == user), None)
+        return found or self.channels[self.direct(self._id(), user)]
+
     async def _channel(self, bot: Bot, request: Request, channel: str, rest: list[str]) -> Answer:
         match request.method, *rest:
             case ("GET",):
@@ -321,9 +337,11 @@ class DiscordServer(SocketLoopback):
             case "GET", "messages":
                 return Answer.json(self._history(channel, request.query))
             case "POST", "messages":
-                return _metered(await self._said(bot, channel, request))
+                headers = self._pour(channel)
+                return _metered(await self._said(bot, channel, request), headers)
             case "PATCH", "messages", id:
-                return _metered(await self._edited(bot, channel, id, request))
+                headers = self._pour(channel)
+                return _metered(await self._edited(bot, channel, id, request), headers)
             case _:
                 raise Failed(404, 0, "404: Not Found")
 
@@ -377,9 +395,26 @@ class DiscordServer(SocketLoopback):
         if channel not in self.channels:
             raise Failed(404, 10003, "Unknown Channel")
         if not reading and (wait := self.busy.pop(channel, 0)):
-            limited = Failed(429, 0, "You are being rate limited.", retry_after=wait, **{"global": False})
-            limited.headers = {"Retry-After": f"{wait:g}", "X-RateLimit-Scope": "shared", "Via": "1.1 google"}
-            raise limited
+            raise self._limited(wait, {"X-RateLimit-Scope": "shared"})
+
+    def _limited(self, wait: float, headers: dict[str, str]) -> Failed:
+        self.limited += 1
+        failed = Failed(429, 0, "You are being rate limited.", retry_after=wait, **{"global": False})
+        failed.headers = {"Retry-After": f"{wait:g}", "Via": "1.1 google", **headers}
+        return failed
+
+    def _pour(self, channel: str) -> dict[str, str]:
+        """Take one from the channel's bucket; the headers that tell how much is left."""
+        now = time.monotonic()
+        poured = self._poured.setdefault(channel, deque())
+        while poured and poured[0] <= now - self.window:
+            poured.popleft()
+        headers = {"X-RateLimit-Bucket": "messages", "X-RateLimit-Limit": str(self.bucket)}
+        if len(poured) >= self.bucket:
+            raise self._limited(poured[0] + self.window - now, {**headers, "X-RateLimit-Remaining": "0"})
+        poured.append(now)
+        left, reset = self.bucket - len(poured), poured[0] + self.window - now
+        return {**headers, "X-RateLimit-Remaining": str(left), "X-RateLimit-Reset-After": f"{reset:.3f}"}
 
     def _id(self) -> str:
         self._last = max(((int(time.time() * 1000) - EPOCH_MS) << 22), self._last + 1)
@@ -457,20 +492,14 @@ _THREAD: Final = {
     "archive_timestamp": "2024-01-01T00:00:00+00:00",
     "locked": False,
 }
-_BUCKET: Final = {
-    "X-RateLimit-Bucket": "messages",
-    "X-RateLimit-Limit": "50",
-    "X-RateLimit-Remaining": "49",
-    "X-RateLimit-Reset-After": "1.000",
-}
 
 
 def _user(id: str, name: str, *, bot: bool = False) -> dict[str, Any]:
     return {"id": id, "username": name, "discriminator": "0", "global_name": None, "avatar": None, "bot": bot}
 
 
-def _metered(told: dict[str, Any]) -> Answer:
-    return Answer(body=json.dumps(told).encode(), headers=_BUCKET)
+def _metered(told: dict[str, Any], headers: dict[str, str]) -> Answer:
+    return Answer(body=json.dumps(told).encode(), headers=headers)
 
 
 def _now() -> str:
