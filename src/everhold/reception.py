@@ -32,6 +32,8 @@ HALT: Final = "halt/"
 LOOK_BACK: Final = 200
 """How many entries back it is looked for a human's word."""
 MOST_LOOPS: Final = 1_000
+REPORTED_SECONDS: Final = 86_400.0
+"""How long a loop that was broken is news."""
 STRANGER: Final = """\
 I do not know you yet. If you should be let in, give this code to whoever runs me: {code} (good for ten minutes)."""
 
@@ -137,6 +139,8 @@ class Reception:
             await self._halt(incoming, found, speaker, order)
             return msgspec.structs.replace(found, command=Command(name=order), asks=True)
         hops = incoming.hops
+        if not incoming.bot:
+            self.loops.pop((found.agent, origin.platform, origin.chat), None)
         if incoming.bot and not hops and origin.platform not in LOCAL:
             hops = await self._hops(incoming, found)  # one that is carried is exact, ours is only a guess
         if hops >= settings.loops.max_hops:
@@ -284,6 +288,7 @@ class Reception:
             "loops": [
                 {"agent": agent, "platform": platform, "chat": chat, **it}
                 for (agent, platform, chat), it in sorted(self.loops.items())
+                if it["at"] > self._clock.now() - REPORTED_SECONDS
             ],
             "halted": [
                 {"platform": platform, "chat": chat, "by": by}

@@ -307,6 +307,7 @@ async def test_a_loop_ends_by_itself_also_where_the_platform_carries_no_count(do
     (loop,) = door.reception.about()["loops"]
     assert (loop["agent"], loop["chat"], loop["hops"]) == ("main", "7", 8)
     assert (await door.heard("I am human", sender="7")).asks
+    assert door.reception.about()["loops"] == [], "and it is no news any more"
     assert (await door.heard("so?", sender="7", bot=True)).asks, "a human spoke, and it may go on"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from everhold.core.access import NOTICE
@@ -246,3 +248,40 @@ async def test_a_token_nobody_knows_ends_the_listener_and_is_named_nowhere(
         assert wrong not in str(caught.value)
         await telegram.aclose()
     assert wrong not in caplog.text
+
+
+class Calendar:
+    """A clock that a test moves by days."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def now(self) -> float:
+        return 1_700_000_000.0 + self.monotonic()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time() + self.ahead
+
+
+async def test_after_a_long_silence_numbers_begin_anew_and_nothing_is_lost(desk: Desk, server: TelegramServer) -> None:
+    calendar = Calendar()
+    settings = TelegramSettings(token=Secret(TOKEN), base_url=server.url, poll_seconds=0)
+    desk.platform = Telegram(settings, msgspec.structs.replace(desk.context(), clock=calendar))
+    desk.start()
+    await server.write("before the holidays")
+    await desk.until_heard("before the holidays")
+
+    async def confirmed() -> bool:
+        return "offset" in server.calls[-1][1]
+
+    async def asked_for_anything() -> bool:
+        return "offset" not in server.calls[-1][1]
+
+    await desk.until(confirmed, what="a poll behind what was heard")
+    calendar.ahead = 6 * 86_400.0
+    await desk.until(asked_for_anything, what="a poll without an offset")
+    server.renumber(5)
+    for text in ("and now", "for something else"):
+        await server.write(text)
+        await desk.until_heard(text)
+    assert await desk.texts() == ["before the holidays", "and now", "for something else"]

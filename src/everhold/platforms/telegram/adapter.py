@@ -177,7 +177,8 @@ class Telegram:
             self._station.report()
             failures = 0
             for raw in news:
-                offset = max(offset or 0, await self._hear(raw, accept))
+                # not the highest there ever was: numbers begin anew, and then lower ones come after higher ones
+                offset = await self._hear(raw, accept) or offset
             now = self._context.clock.monotonic()
             if news:
                 heard_at = now

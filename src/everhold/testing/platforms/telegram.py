@@ -62,6 +62,10 @@ class Bot:
     commands: list[dict[str, str]] = field(default_factory=list)
     webhook: str = ""
 
+    def fresh(self, offset: int) -> list[dict[str, Any]]:
+        """What a poll with this offset is told: never anything before it."""
+        return [update for update in self.updates if update["update_id"] >= offset]
+
     def user(self) -> dict[str, Any]:
         return {"id": self.id, "is_bot": True, "first_name": self.username, "username": self.username}
 
@@ -162,6 +166,10 @@ class TelegramServer(Loopback):
         bots = {bot.id for bot in self.bots.values()}
         return [shown.text for shown in self.shown(chat) if shown.by in bots]
 
+    def renumber(self, first: int) -> None:
+        """Number what comes from here on anew, as the real one does after a week without news."""
+        self._updates = itertools.count(first)
+
     async def quiet(self, token: str) -> None:
         """Wait until a bot has confirmed everything it was told."""
         bot = self.bots[token]
@@ -202,12 +210,12 @@ class TelegramServer(Loopback):
         bot.poll += 1
         mine = bot.poll
         async with bot.news:
-            # what stands before the offset is confirmed; the newer poller ends the older
-            while offset > 0 and bot.updates and bot.updates[0]["update_id"] < offset:
-                bot.updates.popleft()
-                bot.confirmed += 1
+            # what stands before the offset is confirmed, whatever it was; the newer poller ends the older
+            bot.confirmed += len(bot.updates)
+            bot.updates = deque(it for it in bot.updates if it["update_id"] >= offset)
+            bot.confirmed -= len(bot.updates)
             bot.news.notify_all()
-            while not bot.updates and not bot.again and (left := until - time.monotonic()) > 0:
+            while not bot.fresh(offset) and not bot.again and (left := until - time.monotonic()) > 0:
                 try:
                     await asyncio.wait_for(bot.news.wait(), left)
                 except TimeoutError:
@@ -221,7 +229,7 @@ class TelegramServer(Loopback):
             if bot.again:
                 told, bot.again = bot.again[:limit], bot.again[limit:]
                 return told
-            return list(itertools.islice(bot.updates, limit))
+            return bot.fresh(offset)[:limit]
 
     async def _sendMessage(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
         text = _text(given.get("text"))
