@@ -23,7 +23,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "fold-anyway": (138, 331, 441),
     "erased-back": (59, 66, 195),
     "short-wait": (7, 10, 19),
-    "unmarked": (34, 45, 178),
+    "unmarked": (399, 545, 668),
     "stale-view": (53, 59, 72),
     "two-sessions": (19, 24, 35),
     "old-client": (1, 2, 7),
