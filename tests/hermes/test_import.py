@@ -517,6 +517,7 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) 
         folder = home / "profiles" / name if name else home
         built = Built(folder)
         built.talk(built.session(f"s-{name or 'main'}"), "a")
+        built.talk(built.chat(f"c-{name or 'main'}", DM), "b")
         built.close()
         (folder / "SOUL.md").write_text(f"You are {name or 'calm'}.")
         (folder / ".env").write_text(
@@ -554,6 +555,8 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) 
     assert honcho.extra["workspace"] == "home"
     assert settings.memories["honcho-coder"].extra["workspace"] == "work"
     assert [memory.name for memory in settings.agents["coder"].memories] == ["builtin", "honcho-coder"]
+    names = place.session("agent:coder:telegram:dm:1001").names
+    assert names == {"honcho-coder": "agent-main-telegram-dm-1001"}, "as it was filed there, whoever it is here"
     unknown = " ".join(report.settings.unknown)
     for word in ("goals", "ODD_ONE", "dialecticDepth"):
         assert word in unknown
@@ -598,6 +601,6 @@ def test_every_change_of_a_session_is_one_the_log_knows(tmp_path: Path, place: P
     everything(tmp_path / "there").close()
     place.bring(tmp_path / "there")
     changes = {type(body.change).__name__ for *_, body, _ in place.all() if isinstance(body, Changed)}
-    assert changes <= {"Bound", "Titled", "Branched", "Fresh", "Undone"}
+    assert changes <= {"Bound", "Titled", "Branched", "Fresh", "Undone", "Named"}
     assert {kind for _, _, kind, *_ in place.all()} <= set(Kind)
     assert parse(b"").agents

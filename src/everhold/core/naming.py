@@ -120,8 +120,7 @@ class Hermes(Struct, frozen=True, kw_only=True):
 def hermes_name(origin: Origin, rule: Rule, hermes: Hermes | None = None) -> Name:
     """Its order and sanitiser, to the letter: gateway key, per-session id, map, title, repo, directory, workspace."""
     if origin.address:
-        key = hermes_key(parse(origin.address))
-        return Name(text=_hermes_wire(hermes_limited(key)), source="address")
+        return Name(text=hermes_filed(hermes_key(parse(origin.address))), source="address")
     prefix = f"{rule.peer}-" if rule.peer else ""
     last = origin.directory.rstrip("/").rpartition("/")[2]
     candidates = (
@@ -142,6 +141,11 @@ def hermes_key(address: Address) -> str:
     parts = ["agent", address.agent, address.platform, address.kind, address.chat]
     parts += [part for part in (address.thread, address.person) if part]
     return ":".join(parts)
+
+
+def hermes_filed(key: str) -> str:
+    """The name under which a routing key of its was filed in a memory service."""
+    return _hermes_wire(hermes_limited(key))
 
 
 def hermes_limited(key: str) -> str:

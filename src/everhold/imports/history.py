@@ -5,7 +5,7 @@ was: how far each foreign session was read is committed with what was read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
@@ -20,10 +20,12 @@ from everhold.core.entries import (
     Ended,
     Folded,
     Fresh,
+    Named,
     Titled,
     Usage,
     clean,
 )
+from everhold.core.naming import hermes_filed
 from everhold.errors import NotFound
 from everhold.hermes.database import Database, Row, Session
 from everhold.hermes.lineage import Chain
@@ -86,13 +88,22 @@ class Historian:
     """Imports the conversations of one agent."""
 
     def __init__(
-        self, store: SqliteStore, db: Database, *, agent: str, tally: Tally, advance: Callable[[int], None]
+        self,
+        store: SqliteStore,
+        db: Database,
+        *,
+        agent: str,
+        tally: Tally,
+        advance: Callable[[int], None],
+        filing: Sequence[str] = (),
     ) -> None:
+        """`filing` are the memory instances that know each chat by the name it had there."""
         self.store = store
         self.db = db
         self.agent = agent
         self.tally = tally
         self.advance = advance
+        self.filing = filing
         self.ledgers: dict[str, Ledger] = {}
 
     async def write(self, conversation: Conversation) -> str:
@@ -106,6 +117,7 @@ class Historian:
         for chain in conversation.chains:
             await log.chain(chain)
         await log.bind()
+        await log.file()
         self.tally.conversations += 1
         self.tally.sessions += len(conversation.ids)
         return session
@@ -225,6 +237,16 @@ class _Log:
         if previous != self.id:
             body = Changed(change=Bound(address=address, previous=previous, by="import"))
             await self._commit(Draft(body=body, author="system"), self.it.chains[-1].tip)
+
+    async def file(self) -> None:
+        """Memory services go on under the name that a chat had there, whatever its agent is called here."""
+        tip = self.it.chains[-1].tip
+        key = tip.session_key or self.it.root.session_key
+        named = (await self.store.session(self.id)).names
+        for instance in self.h.filing if key else ():
+            if instance not in named:
+                body = Changed(change=Named(memory=instance, name=hermes_filed(key)))
+                await self._commit(Draft(body=body, author="system"), tip)
 
     # -- one chain ---------------------------------------------------------------------------------------------------
 

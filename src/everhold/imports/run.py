@@ -104,7 +104,8 @@ async def _hermes(job: Job, report: Report, found: list[Profile], progress: Call
         people: list[str] = []
         if profile.database.is_file():
             try:
-                people = await _history(job, report, profile, tally, advance)
+                filing = settler.filing.get(profile.name, [])
+                people = await _history(job, report, profile, tally, advance, filing)
             except StoreError as error:
                 report.troubles.append(f"{profile.name}: {error}")
         await _facts(job, report, profile, people)
@@ -125,7 +126,7 @@ def _rows(profile: Profile) -> int:
 
 
 async def _history(
-    job: Job, report: Report, profile: Profile, tally: Tally, advance: Callable[[int], None]
+    job: Job, report: Report, profile: Profile, tally: Tally, advance: Callable[[int], None], filing: list[str]
 ) -> list[str]:
     """Bring the conversations of one agent in; the people of its direct chats."""
     db = Database(profile.database)
@@ -144,7 +145,7 @@ async def _history(
             for conversation in found:
                 _look(db, conversation, tally, advance)
         else:
-            historian = Historian(job.store, db, agent=profile.name, tally=tally, advance=advance)
+            historian = Historian(job.store, db, agent=profile.name, tally=tally, advance=advance, filing=filing)
             for conversation in found:
                 await historian.write(conversation)
         return [it.person for it in found if it.address.kind == "dm"]

@@ -51,6 +51,8 @@ MEMORIES: Final[dict[str, dict[str, str]]] = {
     "supermemory": {"base_url": "base_url"},
 }  # fmt: skip
 """A service's own keys there -> ours."""
+BY_CHAT: Final = frozenset({"honcho"})
+"""Services in which a chat's own key was its name there."""
 _SILENT: Final = frozenset({"apiKey", "api_key", "enabled", "hosts", "mode", "environment", "saveMessages", "sessions"})
 _KEYS: Final = {"honcho": "HONCHO_API_KEY", "hindsight": "HINDSIGHT_API_KEY", "mem0": "MEM0_API_KEY"}
 _CARRIED: Final = frozenset({"model", "memory", "busy_input_mode", "display_name"})
@@ -79,6 +81,8 @@ class Settler:
         self.validate = validate
         self.dry = dry
         self.done = Settled()
+        self.filing: dict[str, list[str]] = {}
+        """Agent -> the memory instances that file its chats under the names they had."""
         lines, _ = parse_env(read_file(home.env, private=True) or b"") if home.env.exists() else ([], [])
         self.secrets: dict[str, str] = {line.name: line.value.reveal() for line in lines}
 
@@ -177,6 +181,8 @@ class Settler:
             section = {"provider": name, **section}
         if self._set(f"memories.{instance}", section):
             self._set(f"agents.{profile.name}.memories", ["builtin", instance])
+            if name in BY_CHAT:
+                self.filing.setdefault(profile.name, []).append(instance)
 
     def _accounts(self, profile: Profile) -> None:
         paired = profile.pairings()
