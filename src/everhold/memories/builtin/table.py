@@ -29,6 +29,8 @@ UNIT: Final = 127.0
 """What 1.0 is in a stored vector."""
 NARROW: Final = 128
 """Dimensions by which single words are compared: the first say the most."""
+REMEMBERED: Final = 256
+"""Texts whose word pieces are remembered."""
 STEP: Final = 2_000
 LIKE: Final = 0.2
 """Two words less alike than this have nothing to do with each other."""
@@ -55,7 +57,8 @@ class Table:
         self.np = np
         data = resources.files("everhold.memories.builtin") / "data"
         vocabulary = (data / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
-        self._pieces = WordPiece(vocabulary)
+        # a message is cut for its vector, for its words, and once more as what the next one is read with
+        self._ids = functools.lru_cache(maxsize=REMEMBERED)(WordPiece(vocabulary).ids)
         self._rows: Bytes = np.frombuffer((data / "table.int8").read_bytes(), np.int8).reshape(-1, DIMENSIONS)
         assert len(self._rows) == len(vocabulary) - FIRST, "the table and its vocabulary do not belong together"
         self._silent = frozenset(
@@ -68,15 +71,15 @@ class Table:
 
     def pieces(self, text: str) -> list[int]:
         """The rows of a text's word pieces, in order."""
-        return [id - FIRST for id in self._pieces.ids(text) if id >= FIRST]
+        return [id - FIRST for id in self._ids(text) if id >= FIRST]
 
     def telling(self, text: str) -> list[int]:
         """The rows of the pieces that say something, each once."""
-        return [id - FIRST for id in dict.fromkeys(self._pieces.ids(text)) if id not in self._silent]
+        return [id - FIRST for id in dict.fromkeys(self._ids(text)) if id not in self._silent]
 
     def question(self, text: str) -> Floats:
         """The vector to look for: what the question is about, without the words it is made of."""
-        told = [id - FIRST for id in self._pieces.ids(text) if id not in self._silent]
+        told = [id - FIRST for id in self._ids(text) if id not in self._silent]
         return self._mean(told or self.pieces(text))
 
     def stored(self, text: str, context: str) -> bytes:
@@ -93,7 +96,7 @@ class Table:
 
     def rarity(self, word: str) -> int:
         """How rare a word is: its place in the vocabulary, which begins with what is common."""
-        ids = self._pieces.ids(word)
+        ids = self._ids(word)
         return ids[0] if len(ids) == 1 else len(self._rows) + FIRST
 
     def rarest(self, rows: Iterable[int], most: int) -> list[int]:
