@@ -137,7 +137,8 @@ def drain(name: str, turns: int) -> float:
         factory = MEMORIES.load(name)
         settings = factory.Settings.model_validate({"base_url": url, "api_key": "a-key"})
         context = Context(agent="main", instance=name, directory=directory, log=Silence(), clock=Clock())
-        async with Remembering(directory, {name: factory(settings, context)}).open() as house:
+        house = Remembering(directory, {name: factory(settings, context)})
+        async with house.open():
             started = time.monotonic()
             for number in range(SESSIONS):
                 wake = Wake(reader=reader_of(name), start=0)
