@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from everhold.web.server import Server as Web
 
 DRAIN_SECONDS: Final = 30.0
+BACKUP_FIRST_SECONDS: Final = 5.0
 BACKUP_LOOK_SECONDS: Final = 60.0
 """How often it is looked whether a copy of the store is due."""
 INDEX_SECONDS: Final = 2.0
@@ -415,16 +416,21 @@ class App:
         return Builtin(index=self.index, store=self.store, agent=agent)
 
     async def _keep_backups(self) -> None:
-        """A copy every so often, unless nothing was said since the last one."""
+        """A copy every so often, unless nothing was said since the last one. A start does not wait for it."""
+        await asyncio.sleep(BACKUP_FIRST_SECONDS)
         while True:
             wanted = self.watcher.settings.backup
             due = wanted.every_hours > 0 and self.backups.wait(wanted.every_hours) <= 0
-            if due and self.role == "gateway" and self.backups.newest_pos() != await self.store.last_pos():
+            if due and self.role == "gateway" and await self._has_grown():
                 try:
                     await self._back_up("")
                 except (StoreError, OSError) as error:
                     self.log.error("backup.failed", error=error)
             await asyncio.sleep(BACKUP_LOOK_SECONDS)
+
+    async def _has_grown(self) -> bool:
+        last = await self.store.last_pos()
+        return last > 0 and last != self.backups.newest_pos()
 
     async def _back_up(self, to: str) -> dict[str, Any]:
         made = await self.backups.take(to=Path(to) if to else None)
