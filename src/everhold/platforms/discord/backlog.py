@@ -123,7 +123,7 @@ class Backlog:
             after = max(int(guild["id"]) for guild in guilds)
 
     async def _meet(self) -> None:
-        """Ask for the direct chats with those who are let in, once each: their first word may come while we are away."""
+        """Ask for the direct chats with those who are let in, once each: the first word may come while we are away."""
         stored = await self._station.positions.read(MET)
         met = set(msgspec.json.decode(stored, type=list[str])) if stored else set()
         strangers = sorted(it for it in self._station.friends() if reading.is_id(it) and it not in met)
