@@ -94,9 +94,8 @@ async def confirms_commands_first(self: Discord, data: Any, accept: Accept) -> N
     await accept(self._unreadable(data, ValueError("too late")))
 
 
-async def words_are_lost_with_files(self: Discord, out: Outgoing) -> str:
-    files, _ = await self._files(out)
-    return await self._post(out, out.text, files)
+async def words_are_lost_with_files(self: Discord, out: Outgoing, show: Any) -> Any:
+    return await show(out.text, await self._files(out))
 
 
 SLACK: list[tuple[Plant, Any]] = [
@@ -148,7 +147,7 @@ DISCORD: list[tuple[Plant, Any]] = [
         test_discord.test_a_slash_command_that_was_not_kept_is_not_confirmed,
     ),
     (
-        instead(Discord, "_say", words_are_lost_with_files),
+        instead(Discord, "_fitting", words_are_lost_with_files),
         test_discord.test_files_that_are_too_large_do_not_take_the_words_along,
     ),
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -388,9 +389,30 @@ async def test_notices_are_marked_where_other_bots_can_read_them(desk: Desk, ser
 async def test_files_that_are_too_large_do_not_take_the_words_along(desk: Desk, server: DiscordServer) -> None:
     data = b"x" * 10_000_001
     await desk.keep(data)
-    await desk.platform.send(desk.out("here", attachments=(attachment(data, name="big.bin"),)))
+    file = attachment(data, name="big.bin")
+    remote = await desk.platform.send(desk.out("here", attachments=(file,)))
+    await desk.platform.send(desk.out("here, at last", edits=remote, attachments=(file,)))
     (shown,) = server.shown(CHAT)
-    assert (shown["content"], shown["attachments"]) == ("here\n[big.bin did not fit]", [])
+    assert (shown["content"], shown["attachments"]) == ("here, at last\n[big.bin did not fit]", [])
+
+
+async def test_more_files_than_a_message_takes_are_named(desk: Desk, server: DiscordServer) -> None:
+    await desk.keep(b"a page")
+    files = tuple(attachment(b"a page", name=f"{number}.txt") for number in range(12))
+    await desk.platform.send(desk.out("x" * 2000, attachments=files))
+    (shown,) = server.shown(CHAT)
+    assert len(shown["attachments"]) == 10
+    assert shown["content"].endswith("x\n[10.txt, 11.txt did not fit]")
+
+
+async def test_no_token_gets_into_a_log(desk: Desk, stage: DiscordStage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    await connected(desk)
+    stage.fail("broken")
+    with pytest.raises(InDoubt):
+        await desk.platform.send(desk.out("hello"))
+    assert caplog.text
+    assert TOKEN not in caplog.text
 
 
 async def test_a_file_comes_with_the_text_that_takes_a_draft_s_place(desk: Desk, server: DiscordServer) -> None:

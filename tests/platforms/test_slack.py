@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -424,6 +425,10 @@ async def test_a_text_that_grows_too_long_for_an_edit_is_said_anew(desk: Desk, s
     said = await desk.platform.send(desk.out(text, edits=remote))
     (shown,) = server.shown("D1")
     assert (shown["ts"], wording.inward(shown["text"], names={})) == (said, text)
+    server.fault("chat.delete", "drop before")
+    remote = await desk.platform.draft(desk.out("if a <", key="s:3:draft"))
+    await desk.platform.send(desk.out(text, edits=remote, key="s:3:0"))
+    assert len(server.shown("D1")) == 3, "a draft that could not be deleted is left"
     with pytest.raises(TooLong):
         await desk.platform.send(desk.out("<" * 11_000, key="s:2:0"))
 
@@ -482,6 +487,19 @@ async def test_a_wait_is_kept_without_asking_again(desk: Desk, server: SlackServ
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+async def test_no_token_gets_into_a_log(desk: Desk, stage: SlackStage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    desk.start()
+    await stage.server.write("look", channel="D1", files=[("a.txt", b"some bytes")])
+    await desk.until_heard("look")
+    stage.fail("broken")
+    with pytest.raises(InDoubt):
+        await desk.platform.send(desk.out("hello"))
+    assert caplog.text
+    for token in (BOT_TOKEN, APP_TOKEN):
+        assert token not in caplog.text
 
 
 @pytest.mark.parametrize("wrong", ["bot_token", "app_token"])

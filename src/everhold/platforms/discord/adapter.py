@@ -12,7 +12,7 @@ import functools
 import hashlib
 import io
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import discord
 import msgspec
@@ -34,6 +34,8 @@ from everhold.ports.plugin import Context
 from everhold.ports.store import Position
 
 T = TypeVar("T")
+Files: TypeAlias = list[tuple[str, bytes]]
+"""What goes with a message: names, and what is in them."""
 
 TEXT_CHARACTERS: Final = 2_000
 MOST_FILES: Final = 10
@@ -294,37 +296,40 @@ class Discord:
         await self._ask(lambda rest: rest.send_typing(_channel(to)), what="typing", to=to)
 
     async def _say(self, out: Outgoing) -> str:
-        files, left = await self._files(out)
-        text = await self._worded(out)
-        try:
-            return await self._post(out, text, files)
-        except TooLong:
-            if not files or len(text) > TEXT_CHARACTERS:
-                raise
-        # the words are worth more than the files
-        names = ", ".join(name for name, _ in (*files, *left))
-        note = f"\n[{names} did not fit]"
-        return await self._post(out, text[: TEXT_CHARACTERS - len(note)] + note, [])
-
-    async def _post(self, out: Outgoing, text: str, files: list[tuple[str, bytes]]) -> str:
         direct = (await self._kind(out.to)).direct
         reference: Any = discord.utils.MISSING
         if not direct and reading.is_id(out.to.message):
             # in a server an answer hangs on what it answers
             reference = {"message_id": out.to.message, "channel_id": _channel(out.to), "fail_if_not_exists": False}
-        with _parameters(text, files, nonce=nonce(out.key), message_reference=reference) as params:
-            told = await self._ask(
-                lambda rest: rest.send_message(_channel(out.to), params=params), what="a message", to=out.to
-            )
-        return str(told["id"])
+
+        async def say(text: str, files: Files) -> str:
+            with _parameters(text, files, nonce=nonce(out.key), message_reference=reference) as params:
+                told = await self._ask(
+                    lambda rest: rest.send_message(_channel(out.to), params=params), what="a message", to=out.to
+                )
+            return str(told["id"])
+
+        return await self._fitting(out, say)
 
     async def _edit(self, remote: str, out: Outgoing) -> None:
+        async def edit(text: str, files: Files) -> None:
+            with _parameters(text, files) as params:
+                await self._ask(
+                    lambda rest: rest.edit_message(_channel(out.to), remote, params=params), what="an edit", to=out.to
+                )
+
+        await self._fitting(out, edit)
+
+    async def _fitting(self, out: Outgoing, show: Callable[[str, Files], Awaitable[T]]) -> T:
+        """Show a message with as many of its files as it takes. The words are worth more than the files."""
         text = await self._worded(out)
-        files, _ = await self._files(out)
-        with _parameters(text, files) as params:
-            await self._ask(
-                lambda rest: rest.edit_message(_channel(out.to), remote, params=params), what="an edit", to=out.to
-            )
+        files = await self._files(out)
+        try:
+            return await show(_without(text, files[MOST_FILES:]), files[:MOST_FILES])
+        except TooLong:
+            if not files or len(text) > TEXT_CHARACTERS:
+                raise
+        return await show(_without(text, files), [])
 
     async def _replace(self, out: Outgoing) -> str:
         """Put the final text in a draft's place. A repeat changes nothing, so a lost answer is no doubt."""
@@ -343,16 +348,15 @@ class Discord:
         marked = out.notice and not (await self._kind(out.to)).direct
         return NOTICE + out.text if marked and len(out.text) + len(NOTICE) <= TEXT_CHARACTERS else out.text
 
-    async def _files(self, out: Outgoing) -> tuple[list[tuple[str, bytes]], list[tuple[str, bytes]]]:
-        """What goes with a message: as many files as one takes, and those for which there is no room."""
-        found: list[tuple[str, bytes]] = []
+    async def _files(self, out: Outgoing) -> Files:
+        found: Files = []
         for file in out.attachments:
             data = await self._context.blob(file.blob) if self._context.blob is not None else None
             if data is None:
                 self._log.warning("file.unknown", name=file.name)
                 continue
             found.append((file.name or "file", data))
-        return found[:MOST_FILES], found[MOST_FILES:]
+        return found
 
     async def _found(self, out: Outgoing, *, look: bool = False) -> str:
         """The message, if it was sent before Discord forgot its nonce. No reply is older than what it answers."""
@@ -416,11 +420,19 @@ def nonce(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
 
 
+def _without(text: str, files: Files) -> str:
+    """The text, with the word that some files are not there."""
+    if not files:
+        return text
+    note = f"\n[{', '.join(name for name, _ in files)} did not fit]"[:500]
+    return text[: TEXT_CHARACTERS - len(note)] + note
+
+
 def _channel(to: Place) -> str:
     return to.thread or to.chat
 
 
-def _parameters(text: str, files: list[tuple[str, bytes]], **more: Any) -> MultipartParameters:
+def _parameters(text: str, files: Files, **more: Any) -> MultipartParameters:
     return handle_message_parameters(
         content=text,
         files=[discord.File(io.BytesIO(data), filename=name) for name, data in files] or discord.utils.MISSING,

@@ -328,12 +328,19 @@ class Slack:
         except Refused as error:
             if isinstance(error, TooLong):  # it may be said, just not in the place of another
                 remote = await self._say(out)
-                await self._call("chat.delete", quiet=out.to.chat, channel=out.to.chat, ts=out.edits)
+                await self._drop(out)
                 return remote
             if faults.name_of(error.__cause__) not in faults.GONE:
                 raise
             return await self._say(out)
         return out.edits
+
+    async def _drop(self, out: Outgoing) -> None:
+        """Take a draft away. If that fails it stays: to say so would be to say the whole again."""
+        try:
+            await self._call("chat.delete", quiet=out.to.chat, channel=out.to.chat, ts=out.edits)
+        except EverholdError as error:
+            self._log.info("draft.left", error=error)
 
     async def _tell(self, out: Outgoing, method: str, what: str, **given: str) -> dict[str, Any]:
         text = wording.outward(out.text)
