@@ -423,7 +423,7 @@ class Control:
             session = await self.store.session(id)
             plan = await amend.erasure(self.store, session, seqs, by=by, why=why)
             await self._write_down(session.id, plan.seqs)
-            repeating = await records.repeating(session.id, plan.seqs)
+            repeating = await records.repeating(session.id, plan.exchanges)
             ended = Ended(outcome="erased", reason="something it had read was erased")
             try:
                 await self.store.commit(

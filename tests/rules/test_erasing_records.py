@@ -54,6 +54,14 @@ def test_what_other_sessions_were_shown_goes_with_it(house: House, placed: bool)
     assert everywhere(house.path, CANARY) == []
 
 
+def test_what_is_known_by_another_entry_of_its_exchange_goes_with_it(house: House) -> None:
+    """A memory may file an exchange under its first message."""
+    first, other = recalled_elsewhere(house, placed=True)
+    (said,) = (entry.seq for entry in house.log(first.session) if entry.kind is Kind.SAID)
+    house.run(house.control.erase(first.session, [said]))
+    assert records(house, other) == [None, None]
+
+
 def test_what_was_recorded_of_others_stays(house: House) -> None:
     before = house.say("something else", chat="before", rest=False)
     house.tick(1)

@@ -99,6 +99,8 @@ class Erasure(Struct, frozen=True, kw_only=True):
     ends: tuple[int, ...]
     """Running operations that saw it: they end."""
     blobs: tuple[str, ...]
+    exchanges: tuple[int, ...]
+    """The entries, and those of the exchanges they belong to: a memory may know one of them as the place of all."""
 
 
 async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: str, why: str) -> Erasure:
@@ -138,7 +140,13 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
             gone.add(entry.seq)
     running = tuple(op.op for op in operations if op.state == "running" and op.op >= min(holders, default=first))
     erased = Erased(seqs=tuple(sorted(gone)), folds=folds, by=by, why=why)
-    return Erasure(seqs=erased.seqs, bodies=(erased,), ends=running, blobs=tuple(sorted(blobs)))
+    return Erasure(
+        seqs=erased.seqs,
+        bodies=(erased,),
+        ends=running,
+        blobs=tuple(sorted(blobs)),
+        exchanges=tuple(sorted(gone | _held(entries.values(), holders))),
+    )
 
 
 def erasable(entry: Entry) -> bool:
@@ -167,6 +175,15 @@ def _holders(entries: Iterable[Entry], seqs: set[int]) -> set[int]:
         if entry.op is not None and (entry.seq in seqs or not seqs.isdisjoint(takes)):
             holders.add(entry.op)
     return holders
+
+
+def _held(entries: Iterable[Entry], ops: set[int]) -> set[int]:
+    """What these operations contain or consumed."""
+    held: set[int] = set()
+    for entry in entries:
+        if entry.op in ops:
+            held |= {entry.seq, *(entry.body.takes if isinstance(entry.body, Began | Took) else ())}
+    return held
 
 
 def command(
