@@ -227,13 +227,14 @@ class PlatformContract:
         async def noticed() -> bool:
             return bool(desk.troubles)
 
-        await desk.until(noticed, what="one of them noticing the other")
-        await desk.stage.write("between", to=desk.stage.chat)
-        await desk.until_heard("between")
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
-        if isinstance(rival, Leaving):
-            await rival.aclose()
+        try:
+            await desk.until(noticed, what="one of them noticing the other")
+            await desk.stage.write("between", to=desk.stage.chat)
+            await desk.until_heard("between")
+        finally:
+            await _end(listening)
+            if isinstance(rival, Leaving):
+                await rival.aclose()
         assert await desk.texts() == ["before", "between"]
 
     @promise("groups")
@@ -334,12 +335,15 @@ class PlatformContract:
     async def test_a_slow_chat_keeps_no_other_waiting(self, desk: Desk) -> None:
         await desk.within(desk.platform.send(desk.out("connect")))
         desk.stage.fail("hang")
-        slow = asyncio.get_running_loop().create_task(desk.platform.send(desk.out("slow", key="s:2:0")))
-        await asyncio.sleep(0.05)
-        await desk.within(desk.platform.send(desk.out("quick", key="s:3:0")))
-        assert "quick" in [seen.text for seen in desk.stage.shown(desk.stage.chat)]
-        slow.cancel()
-        await asyncio.gather(slow, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        both = {loop.create_task(desk.platform.send(desk.out(f"to {n}", key=f"s:{n}:0"))): f"to {n}" for n in (2, 3)}
+        try:
+            done, _ = await asyncio.wait(both, timeout=desk.patience, return_when=asyncio.FIRST_COMPLETED)
+            assert done, "one hangs, and the other waits for it"
+            arrived = [both[task] for task in done if task.result()]
+            assert arrived == [seen.text for seen in desk.stage.shown(desk.stage.chat)][1:]
+        finally:
+            await _end(*both)
 
     @promise("drafts")
     async def test_the_final_text_takes_the_draft_s_place(self, desk: Desk) -> None:
@@ -394,3 +398,9 @@ class PlatformContract:
         except (Transient, Refused, InDoubt) as error:
             return error
         raise AssertionError("it went wrong, and nobody was told")
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
