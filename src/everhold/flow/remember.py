@@ -183,15 +183,17 @@ class Remember:
 
     async def deliver(self, load: Load) -> Mapping[str, str]:
         assert isinstance(load.payload, Batch)
-        if not self._here():
+        batch = await self._with_past(load.payload)
+        if not self._here():  # asked last: while something else is waited for, another may take its place
             raise Transient(f"memory {self.instance} is not attached")
-        return await self.provider.store(await self._with_past(load.payload))
+        return await self.provider.store(batch)
 
     async def arrived(self, load: Load) -> Sequence[str]:
         assert isinstance(load.payload, Batch)
-        if not self._here():
+        batch = await self._with_past(load.payload)
+        if not self._here():  # asked last: while something else is waited for, another may take its place
             raise Transient(f"memory {self.instance} is not attached")
-        return await self.provider.probe(await self._with_past(load.payload))
+        return await self.provider.probe(batch)
 
     async def _with_past(self, batch: Batch) -> Batch:
         """Looked up at the last moment, and no part of what a retry must repeat: it may have been erased meanwhile."""
