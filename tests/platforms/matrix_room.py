@@ -32,13 +32,15 @@ KEY: Final = "sk-test-matrix-room"
 TOKEN: Final = re.compile(r"<[a-z]+-[a-z0-9-]+>")
 FILLER: Final = "so that there is something to compress, " * 12
 PATIENCE_SECONDS: Final = 90.0
+"""How long anything may take on a busy machine before it is taken for never."""
 SUMMARY: Final = "[Summary of the conversation so far"
 
 
 class Gateway:
     """`everhold up` on one home, in one life after the other."""
 
-    def __init__(self, path: Path, configuration: dict[str, Any], secrets: dict[str, str]) -> None:
+    def __init__(self, path: Path, configuration: dict[str, Any], secrets: dict[str, str], *, fault: str = "") -> None:
+        self.fault = fault
         self.home = Home(path).create()
         self.home.config.write_text(json.dumps(configuration))
         self.home.env.write_text("".join(f"{name}={value}\n" for name, value in secrets.items()))
@@ -55,10 +57,11 @@ class Gateway:
 
     async def start(self) -> None:
         self.lives += 1
+        program = ["tests.platforms.broken_gateway", self.fault] if self.fault else ["everhold"]
         with (self.home.path / "said").open("ab") as said:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "everhold", "--home", str(self.home.path), "up", "--port", str(self.port),
-                stdout=said, stderr=said,
+                sys.executable, "-m", *program, "--home", str(self.home.path), "up", "--port", str(self.port),
+                stdout=said, stderr=said, cwd=Path(__file__).parents[2],
                 env={name: value for name, value in os.environ.items() if not name.startswith("EVERHOLD")},
             )  # fmt: skip
 
@@ -93,6 +96,20 @@ class Gateway:
                     assert isinstance(answer, httpx2.Response)
                     assert answer.status_code == 200, answer.text
 
+    async def heard(self) -> dict[str, set[str]]:
+        """Per account, the ids of the messages it has kept."""
+        found: dict[str, set[str]] = defaultdict(set)
+        async with httpx2.AsyncClient(base_url=self.url, trust_env=False, timeout=30.0) as http:
+            for session in (await http.get("/api/sessions")).json()["sessions"]:
+                after = 0
+                while page := (await http.get(f"/api/sessions/{session['id']}/entries?after={after}")).json()[
+                    "entries"
+                ]:
+                    after = page[-1]["seq"]
+                    for origin in (it["body"]["origin"] for it in page if it["kind"] == "heard"):
+                        found[origin["account"]].add(origin["message"])
+        return found
+
     async def audit(self) -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "everhold", "--home", str(self.home.path), "audit", stdout=-1, stderr=-1
@@ -126,12 +143,15 @@ async def until(true: Callable[[], Awaitable[bool]], *, what: str, seconds: floa
 class Room:
     """Ada, her agents, and their work: a task gets a result, a result an acknowledgement, and that nothing."""
 
-    def __init__(self, path: Path, synapse: Synapse, model: ModelServer, *, agents: int, apart: bool) -> None:
+    def __init__(
+        self, path: Path, synapse: Synapse, model: ModelServer, *, agents: int, apart: bool = False, fault: str = ""
+    ) -> None:
         self.path = path
         self.synapse = synapse
         self.model = model
         self.count = agents
         self.apart = apart
+        self.fault = fault
         self.ada: Member
         self.agents: list[Member] = []
         self.gateways: list[Gateway] = []
@@ -142,6 +162,7 @@ class Room:
         """When everybody was made to compress."""
         self.summarising = asyncio.Event()
         """Somebody's summary is being written."""
+        self.patience = PATIENCE_SECONDS
         model.key = KEY
         model.default = self._answer
 
@@ -153,7 +174,8 @@ class Room:
         for number, group in enumerate(groups):
             secrets = {f"TOKEN_{it}": self.agents[it].token for it in group}
             configuration = self._configuration(group)
-            self.gateways.append(Gateway(self.path / f"home{number}", configuration, {"MODEL_KEY": KEY, **secrets}))
+            path, secrets = self.path / f"home{number}", {"MODEL_KEY": KEY, **secrets}
+            self.gateways.append(Gateway(path, configuration, secrets, fault=self.fault))
         await self.start()
 
     async def close(self) -> None:
@@ -270,7 +292,7 @@ class Room:
             return all(token in text for token in wanted)
 
         try:
-            await until(all_there, what="every result and acknowledgement")
+            await until(all_there, what="every result and acknowledgement", seconds=self.patience)
         except AssertionError as error:
             text = "\n".join(seen.text for seen in await self.timeline())
             lost = sorted(token for token in wanted if token not in text)
@@ -282,17 +304,33 @@ class Room:
         for number in range(self.count):
             await self.ada.until(self.id, f"<here-{name}-{number}>", seconds=PATIENCE_SECONDS)
 
-    async def quiet(self, seconds: float) -> int:
-        """Wait until nobody has said anything for so long; how much stands in the room then."""
-        count, since = -1, 0.0
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while count < 0 or loop.time() - since < seconds:
-                now = len(await self.ada.events(self.id))
-                if now != count:
-                    count, since = now, loop.time()
-                await asyncio.sleep(0.2)
-        return count
+    async def obeyed(self, text: str, count: int) -> None:
+        """Everybody has answered an order so often. Whatever they said before it stands before that answer."""
+
+        async def all_of_them() -> bool:
+            timeline = await self.timeline()
+            told = Counter(seen.sender for seen in timeline if seen.text.startswith(text) and not _message(seen))
+            return all(told[agent.id] >= count for agent in self.agents)
+
+        await until(all_of_them, what=f"everybody saying {text!r}")
+
+    async def spoken(self) -> list[str]:
+        """What the agents said, without their gateways' notices."""
+        return [seen.id for seen in await self.timeline() if seen.sender != self.ada.id and _message(seen)]
+
+    async def settled(self) -> None:
+        """Everybody has heard everything that stands in the room."""
+
+        async def all_have() -> bool:
+            timeline = await self.timeline()
+            heard = [await gateway.heard() for gateway in self.gateways]
+            for number, agent in enumerate(self.agents):
+                others = {seen.id for seen in timeline if seen.sender != agent.id}
+                if not others <= set().union(*(it.get(f"agent{number}", set()) for it in heard)):
+                    return False
+            return True
+
+        await until(all_have, what="everybody hearing everything")
 
     async def logs(self) -> dict[int, dict[str, list[Entry]]]:
         """Per agent, what its sessions hold. Gateways have ended."""

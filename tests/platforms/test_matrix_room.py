@@ -49,18 +49,20 @@ async def halt(room: Room) -> None:
     """A human's word ends everything until another one lifts it."""
     await room.round("halted", counts=False)  # whoever works on it is stopped
     await room.say("!halt")
-    await room.quiet(1.5)
-    before = [seen.id for seen in await room.timeline() if seen.sender != room.ada.id]
+    await room.obeyed("Halted.", 1)
+    before = await room.spoken()
     await room.say("<call-halted>", *range(room.count))
-    await room.quiet(1.5)
-    assert [seen.id for seen in await room.timeline() if seen.sender != room.ada.id] == before, "somebody answered"
+    await room.say("!halt")  # whoever answers this has heard the call
+    await room.obeyed("Halted.", 2)
+    assert await room.spoken() == before, "somebody answered"
     await room.say("!resume")
+    await room.obeyed("Listening again.", 1)
     await room.called("again")
-    await room.quiet(1.0)
+    await room.settled()
 
 
 async def test_three_agents_one_gateway_one_kill(tmp_path: Path, synapse: Synapse, model: ModelServer) -> None:
-    await workshop(Room(tmp_path, synapse, model, agents=3, apart=False), kills=1)
+    await workshop(Room(tmp_path, synapse, model, agents=3), kills=1)
 
 
 @pytest.mark.prove
@@ -69,3 +71,22 @@ async def test_three_agents_one_gateway_one_kill(tmp_path: Path, synapse: Synaps
 async def test_nine_agents_many_kills(tmp_path: Path, synapse: Synapse, model: ModelServer, apart: bool) -> None:
     room = Room(tmp_path, synapse, model, agents=9, apart=apart)
     await workshop(room, kills=3)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "fault, found",
+    [
+        ("StartsAfresh", r"are missing|missed"),
+        ("SaysItTwice", r"everybody hearing everything|Counter"),
+        ("Wanders", r"changed its session"),
+    ],
+)
+async def test_what_is_planted_is_found(
+    tmp_path: Path, synapse: Synapse, model: ModelServer, fault: str, found: str
+) -> None:
+    room = Room(tmp_path, synapse, model, agents=2, fault=fault)
+    room.patience = 30.0
+    with pytest.raises(AssertionError, match=found):
+        await workshop(room, kills=1)

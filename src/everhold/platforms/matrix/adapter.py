@@ -34,6 +34,8 @@ MOST_SENDERS: Final = 5_000
 ASK_AGAIN_SECONDS: Final = 300.0
 """How often it is asked again whether an invitation may be followed: who may speak can change."""
 SINCE: Final = "since"
+MOST_PASSED: Final = 50
+"""Events with nothing to hear, such as our own words, that may be looked at again after a restart."""
 
 
 class Matrix:
@@ -53,6 +55,7 @@ class Matrix:
         self._log = context.log
         self._client = client.Client(settings.homeserver, settings.token)
         self._me = ""
+        self._passed = 0
         self._rooms: dict[str, reading.Room] = {}
         self._senders: collections.OrderedDict[str, str] = collections.OrderedDict()
         """Who said what was heard lately: whom a reply is for."""
@@ -128,9 +131,8 @@ class Matrix:
         behind = str(news["next_batch"])
         await self._greet(news, accept)
         last: Incoming | None = None
-        anything = False
         async for chat, raw in self._events(news, since):
-            anything = True
+            self._passed += 1
             heard = await self._read(chat, raw)
             if heard is not None:
                 if last is not None:
@@ -139,8 +141,10 @@ class Matrix:
         position = Position(platform=NAME, account=self.account, name=SINCE, value=behind)
         if last is not None:
             await accept(msgspec.structs.replace(last, position=position))
-        elif anything or since is None:
+            self._passed = 0
+        elif self._passed >= MOST_PASSED or since is None:
             await self._station.positions.move(SINCE, behind)
+            self._passed = 0
         return behind
 
     async def _events(self, news: Mapping[str, Any], since: str | None) -> AsyncIterator[tuple[str, Any]]:
