@@ -284,7 +284,7 @@ def install() -> None:
     _module("agent.message_content", flatten_message_text=flatten_message_text)
     _module("agent.skill_commands", extract_user_instruction_from_skill_message=lambda text: text)
     _module("agent.async_utils", safe_schedule_threadsafe=safe_schedule_threadsafe)
-    _module("agent.secret_scope", get_secret=secret)
+    _module("agent.secret_scope", get_secret=secret, is_multiplex_active=lambda: False)
     _module("tools")
     _module("tools.registry", tool_error=tool_error, tool_result=tool_result)
     _module("tools.lazy_deps", ensure=ensure, FeatureUnavailable=FeatureUnavailable)
