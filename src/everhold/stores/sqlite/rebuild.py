@@ -71,7 +71,7 @@ def use_up(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, chance: 
                 continue
             seqs = tuple(range(row, last + 1))
             blank = Draft(body=Told(text="", about="restored"), author="system")
-            filling = Change(step=Step.NOTICE, session=session, at=at, entries=(blank,) * len(seqs))
+            filling = Change(step=Step.ERASE, session=session, at=at, entries=(blank,) * len(seqs))
             commit.perform(cur, filling, chance)
             gone = Draft(body=Erased(seqs=seqs, by="system", why=why), author="system")
             commit.perform(cur, Change(step=Step.ERASE, session=session, at=at, entries=(gone,), erase=seqs), chance)

@@ -28,7 +28,7 @@ from everhold.flow.runtime import Runtime
 from everhold.flow.supervise import LEASE_SECONDS, Supervisor
 from everhold.logs import open_log
 from everhold.ports.platform import Drafting, Incoming, Platform
-from everhold.ports.store import Lane, Store
+from everhold.ports.store import Change, Lane, Position, Spend, Step, Store
 from everhold.stores.sqlite import HomeLock
 from everhold.testing.kill import town
 from everhold.testing.kill.adapters import WireMemory, WireModel, WirePlatform, WireTool
@@ -152,10 +152,21 @@ class Clerk:
             case "link":
                 await self.store.link(given["identity"], given["person"], at=time.time())
                 return None
+            case "pay":
+                await self._aside(Step.SPEND, spends=(Spend(purse=given["purse"], day=town.DAY, tokens=1),))
+                return None
+            case "mark":
+                position = Position(platform="office", account="main", name=given["name"], value="read")
+                await self._aside(Step.POSITION, position=position)
+                return None
             case "quiet":
                 return await self._unrest()
             case other:
                 raise Refused(f"nobody here can {other}")
+
+    async def _aside(self, step: Step, **what: Any) -> None:
+        """Commit something that belongs to no session."""
+        await self.store.commit(Change(step=step, session="", at=time.time(), **what))
 
     async def _replay(self) -> int:
         """Send again what was given up, as soon as something was; whoever began this may have done it."""

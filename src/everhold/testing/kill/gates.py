@@ -17,7 +17,6 @@ MOMENTS: Final[tuple[Moment, ...]] = ("before", "after")
 
 UNREACHED: Final = {
     Step.NOTICE: "nothing commits a notice alone: it goes with the commit of what it is about",
-    Step.POSITION: "a position goes with the message that moved it, in `accept`",
 }
 """Steps that no process comes to, and why. Every other step must be reached, or the tour fails."""
 

@@ -107,6 +107,10 @@ class People:
         self.secrets: list[str] = []
         """What somebody in charge wanted forgotten."""
         self.linked: list[str] = []
+        self.purses: list[str] = []
+        """Out of which something was paid that left nothing else behind."""
+        self.bookmarks: list[str] = []
+        """What somebody in charge wanted marked as read so far, without anything to keep of it."""
         for platform in town.squares:
             for _ in range(2):
                 self.meet(platform)
@@ -161,6 +165,14 @@ class People:
         self.linked.append(f"keyed:{self.dice.randbytes(4).hex()}")
         self.town.office.order("link", identity=self.linked[-1], person="ada")
 
+    def want_paid(self) -> None:
+        self.purses.append(f"call:{self.dice.randbytes(4).hex()}")
+        self.town.office.order("pay", purse=self.purses[-1])
+
+    def want_marked(self) -> None:
+        self.bookmarks.append(self.dice.randbytes(4).hex())
+        self.town.office.order("mark", name=self.bookmarks[-1])
+
     # -- how to bring about a commit ---------------------------------------------------------------------------------
 
     def provoke(self, step: Step) -> None:
@@ -200,5 +212,9 @@ class People:
                 self.want_replayed()
             case Step.PEOPLE:
                 self.want_linked()
+            case Step.SPEND:
+                self.want_paid()
+            case Step.POSITION:
+                self.want_marked()
             case _:
                 self.meet().say()

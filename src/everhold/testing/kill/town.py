@@ -34,6 +34,8 @@ LATEST: Final = 0.45
 VISIBLE_AFTER: Final = 0.1
 CONTEXT_TOKENS: Final = 6_000
 TEXT_LIMIT: Final = 120
+DAY: Final = "today"
+"""On which everything is paid."""
 LONG_POLL: Final = 0.5
 
 TOKEN: Final = re.compile(r"\b[a-z]+-\d+\.m\d+\b")

@@ -137,7 +137,7 @@ class Trial:
             await life.kill()
         else:
             await life.end()
-        books = await verdict.read(self.home, identities=self.people.linked)
+        books = await verdict.read(self.home, identities=self.people.linked, purses=self.people.purses)
         self.failures += verdict.failures(self.town, self.people, books, self.home)
         self.failures += self._complaints()
         self._count(books)

@@ -37,7 +37,7 @@ from everhold.ports.store import Operation, Parked, Receipt
 from everhold.ports.tool import Effect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.kill.people import People
-from everhold.testing.kill.town import TOKEN, TOOLS, Archive, Square, Town, named
+from everhold.testing.kill.town import DAY, TOKEN, TOOLS, Archive, Square, Town, named
 
 
 class Log:
@@ -117,9 +117,13 @@ class Books(Struct, kw_only=True):
     receipts: dict[str, Receipt]
     problems: list[str]
     people: dict[str, str | None]
+    paid: set[str]
+    """Purses out of which something was paid."""
+    marked: set[str]
+    """What the office marked as read."""
 
 
-async def read(home: Path, *, identities: Sequence[str] = ()) -> Books:
+async def read(home: Path, *, identities: Sequence[str] = (), purses: Sequence[str] = ()) -> Books:
     """Open what the last process left behind, and have it verified."""
     path = home / "log.db"
     store = SqliteStore.open(path, chance=_NoChance())
@@ -138,12 +142,16 @@ async def read(home: Path, *, identities: Sequence[str] = ()) -> Books:
             after = page[-1].id
         parked = await store.parked(state="")
         people = {identity: await store.person_of(identity) for identity in identities}
+        paid = {purse for purse in purses if (await store.spent(purse, DAY)).tokens}
+        marked = {position.name for position in await store.positions(prefix="", platform="office")}
     finally:
         await store.close()
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     problems += [f"integrity_check: {row[0]}" for row in db.execute("pragma integrity_check") if row[0] != "ok"]
     db.close()
-    return Books(logs=logs, parked=parked, receipts=receipts, problems=problems, people=people)
+    return Books(
+        logs=logs, parked=parked, receipts=receipts, problems=problems, people=people, paid=paid, marked=marked
+    )
 
 
 class _NoChance:
@@ -380,6 +388,8 @@ def _orders(people: People, books: Books, home: Path) -> Iterator[str]:
     for identity in people.linked:
         if books.people.get(identity) != "ada":
             yield f"nobody knows any more who {identity} is"
+    yield from (f"what was paid out of {purse} is lost" for purse in people.purses if purse not in books.paid)
+    yield from (f"the bookmark {name} is lost" for name in people.bookmarks if name not in books.marked)
     for path in sorted(home.iterdir()):
         if path.is_file():
             content = path.read_bytes()
