@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from everhold.core.access import bare, hops_of
+from everhold.core.access import Speaker, bare, hops_of, is_owner, may_speak
 from everhold.core.entries import Entry, Heard, Kind, Place
 
 JUNK = st.text(alphabet=" \t\n.…!?,:;*_~-", max_size=20)
@@ -76,3 +76,16 @@ def test_hops_count_what_is_answered_and_begin_anew_with_a_human() -> None:
         both = [overheard(5), overheard(0, bot=False)]
         assert hops_of([both[place] for place in order]) == 0, "a human spoke"
     assert hops_of([overheard(5), overheard(0, bot=False, asks=False)]) == 5, "but not to us"
+
+
+def test_a_name_counts_only_for_whoever_is_known_to_have_it() -> None:
+    ada = Speaker(identity="p:1", person="ada", known=True)
+    somebody = Speaker(identity="p:2", person="ada")
+    assert may_speak(ada, ["ada"], owners=[])
+    assert may_speak(ada, [], owners=["ada"])
+    assert is_owner(ada, ["ada"])
+    assert not may_speak(somebody, ["ada"], owners=["ada"])
+    assert not is_owner(somebody, ["ada"])
+    assert may_speak(somebody, ["p:2"], owners=[])
+    assert may_speak(somebody, ["*"], owners=[])
+    assert not may_speak(somebody, ["2", "p:", "P:2"], owners=[])

@@ -54,6 +54,7 @@ class Toy:
         self.account = context.instance
         self.listening = asyncio.Event()
         self.closed = asyncio.Event()
+        self.let_go = asyncio.Event()
         self.falls = 0
 
     async def listen(self, accept: Accept) -> None:
@@ -67,6 +68,8 @@ class Toy:
         try:
             await asyncio.Event().wait()
         finally:
+            if self.settings.colour == "clinging":
+                await self.let_go.wait()
             self.listening.clear()
 
     async def send(self, out: Outgoing) -> str:
@@ -144,6 +147,25 @@ async def test_what_changes_one_account_does_not_disturb_the_other(place: Any) -
     accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
     assert list(toys(accounts)) == ["a"]
     assert toys(accounts)["a"] is a
+
+
+async def test_a_new_listener_waits_for_the_old_one_to_be_gone(place: Any) -> None:
+    accounts = place()
+    text = "platforms: {toy: {a: {token_env: A, colour: clinging}}}"
+    accounts.adopt(settings(text, A="1"))
+    accounts.listen()
+    old = toys(accounts)["a"]
+    await old.listening.wait()
+    accounts.adopt(settings(text, A="2"))
+    new = toys(accounts)["a"]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    beside_the_old = new.listening.is_set()
+    for toy in (old, new):
+        toy.let_go.set()
+    assert not beside_the_old, "two would take each other's messages"
+    await new.listening.wait()
+    assert not old.listening.is_set()
 
 
 async def test_who_may_speak_is_nothing_an_adapter_is_built_anew_for(place: Any) -> None:
