@@ -150,15 +150,20 @@ class Backlog:
         failures = 0
         while True:
             try:
-                return await self._call(ask)
+                found = await self._call(ask)
             except Refused:
                 raise
             except EverholdError as error:
                 failures += 1
+                self._station.report(f"what was missed cannot be read: {error.message}", "it is tried again by itself")
                 asked = error.retry_after if isinstance(error, Transient) else None
                 wait = asked if asked is not None else wait_seconds(failures, jitter=self._station.chance.random())
                 self._log.info("history.later", error=error, seconds=wait)
                 await self._station.sleep(wait or 300.0)
+                continue
+            if failures:
+                self._station.report()
+            return found
 
     async def _known_direct(self) -> list[str]:
         if self._direct is None:

@@ -167,7 +167,7 @@ class Slack:
         self._backlog.begin()
         caught_up = line.beside(self._backlog.run(missed, now=self._context.clock.now()))
         # what was missed comes first, unless it takes so long that what is new would not be confirmed in time
-        await asyncio.wait([caught_up], timeout=SLOW_SECONDS)
+        await asyncio.wait([caught_up, line.reading], timeout=SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         async for envelope in line:
             await self._take(envelope, line, accept)
             if caught_up.done() and self._context.clock.monotonic() - self._lived > LONG_SECONDS:

@@ -137,15 +137,20 @@ class Backlog:
         failures = 0
         while True:
             try:
-                return await self._call(method, **{name: value for name, value in given.items() if value})
+                found = await self._call(method, **{name: value for name, value in given.items() if value})
             except Refused:
                 raise
             except EverholdError as error:
                 failures += 1
+                self._station.report(f"what was missed cannot be read: {error.message}", "it is tried again by itself")
                 asked = error.retry_after if isinstance(error, Transient) else None
                 wait = asked if asked is not None else wait_seconds(failures, jitter=self._station.chance.random())
                 self._log.info("history.later", error=error, seconds=wait)
                 await self._station.sleep(wait or 300.0)
+                continue
+            if failures:
+                self._station.report()
+            return found
 
     async def _known_threads(self, channel: str) -> list[str]:
         if channel not in self._threads:

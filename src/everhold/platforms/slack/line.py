@@ -4,6 +4,7 @@ kept what they tell. Nothing is confirmed by itself."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -80,12 +81,12 @@ class Line:
             first = await self._socket.receive()
         if first.type is not aiohttp.WSMsgType.TEXT:
             raise aiohttp.ClientConnectionError("closed before a word was said")
-        self.beside(self._read())
+        self.reading = self.beside(self._read())
         return Hello(first.json().get("num_connections") or 1)
 
     async def confirm(self, id: str) -> None:
         """Tell Slack that an envelope needs not come again. If it does not hear that, it comes again."""
-        if not self._socket.closed:
+        with contextlib.suppress(ConnectionError):
             await self._socket.send_json({"envelope_id": id})
 
     def beside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -229,9 +229,8 @@ class SlackServer(SocketLoopback):
         app.lines.append(socket)
         try:
             info = {"host": "applink", "approximate_connection_time": 18060}
-            await socket.say(
-                {"type": "hello", "num_connections": len(app.lines), "debug_info": info, "connection_info": {}}
-            )
+            count = sum(not line.closed for line in app.lines)
+            await socket.say({"type": "hello", "num_connections": count, "debug_info": info, "connection_info": {}})
             while (told := await socket.hear()) is not None:
                 if (waiting := app.waiting.get(told.get("envelope_id"))) is not None:
                     waiting.set()
