@@ -386,7 +386,7 @@ async def test_a_held_model_closes_again_when_it_was_asked_after_all(server: Mod
     server.strict = False
     await held.retire()
     await held.answer(Request(system="s", messages=()))
-    assert model._wire._client is None
+    assert model._wire._road is None
 
 
 async def test_an_invalid_edit_keeps_the_last_good_and_says_so(tmp_path: Path, server: ModelServer) -> None:

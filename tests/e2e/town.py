@@ -12,6 +12,7 @@ from everhold.app import App, SystemClock, settings_of
 from everhold.core.entries import Body, Entry, Heard, Place, Said, Told
 from everhold.home import Home
 from everhold.logs import open_log
+from everhold.ports.clock import Clock
 from everhold.ports.platform import Incoming, Verdict
 
 KEY = "canary-key-of-the-model-0123456789"
@@ -21,7 +22,8 @@ B = TypeVar("B", bound=Body)
 class Town:
     """One home and whoever runs in it."""
 
-    def __init__(self, path: Path, config: str, *, env: str = f"MODEL_KEY={KEY}\n") -> None:
+    def __init__(self, path: Path, config: str, *, env: str = f"MODEL_KEY={KEY}\n", clock: Clock | None = None) -> None:
+        self.clock = clock
         self.home = Home(path / "home").create()
         self.configure(config)
         self.secrets(env)
@@ -39,7 +41,8 @@ class Town:
 
     async def __aenter__(self) -> Town:
         log = open_log(clock=SystemClock(), home=self.home.path, stream=self.log, level="debug")
-        self._app = App(self.home, settings_of(self.home, environ={}), log=log, environ={"PATH": "/usr/bin:/bin"})
+        settings, environ = settings_of(self.home, environ={}), {"PATH": "/usr/bin:/bin"}
+        self._app = App(self.home, settings, log=log, environ=environ, clock=self.clock)
         self._app.watchers.append(lambda session, op, piece: self.pieces.append(piece))
         await self._app.start()
         return self

@@ -403,7 +403,7 @@ async def test_nothing_to_hear_is_refused(gateway: Gateway, client: httpx2.Async
 async def test_what_is_not_kept_is_paid_for_all_the_same(
     gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, path: str
 ) -> None:
-    store, day = gateway.app.store, gateway.app.agents.day()
+    store, day = gateway.running.store, gateway.running.agents.day()
     await client.post(path, json=asking(path, "how much is the fish?"))
     paid = await store.spent("agent:main", day)
     assert paid.tokens > 0
