@@ -80,7 +80,7 @@ class Matrix:
     async def listen(self, accept: Accept) -> None:
         failures = 0
         since = await self._station.positions.read(SINCE)
-        asked = float("-inf")
+        asked = self._context.clock.monotonic()
         known = since is None  # a first look shows invitations by itself
         while True:
             try:

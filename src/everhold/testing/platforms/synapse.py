@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import dataclasses
+import fcntl
 import hashlib
 import hmac
 import json
@@ -13,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,45 +40,78 @@ def port() -> int:
 
 
 class Synapse:
-    """One homeserver in a directory of its own."""
+    """One homeserver in a directory of its own, for one process or several that share it.
 
-    def __init__(self, directory: Path, *, at: int = 0) -> None:
+    It ends with the last of them, also if they are killed.
+    """
+
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.port = at or port()
-        self.pid = 0
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
         self._residents: dict[str, Member] = {}
         self._secret = directory / "registration"
+        self._state = directory / "state.json"
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start it, or join those who use it already, and wait until it answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        config = self.directory / "homeserver.json"
-        config.write_text(json.dumps(self._config()))  # what is JSON is YAML
-        said = (self.directory / "stderr").open("ab")
-        command = [sys.executable, "-m", "synapse.app.homeserver", "--config-path", str(config)]
-        process = subprocess.Popen(command, cwd=self.directory, stdout=said, stderr=said, start_new_session=True)
-        said.close()
-        self.pid = process.pid
-        ends = time.monotonic() + START_SECONDS
-        while not self._answers():
-            if process.poll() is not None or time.monotonic() > ends:
-                self.stop()
-                raise RuntimeError(f"Synapse did not start:\n{(self.directory / 'stderr').read_text()[-3000:]}")
-            time.sleep(0.1)
+        with self._locked():
+            known = self._read()
+            if _alive(known.users):
+                self.port, pid = known.port, known.pid
+            else:
+                self.port = known.port or port()
+                pid = self._launch()
+            self._write(State(self.port, pid, [*_alive(known.users), os.getpid()]))
+            ends = time.monotonic() + START_SECONDS
+            while not self._answers():
+                ended = self._process is not None and self._process.poll() is not None
+                if ended or time.monotonic() > ends:
+                    raise RuntimeError(f"Synapse did not start:\n{(self.directory / 'stderr').read_text()[-3000:]}")
+                time.sleep(0.1)
 
     def stop(self) -> None:
-        if not self.pid:
-            return
-        try:
-            os.kill(self.pid, signal.SIGKILL)  # what it holds is thrown away
-            os.waitpid(self.pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass  # somebody else's child: whoever began it collects it
-        self.pid = 0
+        """Leave it; whoever is the last ends it."""
+        with self._locked():
+            known = self._read()
+            users = [pid for pid in _alive(known.users) if pid != os.getpid()]
+            self._write(State(known.port, known.pid, users))
+            if not users and known.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(known.pid, signal.SIGKILL)  # what it holds is thrown away
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(known.pid, 0)  # unless somebody else began it
+
+    def _launch(self) -> int:
+        config = self.directory / "homeserver.json"
+        config.write_text(json.dumps(self._config()))  # what is JSON is YAML
+        # whoever watches it must not take it for abandoned before we are written down
+        self._write(State(self.port, 0, [os.getpid()]))
+        with (self.directory / "stderr").open("ab") as said:
+            command = [sys.executable, "-m", __spec__.name, str(self.directory)]
+            self._process = subprocess.Popen(
+                command, cwd=self.directory, stdout=said, stderr=said, start_new_session=True
+            )
+        return self._process.pid
+
+    def _read(self) -> State:
+        return State(**json.loads(self._state.read_text())) if self._state.exists() else State()
+
+    def _write(self, state: State) -> None:
+        new = self._state.with_suffix(".new")
+        new.write_text(json.dumps(dataclasses.asdict(state)))
+        new.replace(self._state)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.directory / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _answers(self) -> bool:
         try:
@@ -143,6 +180,15 @@ class Synapse:
             assert answer.status_code == 200, answer.text
             told = answer.json()
         return Member(self.url, told["user_id"], told["access_token"])
+
+
+@dataclass
+class State:
+    """Who uses a server, and where it is."""
+
+    port: int = 0
+    pid: int = 0
+    users: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -253,3 +299,26 @@ def shown(events: list[dict[str, Any]]) -> list[Seen]:
             body, url = content["body"], content.get("url", "")
             found[event["event_id"]] = Seen(event["event_id"], event["sender"], body, content, url=url)
     return list(found.values())
+
+
+def _alive(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            found.append(pid)
+    return found
+
+
+def _watch(directory: Path) -> None:
+    """Run a server for as long as somebody uses it."""
+    command = [sys.executable, "-m", "synapse.app.homeserver", "--config-path", str(directory / "homeserver.json")]
+    server = subprocess.Popen(command, cwd=directory)
+    while server.poll() is None:
+        if not _alive(json.loads((directory / "state.json").read_text())["users"]):
+            server.kill()
+        time.sleep(1.0)
+
+
+if __name__ == "__main__":
+    _watch(Path(sys.argv[1]))
