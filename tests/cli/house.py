@@ -19,12 +19,13 @@ from typing import IO, Any
 from everhold.cli import main
 
 MODEL = '''
-import asyncio, os
+import asyncio, os, time
 from pydantic import BaseModel
 from everhold import Answer, Overloaded, Refused, Usage
 
 class Obedient:
-    """`slow N` streams N words, `hold FILE` waits for a file, `down FILE` cannot be asked before there is one."""
+    """`slow N` streams N words, `hold FILE` waits for a file, `freeze FILE` lets nobody else do anything meanwhile,
+    `down FILE` cannot be asked before there is one."""
 
     class Settings(BaseModel):
         pass
@@ -53,6 +54,9 @@ class Obedient:
             text = f"Holding is over: {rest}"
             say(text.removeprefix("Holding "))
             return Answer(text=text, model=self.name, usage=Usage(input=10, output=5))
+        elif word == "freeze":
+            while not os.path.exists(rest):
+                time.sleep(0.02)
         elif word == "down" and not os.path.exists(rest):
             raise Overloaded("out to lunch", retry_after=0.3)
         elif word == "refuse":
@@ -133,16 +137,16 @@ class House:
             sys.excepthook = hook
         return Done(code, out.getvalue(), err.getvalue())
 
-    def begin(self, *args: str) -> subprocess.Popen[str]:
+    def begin(self, *args: str, **env: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            command(*args), env=self.env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command(*args), env=self.env(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self.started.append(process)
         return process
 
-    def up(self, *args: str) -> Gateway:
+    def up(self, *args: str, **env: str) -> Gateway:
         """A gateway that is ready."""
-        return Gateway(self, self.begin("up", "--port", "0", *args))
+        return Gateway(self, self.begin("up", "--port", "0", *args, **env))
 
     def close(self) -> None:
         for process in self.started:

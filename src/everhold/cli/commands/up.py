@@ -7,9 +7,11 @@ import asyncio
 import gc
 import os
 import signal
+from types import FrameType
 from typing import Final
 
 from everhold.app import DRAIN_SECONDS, App, SystemClock, settings_of
+from everhold.cli.notify import Notify
 from everhold.cli.reach import home_of
 from everhold.cli.render import Screen, count
 from everhold.errors import Misuse, Refused
@@ -21,6 +23,8 @@ COLLECT_AFTER: Final = 10_000
 """Objects made and not yet let go of before a look for cycles; a turn makes a few hundred."""
 GRACE_SECONDS: Final = 2.0
 """What is left for closing after the second signal."""
+CLOSE_SECONDS: Final = 15.0
+"""What closing may take after the turns have had their time."""
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -30,6 +34,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 
 
 async def _run(args: argparse.Namespace, screen: Screen) -> int:
+    notify = Notify.take(os.environ)
     home = home_of(args).create()
     settings = settings_of(home, environ=os.environ, last_good=args.last_good)
     log = open_log(clock=SystemClock(), home=home.path, form=args.log or "text", stream=screen.err)
@@ -39,16 +44,24 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
     signals.install()
     for problem in settings.problems:
         log.warning("config.problem", text=str(problem))
+    beating: asyncio.Task[None] | None = None
     try:
         waiting = await app.start()
         url = await _serve(app, args.port)
         parts = ["ready", count(len(settings.agents), "agent"), f"resuming {count(waiting, 'message')}", url]
-        screen.say(" · ".join(part for part in parts if part))
+        told = " · ".join(part for part in parts if part)
+        screen.say(told)
         screen.out.flush()
         _settle_down()
+        notify.say(READY="1", STATUS=told)
+        beating = asyncio.create_task(notify.beat(app.store.pulse), name="beat")
         await _until(app, signals)
     finally:
+        seconds = DRAIN_SECONDS + CLOSE_SECONDS
+        notify.say(STOPPING="1", EXTEND_TIMEOUT_USEC=str(int(seconds * 1e6)), STATUS="stopping")
         await _stop(app, signals)
+        if beating is not None:
+            beating.cancel()
     if app.broken is not None:
         raise app.broken
     return 0
@@ -104,8 +117,16 @@ class _Signals:
         self.second = asyncio.Event()
 
     def install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._ring)
+        loop = asyncio.get_running_loop()
+
+        def ring(_number: int, _frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._ring)
+
+        for number in {signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT)}:
+            try:
+                loop.add_signal_handler(number, self._ring)
+            except NotImplementedError:  # on Windows, where a service is stopped by Ctrl-C or Ctrl-Break
+                signal.signal(number, ring)
 
     def _ring(self) -> None:
         (self.second if self.first.is_set() else self.first).set()

@@ -137,6 +137,10 @@ class SqliteStore:
 
     # -- writing
 
+    async def pulse(self) -> None:
+        """Comes back once the writer has come round to it: a commit of nothing."""
+        await self.writer.write(lambda cur: None, urgent=True)
+
     async def commit(self, change: Change) -> Committed:
         def job(cur: apsw.Cursor) -> Committed:
             done = commit.perform(cur, change, self._chance)
