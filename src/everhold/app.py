@@ -31,6 +31,7 @@ from everhold.memory import Memory
 from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
+from everhold.ports.clock import Clock
 from everhold.ports.platform import Incoming, Platform, Verdict
 from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
@@ -105,13 +106,15 @@ def plugin_check() -> ValidatePlugin:
 class App:
     """Everything that works for one home, from taking its lock to letting go of it."""
 
-    def __init__(self, home: Home, settings: Settings, *, log: Logger, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, home: Home, settings: Settings, *, log: Logger, environ: Mapping[str, str], clock: Clock | None = None
+    ) -> None:
         self.home = home
         self.environ = environ
         self.log = log
         log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
         self.lock = HomeLock(home.lock).take()
-        self.clock = SystemClock()
+        self.clock = clock or SystemClock()
         chance = SystemChance()
         try:
             self.store = SqliteStore.open(home.store, chance=chance, backups=home.backups)

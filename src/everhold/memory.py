@@ -284,7 +284,8 @@ class Memory:
             plan,
             done=done,
             sessions=(*gone, *later),
-            recalls=recalls + more,
+            # most records went with the entries they repeat, and are not counted once more
+            recalls=max(plan.recalls, recalls + more),
             providers=tuple(reached),
             remains=(*plan.remains, *(line for reach in reached for line in reach.kept)),
         )
