@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.memories import ledger
+from tests.memories.services import Services
 
 
 @pytest.fixture
@@ -20,3 +22,9 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.Far:
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     ledger.far.__init__()  # type: ignore[misc]  # the module's own one is what the provider knows
     return ledger.far
+
+
+@pytest.fixture
+async def services() -> AsyncIterator[Services]:
+    async with Services().up() as services:
+        yield services

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import random
-import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.memories.services import NAMES, WRITES, Services
+from tests.memories.street import Street
 
 KILLS = min(300, int(os.environ.get("EVERHOLD_KILLS", "300")))
 A_RUN = 25
@@ -36,52 +32,15 @@ FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-class Street:
-    """A home, the process that serves it at the moment, and people who talk to it whether it is there or not."""
+class Storm(Street):
+    """People who talk whether anybody is there or not, and services that misbehave all the while."""
 
     def __init__(self, path: Path, services: Services, seed: int) -> None:
+        super().__init__(path, services.config(honcho={"visible_seconds": 0.5}, mem0={"visible_seconds": 0.5}))
         self.services = services
         self.dice = random.Random(f"street/{seed}")
-        self.home = path / "home"
-        self.home.mkdir(mode=0o700)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        config = json.loads(services.config(honcho={"visible_seconds": 0.5}, mem0={"visible_seconds": 0.5}))
-        config |= {"http": {"port": self.port}, "backup": {"every_hours": 0}}
-        (self.home / "config.yaml").write_text(json.dumps(config))
-        env = self.home / ".env"
-        env.touch(mode=0o600)
-        env.write_text("MODEL_KEY=a-key-for-everybody-0123\n")
-        self.errors = path / "stderr"
         self.kept: dict[str, list[str]] = {chat: [] for chat in CHATS}
         """What was acknowledged, by chat, in order."""
-        self.process: asyncio.subprocess.Process | None = None
-        self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=5.0)
-
-    async def start(self) -> None:
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("EVERHOLD")}
-        with self.errors.open("ab") as errors:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "everhold", "--home", str(self.home), "up",
-                stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=environ,
-            )  # fmt: skip
-
-    async def kill(self) -> None:
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-
-    async def ready(self, *, seconds: float = 60.0) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            with contextlib.suppress(httpx2.HTTPError):
-                if (await self.http.get("/ready")).status_code == 200:
-                    return
-            assert self.process is not None
-            assert self.process.returncode is None, self.errors.read_text()[-4_000:]
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"never ready:\n{self.errors.read_text()[-4_000:]}")
 
     async def live(self, writes: int, *, seconds: float = 30.0) -> None:
         """Until so many more writes reached the services, and perhaps a moment longer."""
@@ -95,20 +54,13 @@ class Street:
         return sum(len(self.services[name].seen(WRITES[name], "POST")) for name in NAMES)
 
     async def talk(self, chat: str) -> None:
-        """Say something again and again; a message that was not acknowledged is sent again under its id."""
+        """Say something again and again."""
         number = 0
         while True:
             number += 1
             text = f"{chat} {number}"
-            body = {"chat": chat, "person": "ada", "text": text, "id": f"{chat}-{number}"}
-            while True:
-                with contextlib.suppress(httpx2.HTTPError):
-                    answer = await self.http.post("/api/messages", json=body)
-                    if answer.status_code in (200, 202):
-                        self.kept[chat].append(text)
-                        break
-                    assert answer.status_code in (429, 503), answer.text
-                await asyncio.sleep(0.1)
+            await self.say(chat, text, id=f"{chat}-{number}")
+            self.kept[chat].append(text)
             await asyncio.sleep(0.2 + self.dice.random())
 
     async def trouble(self) -> None:
@@ -142,9 +94,9 @@ class Street:
         return sum(max(0, len(self.kept[chat]) - len(self.heard(name)[chat])) for name in NAMES for chat in CHATS)
 
 
-async def storm(path: Path, *, kills: int, seed: int) -> Street:
+async def storm(path: Path, *, kills: int, seed: int) -> Storm:
     async with Services().up() as services:
-        street = Street(path, services, seed)
+        street = Storm(path, services, seed)
         talking = [asyncio.create_task(street.talk(chat)) for chat in CHATS]
         trouble = asyncio.create_task(street.trouble())
         try:
@@ -168,13 +120,11 @@ async def storm(path: Path, *, kills: int, seed: int) -> Street:
             for task in (*talking, trouble):
                 task.cancel()
             await asyncio.gather(*talking, trouble, return_exceptions=True)
-            if street.process is not None and street.process.returncode is None:
-                await street.kill()
-            await street.http.aclose()
+            await street.close()
         return street
 
 
-def lost_and_doubled(street: Street) -> dict[str, str]:
+def lost_and_doubled(street: Storm) -> dict[str, str]:
     found = {}
     for name in NAMES:
         heard = street.heard(name)

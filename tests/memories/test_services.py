@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everhold.core.entries import Changed, Heard, Named, Noted
+from everhold.core.entries import Changed, Named, Noted
 from tests.e2e.town import Town
 from tests.memories.services import NAMES, Services
-
-
-@pytest.fixture
-async def services() -> AsyncIterator[Services]:
-    async with Services().up() as services:
-        yield services
 
 
 async def everywhere(t: Town, services: Services, words: list[str], names: tuple[str, ...] = NAMES) -> None:
@@ -271,26 +264,6 @@ async def test_a_batch_that_is_not_full_goes_out_once_under_its_own_session(
     documents = services.hindsight.state.documents.values()
     assert {row["metadata"]["session"] for row in documents} == {session}
     assert all(f"session:{session}" in row["tags"] for row in documents)
-
-
-async def test_a_memory_that_takes_too_long_is_left_out_and_appears_nowhere_else(
-    tmp_path: Path, services: Services
-) -> None:
-    config = services.config("honcho", agent={"recall": {"deadline_ms": 300}})
-    async with Town(tmp_path, config) as t:
-        await t.ask("the tea garden is in Assam", chat="one")
-        await t.until(lambda: services.said("honcho") != [])
-        for path in ("/search$", "/query$"):
-            services.honcho.fault("slow", path, seconds=1.0, times=None)
-        await t.ask("where is the tea garden?", chat="two")
-        services.honcho.well()
-        await t.ask("what about coffee?", chat="three")
-        await asyncio.sleep(0)
-        sessions = [row.id for row in await t.app.store.sessions()]
-        for session in sessions:
-            heard = await t.bodies(session, Heard)
-            assert len(heard) == 1
-    assert "did not answer" in t.log.getvalue() or "recall.failed" in t.log.getvalue()
 
 
 async def test_the_name_over_there_is_recorded_once(tmp_path: Path, services: Services) -> None:

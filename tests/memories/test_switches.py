@@ -1,0 +1,223 @@
+"""Where the talk goes elsewhere, rests or is cut off: what waited arrives once, under whom and where it was said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from everhold.app import SystemClock
+from everhold.core.entries import Place
+from everhold.core.pace import REST_SECONDS
+from everhold.ports.platform import Incoming
+from everhold.testing.modelserver import ModelServer
+from tests.e2e.town import Town, endpoint
+from tests.memories.services import NAMES, Services
+from tests.memories.street import Street
+
+
+class Ahead(SystemClock):
+    """The machine's own time, put forward."""
+
+    seconds = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.seconds
+
+
+def every(services: Services, turns: int) -> str:
+    """All four memories, told after so many turns."""
+    return services.config(**{name: {"retain_every_n_turns": turns} for name in NAMES})
+
+
+def rows(services: Services, name: str) -> list[tuple[str, str]]:
+    """(session, what was said) as a service has it, in its order; the session is the one in the key it came under."""
+    match name:
+        case "honcho":
+            found = [(row["metadata"], row["content"]) for row in services.honcho.state.messages]
+            found = [(about, text) for about, text in found if about["everhold_part"] == 0]
+        case "hindsight":
+            found = [(row["metadata"], row["text"]) for row in services.hindsight.state.documents.values()]
+        case "mem0":
+            found = [(row["metadata"], row["memory"]) for row in services.mem0.state.memories.values()]
+        case _:
+            found = [(row["metadata"], row["content"]) for row in services.supermemory.state.documents.values()]
+    return [
+        (about["everhold"].rsplit(":", 2)[0], text.partition("\n")[0].removeprefix("ada: ")) for about, text in found
+    ]
+
+
+async def only(t: Town, services: Services, wanted: list[tuple[str, str]]) -> None:
+    """Until every service has exactly this; and then a while longer, so that whatever would come twice has come."""
+    await t.until(lambda: all(len(rows(services, name)) >= len(wanted) for name in NAMES), seconds=60)
+    await t.until(lambda: not t.app.supervisor.tasks, seconds=60)
+    assert {name: rows(services, name) for name in NAMES} == dict.fromkeys(NAMES, wanted)
+    for session in dict.fromkeys(session for session, _ in wanted):
+        name = (await t.app.store.session(session)).names["honcho"]
+        ours = [row for row in services.honcho.state.messages if row["metadata"]["everhold"].startswith(f"{session}:")]
+        assert {row["session_id"] for row in ours} == {name}
+
+
+# -- a batch that is not full ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("switch", ["/resume", "/compress here 0", "rest"])
+async def test_what_waits_for_more_goes_out_once_where_it_was_said(
+    tmp_path: Path, services: Services, switch: str
+) -> None:
+    clock = Ahead()
+    async with Town(tmp_path, every(services, 4), clock=clock) as t:
+        other = (await t.say("elsewhere", chat="other")).session
+        await t.said(other)
+        session = (await t.say("one")).session
+        await t.said(session)
+        await t.ask("two")
+        await t.until(lambda: not t.app.supervisor.tasks)
+        assert not any(rows(services, name) for name in NAMES)
+        match switch:
+            case "rest":
+                clock.seconds = REST_SECONDS + 1
+                t.app.bells.work.set()  # as a clock that goes by itself would have
+                wanted = [(other, "elsewhere"), (session, "one"), (session, "two")]
+            case "/resume":
+                await t.ask(f"/resume {other}")
+                wanted = [(session, "one"), (session, "two")]
+            case _:
+                await t.ask(switch)
+                wanted = [(session, "one"), (session, "two")]
+        if switch == "rest":  # two sessions, each in its own order
+            await t.until(lambda: all(len(rows(services, name)) >= len(wanted) for name in NAMES), seconds=60)
+            await t.until(lambda: not t.app.supervisor.tasks, seconds=60)
+            assert {name: sorted(rows(services, name)) for name in NAMES} == dict.fromkeys(NAMES, sorted(wanted))
+        else:
+            await only(t, services, wanted)
+            # what is said from here on belongs to where it is said, and waits for its own batch
+            there = (await t.say("three")).session
+            assert there == (other if switch == "/resume" else session)
+            await t.said(there, 2 if switch == "/resume" else 3)
+            await t.until(lambda: not t.app.supervisor.tasks)
+            await only(t, services, wanted)
+            await t.ask("/new")
+            left = ["elsewhere", "three"] if switch == "/resume" else ["three"]
+            await only(t, services, [*wanted, *((there, word) for word in left)])
+        await t.sound()
+
+
+@pytest.mark.slow
+async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Services) -> None:
+    street = Street(tmp_path, every(services, 3))
+    try:
+        await street.start()
+        await street.ready()
+        await street.say("here", "one", id="m1")
+        await street.say("here", "two", id="m2")
+        await street.say("there", "three", id="m3")
+        await street.answered(3)
+        assert not any(rows(services, name) for name in NAMES)
+        await street.kill()
+        await street.start()
+        await street.ready()
+        async with asyncio.timeout(60):
+            while any(len(rows(services, name)) < 3 for name in NAMES):  # noqa: ASYNC110  # a service rings no bell
+                await asyncio.sleep(0.05)
+        await street.say("here", "four", id="m4")  # behind what is delivered, and a batch of its own
+        await street.answered(4)
+    finally:
+        await street.close()
+    for name in NAMES:
+        by: dict[str, list[str]] = {}
+        for session, text in rows(services, name):
+            by.setdefault(session, []).append(text)
+        assert sorted(by.values()) == [["one", "two"], ["three"]], name
+
+
+# -- two people in one place -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
+    tmp_path: Path, services: Services, turns: int
+) -> None:
+    t = Town(tmp_path, every(services, turns))
+    said: list[tuple[str, str]] = []
+    sessions: set[str] = set()
+
+    async def speak(who: str) -> None:
+        said.append((who, f"word {len(said)}"))
+        place = Place(platform="terminal", chat="room", thread="t1", message=f"t{len(said)}")
+        verdict = await t.app.accept(Incoming(origin=place, text=said[-1][1], sender=who, name=who, kind="thread"))
+        assert verdict.outcome == "accepted", verdict
+        sessions.add(verdict.session)
+        await t.said(verdict.session, len(said))
+
+    def heard() -> list[tuple[str, str]]:
+        return [(row["peer_id"], row["content"]) for row in services.honcho.state.messages if row["peer_id"] != "main"]
+
+    async with t:
+        for who in ("ada", "bob", "ada"):
+            await speak(who)
+        # another persona builds the agent anew, another deadline its memories
+        t.configure(every(services, turns).replace('"tools": []', '"tools": [], "persona": {"text": "Be brief."}'))
+        for who in ("bob", "ada"):
+            await speak(who)
+        t.configure(every(services, turns).replace('"deadline_seconds": 1.0', '"deadline_seconds": 1.5'))
+        for who in ("bob", "ada"):
+            await speak(who)
+    async with t:
+        for who in ("bob", "ada"):
+            await speak(who)
+    async with t:  # who starts waits for nobody
+        await t.until(lambda: len(heard()) >= len(said), seconds=60)
+        await t.until(lambda: all(len(rows(services, name)) >= len(said) for name in NAMES), seconds=60)
+        await t.until(lambda: not t.app.supervisor.tasks, seconds=60)
+        await t.sound()
+    assert len(sessions) == 1
+    assert heard() == said
+    wanted = [f"{who}: {word}" for who, word in said]
+    documents = services.hindsight.state.documents.values()
+    assert [(row["metadata"]["person"], row["text"].partition("\n")[0]) for row in documents] == [
+        (who, f"{who}: {word}") for who, word in said
+    ]
+    assert [text.partition("\n")[0] for text in services.mem0.texts()] == wanted
+    assert [text.partition("\n")[0] for text in services.supermemory.texts()] == wanted
+    assert len(services.honcho.state.created) == 1
+
+
+# -- recall that comes late --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deadline_ms", [300, 5_000], ids=["given-up", "waited-for"])
+@pytest.mark.parametrize("switch", ["/resume", "/new", "elsewhere"])
+async def test_what_was_recalled_for_one_session_never_reaches_another(
+    tmp_path: Path, services: Services, switch: str, deadline_ms: int
+) -> None:
+    async with ModelServer() as server:
+        given = json.loads(services.config(agent={"recall": {"deadline_ms": deadline_ms}, "model": "m"}))
+        given["models"] = {"m": endpoint(server.openai)}
+        async with Town(tmp_path, json.dumps(given)) as t:
+            other = (await t.say("good morning", chat="other")).session
+            await t.said(other)
+            await t.ask("the garden lies in Assam", chat="past")
+            await t.until(lambda: all(len(services.said(name)) == 2 for name in NAMES))
+            asked = len(server.requests)
+            for name in NAMES:
+                services[name].fault("slow", "search|query|recall|context", seconds=1.0, times=None)
+            before = {name: len(services[name].requests) for name in NAMES}
+            await t.say("where does the garden lie?")
+            await t.until(lambda: all(len(services[name].requests) > before[name] for name in NAMES))
+            for name in NAMES:
+                services[name].well()  # those under way stay as slow as they are
+            chat = "other" if switch == "elsewhere" else "me"
+            if switch != "elsewhere":
+                await t.say(f"/resume {other}" if switch == "/resume" else "/new")
+            await t.ask("coffee?", chat=chat)
+            await asyncio.sleep(1.2)  # by now the slow answers have come, to whoever is still there to hear them
+            await t.ask("cocoa?", chat=chat)
+            sent = [json.dumps(request.json) for request in server.requests[asked:]]
+    for drink in ("coffee?", "cocoa?"):
+        (shown,) = [text for text in sent if text.count(drink) and not ("cocoa?" in text and drink == "coffee?")]
+        assert "Assam" not in shown, shown
+    if deadline_ms > 1_000 and switch == "elsewhere":
+        assert any("Assam" in text for text in sent), "the one who asked is shown it"
