@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from everhold.cli import main
+from everhold.cli.main import run as main
 from everhold.testing.conformance import CHECKS, run_virtually
 from everhold.testing.plugin import context
 from tests.e2e.town import Town
