@@ -21,7 +21,7 @@ from everhold.core import compression, review
 from everhold.core.entries import Call, Noted, Place, Usage
 from everhold.core.tokens import weigh_request
 from everhold.errors import InDoubt, Refused, TooLong, Transient
-from everhold.ports.memory import Batch, Capability, Found, Query, Switch
+from everhold.ports.memory import Batch, Capability, Exchange, Found, Note, Query, Retraction, Switch
 from everhold.ports.model import Answer, Message, Request
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
 from everhold.ports.tool import Effect, Result, Saying, ToolContext
@@ -33,6 +33,7 @@ from everhold.testing.sim.world import World
 LONG_WAITS: Final = (2.0, 20.0, 90.0, 900.0)
 POLL_SECONDS: Final = 50.0
 HOOK_SECONDS: Final = 10.0
+MOST_RECALLED: Final = 3
 MODEL: Final = "mind"
 
 
@@ -398,6 +399,22 @@ class SimProvider(FakeProvider, FarSide):
         return {item.key: f"doc-{item.key}" for item in batch.items}
 
     async def find(self, query: Query) -> Sequence[Found]:
-        """What it remembers. That it is told to forget what was erased is another matter, and taken as done."""
-        found = await super().find(query)
-        return [one for one in found if not set(SECRET.findall(one.text)) & set(self.witness.erased)]
+        """What it got last for everybody who asks, wherever it was said; some know where that was.
+
+        That it is told to forget what was erased is another matter, and taken as done.
+        """
+        kept = [item for items in self.kept.values() for item in items if not isinstance(item, Retraction)]
+        found = [
+            Found(text=text, session=item.session, seq=_place(item) if self.delivery is Delivery.KEYED else 0)
+            for item in sorted(kept, key=lambda item: (-item.at, item.key))
+            if set(query.audience) <= set(item.stamp.audience)
+            and not set(SECRET.findall(text := wording(item))) & set(self.witness.erased)
+        ]
+        for one in found[:MOST_RECALLED]:
+            for hear in self.witness.on_recall:
+                hear(one.text)
+        return found[:MOST_RECALLED]
+
+
+def _place(item: Exchange | Note) -> int:
+    return item.seq if isinstance(item, Note) else item.heard[0].seq

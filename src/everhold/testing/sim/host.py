@@ -80,6 +80,7 @@ class Surroundings:
             review_every=profile.review_every,
             recalls=tuple(self.providers),
             recall_seconds=2.0 if profile.recall else 0.0,
+            recall_tokens=120,
             text_limit=self._limit,
         )
 
@@ -153,6 +154,7 @@ class Host:
             chat.sessions = lambda: self.witness.session_of
             self.witness.on_commit.append(chat.meddle)
             world.loop.create_task(chat.live())
+        self.witness.on_recall.append(self.operator.meddle)
         operator = world.loop.create_task(self.operator.live())
         for _ in range(2 if profile.mode == "peers" else 1):
             self._start()

@@ -321,6 +321,20 @@ class FoldsAnything(GatedStore):
         return await super().commit(change)
 
 
+class ForgetsRecords(GatedStore):
+    """Erases what was said and leaves on record that others were shown it."""
+
+    async def commit(self, change: Change) -> Committed:
+        return await super().commit(structs.replace(change, drop_blobs=(), read=None))
+
+
+class KeepsLateRecords(GatedStore):
+    """What a turn was shown is kept with it, whatever was erased meanwhile."""
+
+    async def commit(self, change: Change) -> Committed:
+        return await super().commit(structs.replace(change, blobs=change.blobs + change.records, records=()))
+
+
 class ForgetsSummaries(GatedStore):
     """Erases what was said and leaves what repeats it."""
 
@@ -393,6 +407,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "no-clamp": Mutant(about="the clock clamp is missing", parts=_store(NoClamp)),
     "fold-anyway": Mutant(about="a fold against a changed generation", parts=_store(FoldsAnything)),
     "erased-back": Mutant(about="an erased text comes back", parts=_store(ForgetsSummaries)),
+    "shown-stays": Mutant(about="a record of what was recalled stays", parts=_store(ForgetsRecords)),
+    "shown-back": Mutant(about="such a record comes back", parts=_store(KeepsLateRecords)),
     "short-wait": Mutant(about="a long server-given wait is shortened", parts=_store(ShortensWaits)),
     "unmarked": Mutant(about="sent again while stored as unsent", parts=Parts(supervisor=SendsUnmarked)),
     "stale-view": Mutant(about="a view kept across generations", parts=Parts(supervisor=KeepsViews)),

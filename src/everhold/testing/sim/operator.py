@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -11,10 +12,11 @@ import apsw
 
 from everhold.control import Control
 from everhold.errors import EverholdError
-from everhold.testing.sim.witness import Witness
+from everhold.testing.sim.witness import SECRET, Witness
 from everhold.testing.sim.world import World
 
 PACE_SECONDS: Final = 12.0
+MEDDLING: Final = 0.2
 DEEDS: Final = ("erase", "erase", "erase", "note", "undo", "stop", "replay", "replay")
 
 
@@ -36,6 +38,16 @@ class Operator:
         # what was given up goes out once more when the storm is over
         await asyncio.sleep(PACE_SECONDS)
         self._start(lambda control: control.replay())
+
+    def meddle(self, recalled: str) -> None:
+        """Erase what a turn was just told by a memory, now and then: it is at work, and has it in hand."""
+        if self.dice.random() >= self.world.profile.deeds * MEDDLING:
+            return
+        places = [place for place, secret in self.witness.secrets.items() if secret in SECRET.findall(recalled)]
+        for session, seq in places[:1]:
+            self.world.tell("operator", f"erases what is recalled from {session}")
+            work = functools.partial(_erase, session=session, seq=seq)
+            self.world.loop.call_later(self.dice.random() * 5, self._start, work)
 
     def close(self) -> None:
         self._look.close()
@@ -64,7 +76,7 @@ class Operator:
                 known = sorted(seq for where, seq in self.witness.secrets if where == session)
                 if not known:
                     return None
-                return control.erase(session, [dice.choice(known)], why="somebody asked")
+                return _erase(control, session=session, seq=dice.choice(known))
             case "note":
                 return control.note(session, f"note of the operator {dice.random():.6f}")
             case "undo":
@@ -73,3 +85,7 @@ class Operator:
                 return control.stop(session)
             case _:
                 return control.replay()
+
+
+def _erase(control: Control, *, session: str, seq: int) -> Coroutine[Any, Any, object]:
+    return control.erase(session, [seq], why="somebody asked")

@@ -74,6 +74,8 @@ class Witness:
         self.secrets: dict[tuple[str, int], str] = {}
         self.on_commit: list[Callable[[Change], None]] = []
         """Who wants to hear of commits, to do something at the worst moment."""
+        self.on_recall: list[Callable[[str], None]] = []
+        """Likewise of what memories tell."""
         self._told: dict[tuple[str, str, int], Wait] = {}
         """lane, session, fence under which somebody was told to wait -> how long."""
         self._firm: dict[tuple[str, str], Wait] = {}
