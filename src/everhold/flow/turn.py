@@ -195,8 +195,7 @@ class TurnWork:
         entries = await self.store.entries(self.session.id, after=first - 1)
         self.steps = [entry for entry in entries if entry.op == op]
         await self._fetch(takes_of(self.steps))
-        pins = [e.body.fold for e in self.steps if isinstance(e.body, Began | Took) and e.body.fold is not None]
-        await self._see(await view_at(self.store, self.session, at=op, fold=pins[-1] if pins else None))
+        await self._see(await self._before(self.session))
         self.turn = replay(self.steps, session=self.session.id, op=op, attempts=attempts, left_over=True)
         if self.turn.over:
             return True  # somebody else ended it while we looked: look again
@@ -205,6 +204,11 @@ class TurnWork:
             # whoever showed it may be stalled, not dead: its last edit must not land on the final text
             await self.gates.sleep(self.seat.draft_deadline)
         return await self._work()
+
+    async def _before(self, session: Session) -> View:
+        """What came before this turn, as the log tells it now."""
+        pins = [e.body.fold for e in self.steps if isinstance(e.body, Began | Took) and e.body.fold is not None]
+        return await view_at(self.store, session, at=self.op, fold=pins[-1] if pins else None)
 
     async def _see(self, view: View) -> None:
         """Answer from this view of what came before."""
@@ -258,7 +262,7 @@ class TurnWork:
         if self.fresh:
             self.fresh = False  # it has just taken everything there was
             return None
-        decision = await self._look(boundary=self.turn.rounds > 0)
+        decision, _ = await self._look(boundary=self.turn.rounds > 0)
         if isinstance(decision, Cut):
             return CutShort(decision.outcome)
         if isinstance(decision, Steer):
@@ -267,11 +271,13 @@ class TurnWork:
             return event
         return None
 
-    async def _look(self, *, boundary: bool) -> Decision:
-        box = letters(await self.store.pending(self.session.id))
+    async def _look(self, *, boundary: bool, after: int = 0) -> tuple[Decision, int]:
+        """What to do about the letters behind `after`, and the last of these: nobody has to read them again."""
+        box = letters(await self.store.pending(self.session.id, after=after))
         found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)
         stop = bool(found and found[0].stop)
-        return decide(box, running=Running(op=self.op, boundary=boundary, stop=stop), busy=self.runtime.busy)
+        decision = decide(box, running=Running(op=self.op, boundary=boundary, stop=stop), busy=self.runtime.busy)
+        return decision, box[-1].seq if box else after
 
     async def _ask(self) -> Event:
         runtime = self.runtime
@@ -382,6 +388,7 @@ class TurnWork:
     async def _unless_cut(self, work: Coroutine[Any, Any, Event], *, cancel: bool = True) -> Event:
         """Wait for `work`, but look at the mailbox whenever something arrives: the turn may be cut short."""
         task = asyncio.ensure_future(work)
+        seen = 0
         with self.seat.bells.listening(self.session.id) as bell:
             task.add_done_callback(lambda _: bell.set())
             while not task.done():
@@ -389,7 +396,8 @@ class TurnWork:
                 bell.clear()
                 if task.done() or not cancel:
                     continue
-                if isinstance(decision := await self._look(boundary=False), Cut) and not task.done():
+                decision, seen = await self._look(boundary=False, after=seen)
+                if isinstance(decision, Cut) and not task.done():
                     task.cancel()
                     return CutShort(decision.outcome)
         return task.result()
@@ -443,8 +451,7 @@ class TurnWork:
         """Commit what happened, so that it is never done again."""
         step_ = _STEPS[kind_of(bodies[0])]
         drafts = tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies)
-        wakes = self._wakes(bodies)
-        beside, spends = self._beside(bodies), self._spends(bodies)
+        wakes, spends, beside = self._wakes(bodies), self._spends(bodies), self._beside(bodies)
         done = await self.seat.commit(step_, drafts, op=self.op, wakes=wakes, spends=spends, beside=beside)
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
@@ -462,11 +469,10 @@ class TurnWork:
             self.stubs |= longer
             return Opened()
         session = await self.store.session(self.session.id)
+        await self._still_ours()
+        view = await self._before(session)  # read anew: something of what this turn has seen may have been erased since
         fold = Fold(self.gates, self.seat.claim, self.runtime, bells=self.seat.bells)
-        folded = Outcome.NOTHING
-        if self.seen.view.exchanges:
-            folded = await fold.compress(session, self.seen.view, trigger="too long", keep=0)
-        if folded is Outcome.DONE:
+        if view.exchanges and await fold.compress(session, view, trigger="too long", keep=0) is Outcome.DONE:
             self.session = await self.store.session(self.session.id)
             # not through the view: a fresh context that somebody began meanwhile does not show what came before it
             made = await self.store.operations(session.id, what=("fold",), states=("done",), newest_first=True, limit=1)
