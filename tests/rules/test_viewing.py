@@ -413,18 +413,20 @@ class TestRule16Limits:
 
     def test_ten_thousand_pending_are_drained_in_order(self, house: House) -> None:
         house.furniture.model = held = HeldModel()
+        held.context_tokens = 10_000_000
         session = house.say("0", rest=False).session
 
         async def burst() -> None:
             assert house.process is not None
-            for n in range(1, 2_000):
+            for n in range(1, 10_000):
                 await house.process.accept(house.message(str(n)))
+                await asyncio.sleep(0.001 * (n % 500 == 0))
 
         house.run(burst())
         held.free = True
         house.rest(60)
         heard = [body.text for body in house.bodies(session, Heard)]
-        assert heard == [str(n) for n in range(2_000)]
+        assert heard == [str(n) for n in range(10_000)]
         assert house.run(house.store.session(session)).pending == 0
         shown = [text for text in texts(house, session) if text.isdigit()]
         assert shown == heard

@@ -435,8 +435,8 @@ class Store(Protocol):
     async def waiting(self) -> int:
         """How many messages of all sessions wait for an answer."""
 
-    async def pending(self, session: str) -> list[Entry]:
-        """Heard entries no operation has consumed, in order."""
+    async def pending(self, session: str, *, after: int = 0) -> list[Entry]:
+        """Heard entries behind seq `after` that no operation has consumed, in order."""
 
     async def operations(
         self,

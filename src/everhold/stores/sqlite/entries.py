@@ -189,5 +189,5 @@ FOLDS: Final = (
 )
 PENDING: Final = (
     f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "
-    "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? order by p.seq"
+    "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? and p.seq > ? order by p.seq"
 )

@@ -242,8 +242,8 @@ class SqliteStore:
         count: int = self._rows("select count(*) from pending where asks", ())[0][0]
         return count
 
-    async def pending(self, session: str) -> list[Entry]:
-        return [entries.of(row) for row in self._rows(entries.PENDING, (session,))]
+    async def pending(self, session: str, *, after: int = 0) -> list[Entry]:
+        return [entries.of(row) for row in self._rows(entries.PENDING, (session, after))]
 
     async def operations(
         self,

@@ -93,8 +93,8 @@ class EndsInTwoCommits(GatedStore):
 
 
 class CursorInsteadOfSet(GatedStore):
-    async def pending(self, session: str) -> list[Entry]:
-        return await self._behind_cursor(session, await super().pending(session))
+    async def pending(self, session: str, *, after: int = 0) -> list[Entry]:
+        return await self._behind_cursor(session, await super().pending(session, after=after))
 
     async def glance(self, id: str) -> Glance:
         glance = await super().glance(id)

@@ -282,9 +282,9 @@ class GatedStore:
         await self._late()
         return await self.disk.folds(limit=limit)
 
-    async def pending(self, session: str) -> list[Entry]:
+    async def pending(self, session: str, *, after: int = 0) -> list[Entry]:
         await self._late()
-        return await self.disk.pending(session)
+        return await self.disk.pending(session, after=after)
 
     async def waiting(self) -> int:
         await self._late()
