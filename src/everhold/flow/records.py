@@ -17,6 +17,13 @@ from everhold.core.recall import Why
 from everhold.ports.store import Store
 
 
+class Beside(Struct, frozen=True, kw_only=True):
+    """What a thought refers to, to be kept with it; `records`: what it was shown from memory."""
+
+    blobs: tuple[bytes, ...] = ()
+    records: tuple[bytes, ...] = ()
+
+
 class Record(Struct, frozen=True, kw_only=True):
     """What one thought was shown."""
 

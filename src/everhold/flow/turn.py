@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 
 from everhold.core import compression, facts
 from everhold.core.access import hops_of
@@ -59,6 +58,7 @@ from everhold.flow.fold import Before, Fold, Outcome
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Worst
 from everhold.flow.recall import Recalled, recall
+from everhold.flow.records import Beside
 from everhold.flow.runtime import Runtime, Runtimes, purses_of
 from everhold.flow.view import Seen, Views, view_at
 from everhold.ports.model import Answer, Message
@@ -143,13 +143,6 @@ class Seat:
             self.bells.hand_over(done.claims)
             self.bells.ring(self.claim.session, work=len(done.claims) < len(wakes))
         return done
-
-
-class Beside(Struct, frozen=True, kw_only=True):
-    """What a thought refers to, to be kept with it; `records`: what it was shown from memory."""
-
-    blobs: tuple[bytes, ...] = ()
-    records: tuple[bytes, ...] = ()
 
 
 class TurnWork:
