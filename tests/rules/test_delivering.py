@@ -79,6 +79,21 @@ class TestRule9Lanes:
         assert house.heard_back() == ["You said: one"]
         assert house.run(house.store.parked()) == []
 
+    def test_a_part_that_is_sent_again_on_command_goes_once_while_the_others_are_on_their_way(
+        self, house: House
+    ) -> None:
+        platform = use(house, Delivery.PROBE, text_limit=100)
+        house.furniture.model = ScriptedModel([Answer(text=" ".join(f"word{n}" for n in range(40)))])
+        platform.faults.fail(Refused("not like this"))
+        platform.faults.lose()
+        session = house.say("tell me", rest=False).session
+        house.tick(0.2)
+        assert house.run(house.control.replay()) == 1, "the lane waits to see whether the second part arrived"
+        house.rest(120)
+        (said,) = house.bodies(session, Said)
+        assert len(said.parts) > 2
+        assert sorted(house.heard_back()) == sorted(said.parts)
+
     def test_an_hour_without_the_provider_loses_nothing_and_keeps_the_order(self, house: House) -> None:
         provider = FakeProvider()
         provider.faults.fail(Transient("down"), times=15)

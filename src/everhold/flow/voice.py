@@ -67,7 +67,8 @@ class Voice:
         over = {item.part for item in done if item.seq == entry.seq}
         if parts > 1:
             over |= {r.part for r in await self.store.receipts(claim.session, seq=entry.seq, reader=claim.reader)}
-            given_up = await self.store.parked(session=claim.session, reader=claim.reader)
+            # in whichever state: what somebody sends again goes by itself
+            given_up = await self.store.parked(session=claim.session, reader=claim.reader, state="")
             over |= {parked.part for parked in given_up if parked.seq == entry.seq}
         return [part for part in range(parts) if part not in over]
 
