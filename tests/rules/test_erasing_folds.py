@@ -1,4 +1,4 @@
-"""A turn that has seen what is erased, and does not know yet, makes no summary of it."""
+"""A turn that has seen what is erased stops at once; one that does not know yet makes no summary of it."""
 
 from __future__ import annotations
 
@@ -72,3 +72,20 @@ def test_it_folds_what_is_there_now(house: House, branched: bool, forget: Callab
     assert CANARY not in str(house.bodies(session, Folded))
     assert all(CANARY not in str(request) for request in house.furniture.summariser.asked)
     assert everywhere(house.path, CANARY) == []
+
+
+def test_a_turn_that_has_seen_it_is_not_waited_for(house: House) -> None:
+    first = house.say(f"the key is under {CANARY}")
+    held = HeldModel()
+    house.furniture.model = held
+    session = house.say("where is it?", rest=False).session
+    house.tick(1)
+    erase(house, session, first.seq)
+    house.tick(3)
+    seen, again = ["".join(message.text for message in request.messages) for request in held.asked]
+    assert CANARY in seen
+    assert CANARY not in again.replace(f"You said: the key is under {CANARY}", "")
+    held.free = True
+    house.rest()
+    assert house.heard_back()[-1] == "at last"
+    house.sound()

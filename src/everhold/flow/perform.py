@@ -75,7 +75,7 @@ async def run(
     task: Run,
     context: ToolContext,
     *,
-    still_ours: Callable[[], Awaitable[None]] | None = None,
+    still_ours: Callable[[], Awaitable[object]] | None = None,
 ) -> tuple[Event, Result]:
     """Run a tool for a call. Its failure is its result, and reaches the model.
 
@@ -91,7 +91,7 @@ async def run(
 
 
 async def _attempt(
-    gates: Gates, tool: Tool, task: Run, context: ToolContext, still_ours: Callable[[], Awaitable[None]] | None
+    gates: Gates, tool: Tool, task: Run, context: ToolContext, still_ours: Callable[[], Awaitable[object]] | None
 ) -> Result:
     name = tool.spec.name
     try:

@@ -62,7 +62,7 @@ from everhold.flow.records import Beside
 from everhold.flow.runtime import Runtime, Runtimes, purses_of
 from everhold.flow.view import Seen, Views, view_at
 from everhold.ports.model import Answer, Message
-from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Session, Spend, Step, Wait, Wake
+from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Operation, Session, Spend, Step, Wait, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
 
 LOOK_SECONDS: Final = 1.0
@@ -267,10 +267,8 @@ class TurnWork:
     async def _look(self, *, boundary: bool, after: int = 0) -> tuple[Decision, int]:
         """What to do about the letters behind `after`, and the last of these: nobody has to read them again."""
         box = letters(await self.store.pending(self.session.id, after=after))
-        found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)
-        stop = bool(found and found[0].stop)
-        decision = decide(box, running=Running(op=self.op, boundary=boundary, stop=stop), busy=self.runtime.busy)
-        return decision, box[-1].seq if box else after
+        running = Running(op=self.op, boundary=boundary, stop=(await self._ours()).stop)
+        return decide(box, running=running, busy=self.runtime.busy), box[-1].seq if box else after
 
     async def _ask(self) -> Event:
         runtime = self.runtime
@@ -389,7 +387,11 @@ class TurnWork:
                 bell.clear()
                 if task.done() or not cancel:
                     continue
-                decision, seen = await self._look(boundary=False, after=seen)
+                try:
+                    decision, seen = await self._look(boundary=False, after=seen)
+                except LeaseLost:  # perhaps because something it has read was erased: it must not be sent once more
+                    task.cancel()
+                    raise
                 if isinstance(decision, Cut) and not task.done():
                     task.cancel()
                     return CutShort(decision.outcome)
@@ -413,12 +415,11 @@ class TurnWork:
 
         async def work() -> Event:
             nonlocal result
-            event, result = await perform.run(self.gates, tool, task, context, still_ours=self._still_ours)
+            event, result = await perform.run(self.gates, tool, task, context, still_ours=self._ours)
             return event
 
         # a tool that changes something is waited for: what it did must be recorded before anybody stops the turn
-        pure = tool is not None and tool.effect is Effect.PURE
-        event = await self._unless_cut(work(), cancel=pure)
+        event = await self._unless_cut(work(), cancel=tool is not None and tool.effect is Effect.PURE)
         if isinstance(event, CutShort):
             return event
         _, recorded = step(self.turn, event, self.runtime.effects)
@@ -435,10 +436,11 @@ class TurnWork:
         limit = self.runtime.text_limit(self.origin)
         return (Told(text=text, about="memory", to=self.origin, parts=split(text, limit)),)
 
-    async def _still_ours(self) -> None:
+    async def _ours(self) -> Operation:
         found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)
         if not found or found[0].state != "running" or found[0].fence != self.seat.claim.fence:
             raise LeaseLost(f"session {self.session.id}: operation {self.op} is in other hands")
+        return found[0]
 
     async def _record(self, bodies: tuple[Body, ...]) -> Event:
         """Commit what happened, so that it is never done again."""
@@ -462,7 +464,7 @@ class TurnWork:
             self.stubs |= longer
             return Opened()
         session = await self.store.session(self.session.id)
-        await self._still_ours()
+        await self._ours()
         view = await self._before(session)  # read anew: something of what this turn has seen may have been erased since
         fold = Fold(self.gates, self.seat.claim, self.runtime, bells=self.seat.bells)
         if view.exchanges and await fold.compress(session, view, trigger="too long", keep=0) is Outcome.DONE:
