@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -288,9 +289,10 @@ def thought_of(facts: Facts) -> Iterator[str]:
     for session, log in facts.logs.items():
         for entry in log:
             if isinstance(entry.body, Began) and entry.body.what == "turn":
-                newest = reference.Reading(facts.logs, session, entry.seq, entry.pos).newest_fold()
-                if entry.body.fold != newest:
-                    yield f"{session}: turn {entry.seq} pins fold {entry.body.fold}, but {newest} is in force"
+                with contextlib.suppress(reference.Inexact):
+                    newest = reference.Reading(facts.logs, session, entry.seq, entry.pos).newest_fold()
+                    if entry.body.fold != newest:
+                        yield f"{session}: turn {entry.seq} pins fold {entry.body.fold}, but {newest} is in force"
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
             try:

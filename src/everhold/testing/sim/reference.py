@@ -101,7 +101,9 @@ class Reading:
         return 0  # erased, and therefore out of the view anyway
 
     def newest_fold(self) -> int:
-        """The fold in force, 0 for none."""
+        """The fold in force, 0 for none. Whether one that was erased since reached behind a fresh start is unknown."""
+        if self.fresh and any(fold.body is None and op not in self.gone_folds for op, fold in self.folds.items()):
+            raise Inexact
         valid = [
             op
             for op in self.folds
