@@ -4,7 +4,7 @@
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(if $(shell \
 	$(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null | grep True),$(p))))
 HOME_DIR ?= .everhold
-JOBS ?= 3
+JOBS ?= 4
 SEEDS ?= 10000
 KILLS ?= 1000
 ARGS ?=
@@ -22,7 +22,7 @@ help: ## list the targets
 run: $(VENV)/.ready ## install what running needs, start everhold in ./.everhold with an offline model
 	$(BIN)/everhold --home $(HOME_DIR) up
 
-test: $(VENV)/.ready-dev deps ## install what the tests need, run them (ARGS="-k word", JOBS=3)
+test: $(VENV)/.ready-dev deps ## install what the tests need, run them (ARGS="-k word", JOBS=4)
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: $(VENV)/.ready-dev ## format, lint, types, import direction

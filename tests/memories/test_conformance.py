@@ -107,6 +107,7 @@ class TestHindsight(_OfAService):
     more: ClassVar = {"confirm_seconds": 0.5}
 
 
+@pytest.mark.prove
 class TestMem0(_OfAService):
     provider = "mem0"
     module = "mem0"
@@ -114,6 +115,7 @@ class TestMem0(_OfAService):
     more: ClassVar = {"visible_seconds": 1.0, "confirm_seconds": 0.5}
 
 
+@pytest.mark.prove
 class TestSupermemory(_OfAService):
     provider = "supermemory"
     module = "supermemory"

@@ -168,7 +168,7 @@ async def test_a_corrected_key_is_in_force_at_the_next_message(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("write", ["turn", "async", "session", 3])
-@pytest.mark.parametrize("count", [10, 100])
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.prove)])
 async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
     tmp_path: Path, services: Services, write: str | int, count: int
 ) -> None:

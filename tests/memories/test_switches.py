@@ -188,7 +188,7 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
 # -- recall that comes late --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deadline_ms", [300, 5_000], ids=["given-up", "waited-for"])
+@pytest.mark.parametrize("deadline_ms", [300, 30_000], ids=["given-up", "waited-for"])
 @pytest.mark.parametrize("switch", ["/resume", "/new", "elsewhere"])
 async def test_what_was_recalled_for_one_session_never_reaches_another(
     tmp_path: Path, services: Services, switch: str, deadline_ms: int
@@ -203,7 +203,7 @@ async def test_what_was_recalled_for_one_session_never_reaches_another(
             await t.until(lambda: all(len(services.said(name)) == 2 for name in NAMES))
             asked = len(server.requests)
             for name in NAMES:
-                services[name].fault("slow", "search|query|recall|context", seconds=1.0, times=None)
+                services[name].fault("slow", "search|query|recall|context", seconds=0.6, times=None)
             before = {name: len(services[name].requests) for name in NAMES}
             await t.say("where does the garden lie?")
             await t.until(lambda: all(len(services[name].requests) > before[name] for name in NAMES))

@@ -124,7 +124,7 @@ async def concurrent_notes(scene: Scene) -> None:
     it = scene.build()
     tokens = [scene.token() for _ in range(NOTES)]
     notes = [scene.note(f"remember {token}", session=f"s{number}") for number, token in enumerate(tokens)]
-    it.deadline *= 5  # they may have to wait for each other
+    it.deadline *= 15  # they may have to wait for each other
 
     async def put(note: Note) -> None:
         for _ in range(TRIES - 1):
