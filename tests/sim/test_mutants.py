@@ -13,7 +13,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "dedup-edits": (1, 2, 4),
     "split-end": (3, 5),
     "cursor": (0, 1, 3),
-    "reform": (423,),
+    "reform": (567, 721, 851, 1333, 1663, 2082, 2290, 2866),
     "no-fence": (2, 3, 6),
     "late-result": (36, 39),
     "no-hold": (3, 8, 9),

@@ -118,7 +118,16 @@ class Voice:
         if not isinstance(entry.body, Said) or entry.op is None:
             return ""
         shown = await self.store.receipts(claim.session, seq=entry.op, reader=claim.reader)
-        return next((receipt.remote for receipt in shown if receipt.part == DRAFT), "")
+        remote = next((receipt.remote for receipt in shown if receipt.part == DRAFT), "")
+        return remote if remote and await self._replies(entry) else ""
+
+    async def _replies(self, entry: Entry) -> bool:
+        """Whether it is its turn's reply, which follows a thought. What a tool says is a message of its own, and may be
+        for another chat.
+        """
+        kinds = (Kind.THOUGHT, Kind.RETURNED)
+        steps = await self.store.entries(entry.session, after=entry.op or 0, upto=entry.seq - 1, kinds=kinds)
+        return next((step.kind for step in reversed(steps) if step.op == entry.op), None) is Kind.THOUGHT
 
     async def _undone(self, session: str, entry: Entry) -> bool:
         """Whether the turn that said it was taken back; a notice stands whatever becomes of its turn."""
