@@ -200,7 +200,7 @@ def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "everhold", *args]
 
 
-def until(true: Any, *, seconds: float = 10.0) -> None:
+def until(true: Any, *, seconds: float = 30.0) -> None:
     """Wait for something another process does."""
     deadline = time.monotonic() + seconds
     while not true():

@@ -206,7 +206,7 @@ async def events_of(response: httpx2.Response) -> AsyncIterator[Event]:
         fields = {}
 
 
-async def until(events: AsyncIterator[Event], kind: str, *, seconds: float = 10.0) -> list[Event]:
+async def until(events: AsyncIterator[Event], kind: str, *, seconds: float = 30.0) -> list[Event]:
     """Entries up to the first of `kind`, and with it."""
     found: list[Event] = []
     async with asyncio.timeout(seconds):
