@@ -19,6 +19,7 @@ from everhold.core.address import derive, parse as parse_address
 from everhold.core.commands import OWNERS_ONLY, parse as parse_command
 from everhold.core.entries import Command, Draft, Heard, Kind, Place, Stamp
 from everhold.errors import EverholdError
+from everhold.flow.accept import dedup_key
 from everhold.pairing import Pairing
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
@@ -136,7 +137,8 @@ class Reception:
         origin = incoming.origin
         order = self._order(incoming, settings)
         if order is not None and origin.platform not in LOCAL:
-            await self._halt(incoming, found, speaker, order)
+            if not await self._repeated(incoming):
+                await self._halt(incoming, found, speaker, order)
             return msgspec.structs.replace(found, command=Command(name=order), asks=True)
         hops = incoming.hops
         if not incoming.bot:
@@ -194,6 +196,13 @@ class Reception:
         return words.get(incoming.text.strip()) or (
             command.name if command is not None and command.name in ("halt", "wake") else None
         )
+
+    async def _repeated(self, incoming: Incoming) -> bool:
+        """Whether an order was obeyed and kept before: a late repeat must not undo what a human said since. One that
+        was obeyed and not kept is obeyed again, which changes nothing.
+        """
+        key = dedup_key(incoming)
+        return key is not None and await self._store.placed(key) is not None
 
     async def _halt(self, incoming: Incoming, found: Admission, speaker: Speaker, order: str) -> None:
         origin = incoming.origin

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from everhold.core import pairing
+from everhold.core.entries import Place
 from everhold.errors import Misuse, NotFound
+from everhold.ports.platform import Incoming
 from tests.platforms.stage import CONFIG, Door
 
 
@@ -331,6 +333,24 @@ async def test_a_halt_word_silences_a_chat_until_a_human_lifts_it(door: Door, ha
     await door.heard(wake, chat="room", addressed=False)
     assert (await door.heard("hello?", chat="room")).asks
     assert door.reception.about()["halted"] == []
+
+
+async def test_an_order_that_is_delivered_again_is_not_obeyed_again(door: Door) -> None:
+    await door.heard("!halt", chat="room", id="h")
+    await door.heard("!resume", chat="room", id="r")
+    assert (await door.say("!halt", chat="room", id="h")).outcome == "duplicate"
+    assert (await door.heard("hello?", chat="room")).asks, "a human lifted it since"
+    await door.heard("!halt", chat="room", id="h2")
+    assert (await door.say("!resume", chat="room", id="r")).outcome == "duplicate"
+    assert not (await door.heard("hello?", chat="room")).asks, "and a repeat lifts nothing"
+
+
+async def test_an_order_that_was_obeyed_and_not_kept_is_kept_when_it_comes_again(door: Door) -> None:
+    origin = Place(platform="fake", account="main", chat="room", message="h")
+    await door.reception(Incoming(origin=origin, text="!halt", sender="1001", kind="group"))  # and here it crashed
+    door.reception = door.reopened()
+    assert (await door.say("!halt", chat="room", id="h")).outcome == "accepted"
+    assert not (await door.heard("hello?", chat="room")).asks
 
 
 async def test_a_stranger_halts_nobody(door: Door) -> None:

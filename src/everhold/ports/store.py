@@ -423,6 +423,9 @@ class Store(Protocol):
 
     async def entry(self, session: str, seq: int) -> Entry: ...
 
+    async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
+        """Where the entry with this dedup key stands: session, seq, operation."""
+
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Entries of all sessions in commit order."""
 

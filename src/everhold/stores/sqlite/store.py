@@ -328,7 +328,6 @@ class SqliteStore:
         return await self._at_length(lambda db: copies.make(db, target))
 
     async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
-        """Where the entry with this dedup key stands: session, seq, operation."""
         found = self._rows("select session, seq, op from entries where dedup = ?", (dedup,))
         return found[0] if found else None
 

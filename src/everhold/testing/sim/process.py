@@ -346,6 +346,10 @@ class GatedStore:
         await self._late()
         return await self.disk.spent(purse, day)
 
+    async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
+        await self._late()
+        return await self.disk.placed(dedup)
+
     async def blob(self, digest: str) -> bytes | None:
         await self._late()
         return await self.disk.blob(digest)
