@@ -493,6 +493,48 @@ def test_nothing_is_said_about_a_secret_that_is_not_there() -> None:
         ask(T="wrong-1")
 
 
+def test_a_missing_secret_below_the_top_of_a_section_disables_only_that_section() -> None:
+    class Backend(BaseModel, extra="forbid"):
+        api_key: Secret
+        region: str = ""
+
+        @field_validator("api_key")
+        @classmethod
+        def _shape(cls, key: Secret) -> Secret:
+            if not key.reveal().startswith("right-"):
+                raise ValueError("wrong shape")
+            return key
+
+    class Deep(BaseModel, extra="forbid"):
+        llm: Backend
+        others: tuple[Backend, ...] = ()
+
+    def ask(text: str, **environ: str) -> Settings:
+        return parse(
+            f"memories: {{deep: {text}}}\nagents: {{main: {{memories: [builtin, deep]}}}}",
+            environment=Environment(environ),
+            validate_plugin=lambda group, name, raw: (
+                plugin_problems(group, Deep, {k: v for k, v in raw.items() if k != "provider"})
+                if name == "deep"
+                else []
+            ),
+        )
+
+    written = "{llm: {api_key_env: A}, others: [{api_key_env: B}, {api_key_env: C, region: x}]}"
+    settings = ask(written, C="right-3")
+    assert [(problem.message, problem.disables) for problem in settings.problems] == [
+        ("A is not set", "memories.deep"),
+        ("B is not set", "memories.deep"),
+    ]
+    assert settings.memories["deep"].missing == ("A", "B")
+    assert "api_key" not in settings.memories["deep"].extra["llm"], "nothing stands in for it when it is used"
+    assert ask(written, A="right-1", B="right-2", C="right-3").problems == ()
+    with pytest.raises(ConfigError, match=r"memories\.deep\.llm\.api_key: .*wrong shape"):
+        ask(written, A="wrong-1", B="right-2", C="right-3")
+    with pytest.raises(ConfigError, match=r"memories\.deep\.llm\.regoin: unknown key"):
+        ask("{llm: {api_key_env: A, regoin: x}}")
+
+
 def test_a_plugin_gets_its_settings_with_secrets_resolved() -> None:
     settings = ask(
         "platforms: {telegram: {main: {token_env: T, in_doubt: hold}}}\n"

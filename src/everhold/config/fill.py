@@ -36,8 +36,12 @@ class Section:
     plugin: str
     path: KeyPath
     raw: Mapping[str, Any]
-    unset: frozenset[str]
-    """Keys whose secret is missing: nothing is to be said about their value."""
+    unset: frozenset[KeyPath]
+    """Keys whose secret is missing, however deep: nothing is to be said about their value."""
+
+    def silent(self, path: KeyPath) -> bool:
+        """Whether `path` leads to a secret that is missing, or into one."""
+        return any(path[: len(key)] == key for key in self.unset)
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class Effective:
     problems: list[Problem] = field(default_factory=list)
     origins: dict[KeyPath, tuple[KeyPath, ...]] = field(default_factory=dict)
     personas: dict[str, str] = field(default_factory=dict)
+    absent: dict[KeyPath, set[KeyPath]] = field(default_factory=dict)
+    """Section -> the secrets among its plug-in's own keys that are not set."""
 
     def origin(self, path: KeyPath) -> KeyPath:
         """Where the value at effective `path` was written, or would have been."""
@@ -210,6 +216,7 @@ def _opened(
             env[dotted((*inner, bare))] = name
             if secret is None:
                 missing.append(name)
+                it.absent.setdefault(path, set()).add((*inner, bare))
         if secret is not None:
             opened[bare] = secret
     return opened
@@ -219,19 +226,28 @@ def add_section(it: Effective, group: str, plugin: Any, path: KeyPath, filled: R
     """Note a plug-in's section for its own validation: as written, with `X: Secret` for each `X_env`."""
     if not isinstance(plugin, str):
         return
-    raw: Raw = dict(filled["=extra"])
-    unset: set[str] = set()
-    names = [key for key in filled["=env"] if "." not in key and "[" not in key and key not in raw]
+    absent = set(it.absent.get(path, ()))
+    raw: Raw = _stood_in(filled["=extra"], (), absent)
     for key, value in filled.items():
         if key.startswith("="):
             continue
-        if key.endswith("_env"):
-            names.append(key.removesuffix("_env"))
-        else:
+        if not key.endswith("_env"):
             raw[key] = value
-    for name in names:
+            continue
+        name = key.removesuffix("_env")
         secret = filled.get(f"={name}")
         raw[name] = secret if isinstance(secret, Secret) else STAND_IN
         if not isinstance(secret, Secret):
-            unset |= {name, f"{name}_env"}
+            absent.add((name,))
+    unset = absent | {(*inner, f"{name}_env") for *inner, name in absent}
     it.sections.append(Section(group, plugin, path, raw, frozenset(unset)))
+
+
+def _stood_in(value: Any, inner: KeyPath, absent: set[KeyPath]) -> Any:
+    """A copy of `value` with something in the place of each secret that is missing from it."""
+    if isinstance(value, tuple):
+        return tuple(_stood_in(item, (*inner, place), absent) for place, item in enumerate(value))
+    if not isinstance(value, Mapping):
+        return value
+    kept = {key: _stood_in(item, (*inner, key), absent) for key, item in value.items()}
+    return {**{str(key[-1]): STAND_IN for key in absent if key[:-1] == inner}, **kept}

@@ -146,7 +146,7 @@ def _validated(it: Effective) -> Settings | None:
 def _ask_plugins(it: Effective, validate: ValidatePlugin) -> None:
     for section in it.sections:
         for problem in validate(section.group, section.plugin, section.raw):
-            if problem.path and problem.path[0] in section.unset:
+            if section.silent(problem.path):
                 continue
             it.add(replace(problem, path=(*section.path, *problem.path)))
     for tool, path in _tools(it).items():
