@@ -185,7 +185,7 @@ def test_nonsense_from_store_is_in_doubt_and_named(house: House, nonsense: Any) 
     "nonsense",
     [
         None, 7, "text", {"a": 1}, [None], ["text"], [Found(text=7)],  # type: ignore[arg-type]
-        [Found(text="x", score=float("nan"))], [Found(text="x", at="soon")],  # type: ignore[arg-type]
+        [Found(text="x", score=float("nan"))], [Found(text="x", at="soon")], [Found(text="x", author=None)],  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_nonsense_from_find_leaves_the_turn_alone(house: House, nonsense: Any) -> None:

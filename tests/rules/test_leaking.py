@@ -219,7 +219,7 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[House], None]]] = {
     "a provider that is believed": (
         recalling.Sight,
         "_objection",
-        lambda *_: nothing(),
+        lambda *_: "",
         test_two_people_do_not_meet,
     ),
     "a group is a private chat": (
@@ -235,10 +235,6 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[House], None]]] = {
         lambda house: test_reasons_are_for_those_they_were_given_to(house),
     ),
 }
-
-
-async def nothing() -> str:
-    return ""
 
 
 def test_reasons_are_for_those_they_were_given_to(house: House) -> None:

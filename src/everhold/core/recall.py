@@ -116,7 +116,7 @@ def merge(
     order = [*(name for name in precedence if name in results), *sorted(results.keys() - set(precedence))]
     taken: list[Recalled] = []
     left: list[tuple[Recalled, str]] = []
-    kept_words: list[frozenset[str]] = []
+    kept: dict[int, list[frozenset[str]]] = {}
     texts: set[str] = set()
     places: set[tuple[str, int]] = set()
     spent = 0
@@ -136,12 +136,12 @@ def merge(
             left.append((item, "budget"))
             continue
         words = frozenset(_WORD.findall(folded))
-        if any(_same(words, other, near) for other in kept_words):
+        if _said(words, kept, near):
             left.append((item, "duplicate"))
             continue
         texts.add(plain)
         places.add(place)
-        kept_words.append(words)
+        kept.setdefault(len(words), []).append(words)
         taken.append(item)
         spent += cost
     return Recall(shown=tuple(taken), left_out=tuple(left), tokens=spent)
@@ -200,7 +200,8 @@ def by_whom(found: Found) -> str:
 
 def harmless(text: str, delimiter: str) -> str:
     """Material that can be quoted line by line: one kind of line break, and no delimiter."""
-    text = _BREAK.sub("\n", text)
+    if not text.isprintable():  # no line break is
+        text = _BREAK.sub("\n", text)
     while delimiter and delimiter in text:
         text = text.replace(delimiter, "")
     return text
@@ -209,7 +210,7 @@ def harmless(text: str, delimiter: str) -> str:
 def when(at: float) -> str:
     """A time for people and models to read."""
     try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return f"{datetime.fromtimestamp(at, UTC).isoformat(' ', 'minutes')[:16]} UTC"
     except (ValueError, OverflowError, OSError):
         return "an unknown time"
 
@@ -222,12 +223,18 @@ def _in_turns(results: Mapping[str, Sequence[Found]]) -> Iterable[Recalled]:
                 yield Recalled(provider=name, found=found[rank])
 
 
-def _same(words: frozenset[str], other: frozenset[str], near: float) -> bool:
-    fewer, more = sorted((len(words), len(other)))
-    if not fewer or fewer < near * more:
-        return False  # too unlike in size to share that much
-    both = len(words & other)
-    return both >= near * (fewer + more - both)
+def _said(words: frozenset[str], kept: Mapping[int, Sequence[frozenset[str]]], near: float) -> bool:
+    """Whether nearly these words are among the kept ones, which stand under their number: two texts that are too
+    unlike in size cannot share that much, and are not compared.
+    """
+    count = len(words)
+    for size, others in kept.items():
+        if count and near * count <= size and near * size <= count:
+            for other in others:
+                both = len(words & other)
+                if both >= near * (count + size - both):
+                    return True
+    return False
 
 
 def places(why: Why) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from msgspec import structs
 
 from everhold.core.entries import clean, cleansed
-from everhold.errors import EverholdError, InDoubt, Misuse, Refused, Transient
+from everhold.errors import EverholdError, InDoubt, Misuse, Partial, Refused, Transient
 from everhold.flow.perform import foreign
 from everhold.flow.pulse import Beat, Pulse
 from everhold.ports.memory import (
@@ -215,7 +215,7 @@ class Attached:
         with self.busy():
             try:
                 yield
-            except Refused:
+            except (Refused, Partial):
                 self._beats(beat, "")
                 raise
             except asyncio.CancelledError:
@@ -241,11 +241,7 @@ class Attached:
         return structs.replace(batch, items=tuple(it for it in batch.items if not isinstance(it, Retraction)))
 
     def _found(self, item: object) -> Found:
-        if (
-            not isinstance(item, Found)
-            or not all(isinstance(text, str) for text in (item.text, item.session, item.person, item.key))
-            or not all(_is_number(number) for number in (item.score, item.at, item.seq))
-        ):
+        if not isinstance(item, Found) or not _is_whole(item):
             raise Transient(f"memory {self.instance} found {_kind(item)}", remedy=_FOUND)
         return cleansed(item)
 
@@ -284,6 +280,15 @@ _FOUND: Final = "its author should give back a list of Found"
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(item: Found) -> bool:
+    """Whether everything in it is of the kind it should be."""
+    texts: tuple[object, ...] = (item.text, item.session, item.person, item.key, item.author, item.kind, item.origin)
+    for text in texts:
+        if not isinstance(text, str):
+            return False
+    return _is_number(item.score) and _is_number(item.at) and _is_number(item.seq)
 
 
 def _is_tool(thing: object) -> bool:

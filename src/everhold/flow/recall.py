@@ -6,7 +6,7 @@ It is asked for inside the turn that shows it, so there is nothing that could ar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, structs
@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from everhold.core.entries import Entry, Heard, Noted, Said, Stamp
 from everhold.core.facts import fence as fence_facts
 from everhold.core.recall import Asked, Recalled as Item, Trace, Why, delimiter, fence, merge, trace
-from everhold.errors import EverholdError, NotFound
+from everhold.errors import EverholdError
 from everhold.flow import remember
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
@@ -61,8 +61,7 @@ async def recall(
     asked, found = await _steady(gates, runtimes, runtime, session, takes, text if asking else "", stamp, visible)
     answered = {name: answer for name, answer in found.items() if answer is not None}
     sight = Sight(gates, session, stamp, visible=visible, facts={(fact.session, fact.seq) for fact in facts})
-    unseen = {name: [item for item in answer if await sight.admits(name, item)] for name, answer in answered.items()}
-    merged = merge(unseen, budget=runtime.recall_tokens, precedence=runtime.recalls)
+    merged = merge(await sight.admitted(answered), budget=runtime.recall_tokens, precedence=runtime.recalls)
     shown = tuple(sight.marked(item) for item in merged.shown)
     silent = tuple(name for name, answer in found.items() if answer is None)
     if not facts and not asking:
@@ -120,45 +119,50 @@ class Sight:
         self.facts = facts
         self.refused: list[Trace] = []
         self._origins: dict[tuple[str, int], str] = {}
-        self._agents = {session.id: session.agent}
 
-    async def admits(self, provider: str, found: Found) -> bool:
-        """Whether it may be shown. What is in sight anyway is passed over; what is not for those present is not even
+    async def admitted(self, answers: Mapping[str, Sequence[Found]]) -> dict[str, list[Found]]:
+        """What may be shown. What is in sight anyway is passed over; what is not for those present is not even
         counted where they could see it.
         """
-        place = (found.session, found.seq)
-        if found.session == self.session.id and found.seq in self.visible:
-            return False
-        if place in self.facts:
-            self.refused.append(trace(Item(provider=provider, found=found), "a fact, shown as such"))
-            return False
-        objection = await self._objection(found, place)
-        if objection:
-            self.log.warning("recall.withheld", memory=provider, reason=objection, found=f"{place[0]}:{place[1]}")
-        return not objection
+        unseen = {name: [found for found in answer if self._unseen(name, found)] for name, answer in answers.items()}
+        places = {(it.session, it.seq) for answer in unseen.values() for it in answer if it.session and it.seq}
+        cited = await self.store.cited(places) if places else {}
+        return {name: [it for it in answer if self._allowed(name, it, cited)] for name, answer in unseen.items()}
 
     def marked(self, item: Item) -> Item:
         origin = self._origins.get((item.found.session, item.found.seq), "")
         return structs.replace(item, origin=origin) if origin else item
 
-    async def _objection(self, found: Found, place: tuple[str, int]) -> str:
-        """Why something that stands in this log must not be shown here; nothing if it may, or stands elsewhere."""
-        if not (found.session and found.seq):
-            return ""
-        try:
-            entry = await self.store.entry(found.session, found.seq)
-            if found.session not in self._agents:
-                self._agents[found.session] = (await self.store.session(found.session)).agent
-        except NotFound:
-            return ""
+    def _unseen(self, provider: str, found: Found) -> bool:
+        if found.session == self.session.id and found.seq in self.visible:
+            return False
+        if (found.session, found.seq) in self.facts:
+            self.refused.append(trace(Item(provider=provider, found=found), "a fact, shown as such"))
+            return False
+        return True
+
+    def _allowed(self, provider: str, found: Found, cited: Mapping[tuple[str, int], tuple[str, Entry]]) -> bool:
+        """Whether it may be shown. What does not stand in this log is its finder's to judge."""
+        place = (found.session, found.seq)
+        stands = cited.get(place)
+        if stands is None:
+            return True
+        objection = self._objection(*stands)
+        if objection:
+            self.log.warning("recall.withheld", memory=provider, reason=objection, found=f"{place[0]}:{place[1]}")
+        elif origin := origin_of(stands[1]):
+            self._origins[place] = origin
+        return not objection
+
+    def _objection(self, agent: str, entry: Entry) -> str:
+        """Why an entry must not be shown here; nothing if it may."""
         if entry.body is None:
             return "erased"
         if isinstance(entry.body, Heard | Said | Noted):
-            if self._agents[found.session] != self.session.agent:
+            if agent != self.session.agent:
                 return "another agent's"
-            if not self.present <= set(entry.body.stamp.audience):
+            if not self.present.issubset(entry.body.stamp.audience):
                 return "not for everybody present"
-            self._origins[place] = origin_of(entry)
         return ""
 
 

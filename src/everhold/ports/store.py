@@ -7,7 +7,7 @@ the log. Nothing in here names a database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, Protocol, TypeAlias
 
@@ -425,6 +425,11 @@ class Store(Protocol):
 
     async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
         """Where the entry with this dedup key stands: session, seq, operation."""
+    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Entry]]:
+        """Those of these places, session and seq, where an entry stands: whose session it is (its agent), and the
+        entry. All of them are read at once.
+        """
+
 
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Entries of all sessions in commit order."""

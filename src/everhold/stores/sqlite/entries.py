@@ -174,6 +174,10 @@ def query(
 
 
 ONE: Final = f"select {_COLUMNS} from entries where session = ? and seq = ?"
+CITED: Final = (
+    f"select s.agent, {', '.join(f'e.{column}' for column in _COLUMNS.split(', '))} from json_each(?) j"
+    " cross join entries e on e.session = j.value ->> 0 and e.seq = j.value ->> 1 join sessions s on s.id = e.session"
+)
 FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
 # the index is named: nothing else may ever be walked through for this
 NOTES: Final = (

@@ -6,11 +6,12 @@ Reads are short and wait for nothing. All methods belong to one event loop's thr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 import apsw
+import msgspec
 
 from everhold.core.entries import Entry, Kind
 from everhold.errors import NotFound, StoreError
@@ -228,6 +229,11 @@ class SqliteStore:
         if not found:
             raise NotFound(f"session {session!r} has no entry {seq}")
         return entries.of(found[0])
+
+    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Entry]]:
+        wanted = msgspec.json.encode(list(places)).decode()
+        found = self._rows(entries.CITED, (wanted,))
+        return {(row[1], row[2]): (row[0], entries.of(row[1:])) for row in found}
 
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         return [entries.of(row) for row in self._rows(entries.FEED, (after, limit))]

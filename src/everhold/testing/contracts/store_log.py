@@ -27,7 +27,7 @@ from everhold.core.entries import (
     Undone,
 )
 from everhold.errors import Conflict, LeaseLost, Misuse, NotFound, Refused
-from everhold.ports.store import Position, Spend, Step
+from everhold.ports.store import Opening, Position, Spend, Step
 from everhold.testing.contracts.scene import Scene, heard, own, promise, text_of
 
 
@@ -118,6 +118,18 @@ class LogContract:
         assert await read(kinds=(Kind.NOTED,)) == [2, 4]
         assert await read(kinds=(Kind.HEARD,), after=1, limit=1) == [3]
         assert await read(upto=0) == []
+
+    @promise
+    async def test_places_are_read_together_with_whose_they_are(self, scene: Scene) -> None:
+        await scene.commit(Noted(text="1"), Noted(text="2"))
+        await scene.commit(Noted(text="3"), session="t", opens=Opening(agent="aide", address="test:t"))
+        await scene.erase(2)
+        one, two = await scene.store.entry("s", 1), await scene.store.entry("s", 2)
+        three = await scene.store.entry("t", 1)
+        found = await scene.store.cited([("t", 1), ("s", 2), ("s", 1), ("s", 99), ("nobody's", 1)])
+        assert found == {("s", 1): ("main", one), ("s", 2): ("main", two), ("t", 1): ("aide", three)}
+        assert found["s", 2][1].body is None
+        assert await scene.store.cited([]) == {}
 
     @promise
     async def test_equal_bodies_have_different_digests(self, scene: Scene) -> None:

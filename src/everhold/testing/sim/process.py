@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from everhold.core.entries import Entry, Kind
@@ -269,6 +269,10 @@ class GatedStore:
     async def entry(self, session: str, seq: int) -> Entry:
         await self._late()
         return await self.disk.entry(session, seq)
+
+    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Entry]]:
+        await self._late()
+        return await self.disk.cited(places)
 
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         await self._late()
