@@ -19,11 +19,12 @@ from everhold.core.entries import Heard, Kind, Noted, Said, Thought
 from everhold.core.facts import Fact
 from everhold.core.recall import Recalled, Why, merge, trace
 from everhold.errors import EverholdError, Misuse, NotFound
-from everhold.flow import backfill, memo, remember
+from everhold.flow import backfill, memo, remember, replay
 from everhold.flow.perform import hand_over
 from everhold.flow.records import Records
 from everhold.home import append_line
 from everhold.ports.memory import Capability, Found, Query
+from everhold.ports.platform import Delivery
 from everhold.ports.store import Change, Session, Step
 
 MOST_ROUNDS: Final = 5
@@ -205,12 +206,7 @@ class Memory:
         really: bool = False,
     ) -> dict[str, Any]:
         """What a memory that came later was never handed, and what handing it over takes; `really` begins it."""
-        agents = [it for it in self.agents() if instance in self._memories(it) and agent in ("", it)]
-        if not agents:
-            raise NotFound(
-                f"no agent {'' if not agent else f'{agent!r} '}has a memory {instance!r}",
-                remedy="`everhold memory status` lists them; attach it to an agent first",
-            )
+        agents = self._having(instance, agent)
         if per_minute < 1:
             raise Misuse("less than one a minute is never", remedy="--per-minute 60")
         stretches = [
@@ -235,6 +231,58 @@ class Memory:
             "since": min((one.since for one in stretches), default=None),
             "until": max((one.until for one in stretches), default=None),
         }
+
+    async def replay(self, instance: str, *, since: float, agent: str = "", really: bool = True) -> dict[str, Any]:
+        """Hand a memory again what it was handed since then, under the same keys; how much that is."""
+        agents = self._having(instance, agent)
+        delivery = self._repeatable(instance, agents)
+        found = [
+            again
+            async for session in self._sessions()
+            if session.agent in agents
+            and (again := await replay.handed_over(self.store, session, instance, since=since)) is not None
+        ]
+        if really:
+            for again in found:
+                await replay.begin(self.gates, again)
+            self.control.bells.work.set()
+        return {
+            "memory": instance,
+            "begun": really and bool(found),
+            "sessions": len(found),
+            "items": sum(again.items for again in found),
+            "since": min((again.since for again in found), default=None),
+            "until": max((again.until for again in found), default=None),
+            "repeats": delivery,
+        }
+
+    def _repeatable(self, instance: str, agents: Sequence[str]) -> str:
+        """What a repeat does there, in words. Raises Misuse where it would double everything for certain."""
+        attached = [it for name in agents if (it := self.runtimes.memory(instance, name)) is not None]
+        if not attached:
+            raise Misuse(
+                f"memory {instance!r} is not there now, and nobody can tell what a repeat would do",
+                remedy="`everhold memory status` says why",
+            )
+        for it in attached:
+            if it.delivery is Delivery.BLIND:
+                raise Misuse(
+                    f"memory {instance!r} would have everything twice: it neither knows keys nor can be asked",
+                    remedy="`everhold memory replay` without a name sends again what never arrived there",
+                )
+        first = attached[0]
+        looks = first.delivery is Delivery.UNACKNOWLEDGED and first.can(Capability.PROBE)
+        return replay.LOOKED_FOR if looks else replay.REPEATS[first.delivery]
+
+    def _having(self, instance: str, agent: str) -> list[str]:
+        """The agents that have a memory; of one name, if one is given."""
+        agents = [it for it in self.agents() if instance in self._memories(it) and agent in ("", it)]
+        if not agents:
+            raise NotFound(
+                f"no agent {'' if not agent else f'{agent!r} '}has a memory {instance!r}",
+                remedy="`everhold memory status` lists them; attach it to an agent first",
+            )
+        return agents
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 

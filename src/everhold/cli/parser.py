@@ -7,6 +7,7 @@ import datetime
 import difflib
 import re
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
@@ -336,9 +337,27 @@ def _changing(commands: _Group) -> None:
     note.add_argument("--session", default="last", metavar="ID", help=f"{_ID} (default: last)")
     memory.add("parked", "what was given up on, and why")
     replay = memory.add(
-        "replay", "send parked items again", ("everhold memory replay", "all"), ("everhold memory replay 3 4", "these")
+        "replay",
+        "send parked items again, or hand a memory again what it was handed since then",
+        ("everhold memory replay", "everything that is parked"),
+        ("everhold memory replay 3 4", "these"),
+        ("everhold memory replay honcho --since 2h --dry-run", "how much it was handed in the last two hours"),
+        (
+            "everhold memory replay honcho --since 2026-01-31T12:00",
+            "hand that over again, in order, under its own keys",
+        ),
     )
-    replay.add_argument("ids", nargs="*", type=_number, metavar="N", help="ids from `everhold memory parked`")
+    replay.add_argument(
+        "what", nargs="*", metavar="N|MEMORY", help="ids from `everhold memory parked`, or an instance with --since"
+    )
+    replay.add_argument(
+        "--since",
+        type=_when,
+        metavar="WHEN",
+        help="what it was handed from then on: a date, a time, or 30m, 2h, 3d ago",
+    )
+    replay.add_argument("--agent", default="", metavar="A", help="with --since: only this agent's sessions")
+    replay.add_argument("--dry-run", action="store_true", help="with --since: only say how much that is")
     past = memory.add(
         "backfill",
         "hand a memory that came later what was said before; without --yes only say what that takes",
@@ -488,6 +507,13 @@ def _day(text: str) -> float:
         return datetime.datetime.fromisoformat(text).astimezone().timestamp()
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(f"{text!r} is no date (2026-01-31, or 2026-01-31T12:00)") from None
+
+
+def _when(text: str) -> float:
+    """A date, a date with a time, or how long ago."""
+    units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+    ago = re.fullmatch(r"(\d{1,9})([smhdw])", text)
+    return time.time() - int(ago[1]) * units[ago[2]] if ago else _day(text)
 
 
 def _port(text: str) -> int:

@@ -7,7 +7,7 @@ What a load is, and how it is handed over, is the courier's business (voice, rem
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct, structs
 
@@ -87,6 +87,10 @@ class Courier(Protocol):
 
     @property
     def visible_after(self) -> float: ...
+
+    @property
+    def looks(self) -> bool:
+        """Whether `arrived` is worth a question before something goes that may be there already."""
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         """What is to be handed over after a position, `done` just being finished."""
@@ -191,8 +195,11 @@ class Lane:
     async def _resolve(self, load: Load, flight: Flight) -> Leg | None:
         """The answer was lost: ask, send again, or follow the policy; always counted where people see it."""
         how = resolution(self.courier.delivery, policy=self.courier.policy)
-        if how == "gamble" and flight.sends >= MOST_GAMBLES:
+        blind = how == "gamble"
+        if blind and flight.sends >= MOST_GAMBLES:
             how = "hold"
+        elif blind and self.courier.looks:
+            how = "probe"  # what is seen there need not go again; what is not seen may be there all the same
         self.log.warning("delivery.in_doubt", keys=[item.key for item in load.items], then=how)
         if how == "hold":
             parks = self._parks(load.items, "nobody can tell whether it arrived", doubtful=True)
@@ -212,7 +219,7 @@ class Lane:
                 return await self._land(load.upto, load.items, receipts=receipts, unparks=flight.replays)
             if there:
                 return await self._complete(load, flight, set(there))
-        return await self._fly(load, structs.replace(flight, sends=flight.sends + 1), doubtful=how == "gamble")
+        return await self._fly(load, structs.replace(flight, sends=flight.sends + 1), doubtful=blind)
 
     async def _complete(self, load: Load, flight: Flight, there: set[str]) -> Leg | None:
         """Part of a load arrived: that part is done, and the rest goes again by itself, under its own keys."""
@@ -227,6 +234,8 @@ class Lane:
     async def _send(self, leg: Leg) -> Leg | None:
         """Hand a load over and settle it; the next one, already in flight, or None when the lane is done for now."""
         courier, load = self.courier, leg.load
+        if leg.flight.state == "doubt":
+            return await self._resolve(load, leg.flight)
         left = leg.since + courier.deadline - self.gates.clock.monotonic()
         if left < courier.deadline / 2:
             # we stood still on the way: a successor waits only so long, so ask the store whether it is still ours
@@ -294,8 +303,9 @@ class Lane:
                 continue
             # what may have arrived before it was parked is now sent for the second time at least
             sends = 2 if parked.doubtful else 1
+            state: Literal["doubt", "flying"] = "doubt" if parked.doubtful and self.courier.looks else "flying"
             flight = structs.replace(
-                again, items=load.items, digest=load.digest, state="flying", sends=sends, name=load.name
+                again, items=load.items, digest=load.digest, state=state, sends=sends, name=load.name
             )
             load = structs.replace(load, upto=upto)
             update = LaneUpdate(position=upto, flight=flight)

@@ -91,6 +91,13 @@ class Remember:
     def visible_after(self) -> float:
         return self.provider.visible_after
 
+    @property
+    def looks(self) -> bool:
+        delivery = self.provider.delivery
+        return delivery is Delivery.PROBE or (
+            delivery is Delivery.UNACKNOWLEDGED and self.provider.can(Capability.PROBE)
+        )
+
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         session = await self.store.session(claim.session)
         upto = session.last_seq if self.upto is None else self.upto

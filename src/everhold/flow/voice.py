@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from everhold.core.entries import Body, Entry, Kind, Place, Said, Told
 from everhold.flow.lane import Load, Look, Notice
-from everhold.ports.platform import Outgoing, Platform
+from everhold.ports.platform import Delivery, Outgoing, Platform
 from everhold.ports.store import Claim, Flight, Item, Store
 
 DRAFT = -1
@@ -41,6 +41,7 @@ class Voice:
         self.platform = platform
         self.delivery = platform.delivery
         self.visible_after = platform.visible_after
+        self.looks = platform.delivery is Delivery.PROBE
         self.deadline = deadline
         self.policy = policy
         self.drafts = drafts

@@ -106,6 +106,9 @@ class Calls(ABC):
             really=really,
         )
 
+    async def memory_replay(self, memory: str, *, since: float, agent: str, really: bool) -> dict[str, Any]:
+        return await self._object("memory.replay", memory=memory, since=since, agent=agent, really=really)
+
     async def memory_why(self, name: str, *, at: int | None) -> dict[str, Any]:
         return await self._object("memory.why", name=name, at=at)
 

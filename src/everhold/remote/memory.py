@@ -45,6 +45,13 @@ class Backfill(Struct, forbid_unknown_fields=True):
     really: bool = False
 
 
+class Replay(Struct, forbid_unknown_fields=True):
+    memory: str
+    since: float
+    agent: str = ""
+    really: bool = True
+
+
 class Recall(Struct, forbid_unknown_fields=True):
     text: str
     agent: str = ""
@@ -81,6 +88,9 @@ class Remembering:
             per_minute=given.per_minute,
             really=given.really,
         )
+
+    async def replay(self, given: Replay) -> dict[str, Any]:
+        return await self.memory.replay(given.memory, since=given.since, agent=given.agent, really=given.really)
 
     async def why(self, given: At) -> dict[str, Any]:
         return await self.memory.why(given.name, at=given.at)

@@ -166,6 +166,7 @@ class Methods:
                 ("status", remembering.Nothing, memory.status),
                 ("search", remembering.Recall, memory.search),
                 ("backfill", remembering.Backfill, memory.backfill),
+                ("replay", remembering.Replay, memory.replay),
                 ("why", remembering.At, memory.why),
                 ("forget", remembering.Forget, memory.forget),
                 ("export", remembering.Export, memory.export),

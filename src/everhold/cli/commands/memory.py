@@ -11,6 +11,7 @@ from typing import Any
 from everhold.cli.progress import waiting
 from everhold.cli.reach import looking
 from everhold.cli.render import Screen, ago, count, moment, one_line, safe
+from everhold.errors import Misuse
 from everhold.remote.client import Calls
 
 
@@ -33,9 +34,7 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
             case "parked":
                 await _parked(calls, screen)
             case "replay":
-                done = await calls.replay(args.ids)
-                _tell(screen, done, f"{count(done['replayed'], 'item')} will be sent again")
-                return 0 if done["replayed"] or not args.ids else 1
+                return await _replay(calls, args, screen)
             case "backfill":
                 await _backfill(calls, args, screen)
             case "forget":
@@ -141,6 +140,40 @@ async def _parked(calls: Calls, screen: Screen) -> None:
     ]
     screen.table(("id", "lane", "entry", "since", "fate", "reason"), rows, styles=("bold",))
     screen.note("`everhold memory replay` sends them again.")
+
+
+async def _replay(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:
+    if args.since is None:
+        if args.dry_run or args.agent or not all(it.isdecimal() and int(it) > 0 for it in args.what):
+            raise Misuse(
+                "of a memory, since when?",
+                remedy="everhold memory replay NAME --since 2h; parked items go by their numbers",
+            )
+        done = await calls.replay([int(it) for it in args.what])
+        _tell(screen, done, f"{count(done['replayed'], 'item')} will be sent again")
+        return 0 if done["replayed"] or not args.what else 1
+    if len(args.what) != 1:
+        raise Misuse("which memory?", remedy="everhold memory replay NAME --since 2h; `memory status` lists them")
+    async with waiting(screen, "looking through every session"):
+        found = await calls.memory_replay(args.what[0], since=args.since, agent=args.agent, really=not args.dry_run)
+    if screen.json:
+        screen.show(found)
+        return 0
+    name = one_line(found["memory"])
+    if not found["items"]:
+        screen.note(f"{name} was handed nothing since then.")
+        return 0
+    what = count(found["items"], "exchange or note", "exchanges and notes")
+    span = f"handed over {moment(found['since'])} to {moment(found['until'])}"
+    screen.say(f"{what} of {count(found['sessions'], 'session')}, {span}")
+    screen.say(f"  {one_line(found['repeats'])}")
+    if found["begun"]:
+        screen.note(
+            "They go again, in order. `everhold memory status` shows how many are left; a restart is no matter."
+        )
+    else:
+        screen.note("Nothing was changed; without --dry-run they go again.")
+    return 0
 
 
 async def _backfill(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:

@@ -21,8 +21,12 @@ def receive(cur: apsw.Cursor, receipts: Iterable[Receipt], *, at: float) -> None
 
 def park(cur: apsw.Cursor, letters: Iterable[Parked], *, at: float) -> None:
     cur.executemany(
-        "insert into parked(reader, session, seq, part, key, reason, doubtful, at) values (?, ?, ?, ?, ?, ?, ?, ?)",
-        [(one.reader, one.session, one.seq, one.part, one.key, one.reason, one.doubtful, at) for one in letters],
+        "insert into parked(reader, session, seq, part, key, reason, doubtful, at, state) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (one.reader, one.session, one.seq, one.part, one.key, one.reason, one.doubtful, at, one.state)
+            for one in letters
+        ],
     )
 
 

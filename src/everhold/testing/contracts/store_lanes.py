@@ -493,6 +493,17 @@ class LanesContract:
         assert await scene.store.next_due(at=9.0) is None
 
     @promise
+    async def test_a_letter_can_be_put_straight_in_front_of_its_lane(self, scene: Scene) -> None:
+        await scene.hear(wake="voice")
+        claim = await scene.claim("voice")
+        await scene.commit(step=Step.LANDED, claim=claim, at=5.0, lane=idle(1))
+        letter = Parked(reader="voice", session="s", seq=1, key="k", doubtful=True, state="replaying")
+        await scene.commit(step=Step.REPLAY, at=6.0, parks=(letter,), wakes=(Wake(reader="voice"),))
+        assert await scene.store.parked() == []
+        assert [one.key for one in await scene.store.parked(state="replaying")] == ["k"]
+        assert await scene.claimed(at=6.0) == ["voice"]
+
+    @promise
     async def test_a_lane_does_not_go_idle_over_a_letter_that_must_go_again(self, scene: Scene) -> None:
         await scene.hear(wake="voice")
         claim = await scene.claim("voice")

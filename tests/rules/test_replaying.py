@@ -1,0 +1,168 @@
+"""What a memory was handed it can be handed again: in order, under the same keys, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from everhold.core.entries import Kind
+from everhold.errors import Misuse, NotFound, Transient
+from everhold.memory import Memory
+from everhold.ports.memory import Capability, Exchange
+from everhold.ports.platform import Delivery
+from everhold.testing.fakes import FakeProvider
+from everhold.testing.house import House
+
+
+class Forgetful(FakeProvider):
+    """Takes everything, and may forget it again without a word."""
+
+    capabilities = frozenset({Capability.RETRACT})
+
+    def forget_all(self) -> None:
+        self.kept, self.arrived = {}, {}
+
+
+class Searchable(Forgetful):
+    capabilities = frozenset({Capability.RETRACT, Capability.PROBE})
+
+
+def attach(house: House, provider: FakeProvider) -> FakeProvider:
+    house.furniture.memories = {"a": provider}
+    return provider
+
+
+def replay(house: House, **options: Any) -> dict[str, Any]:
+    memory = Memory(house.control, agents=lambda: ["main"])
+    return house.run(memory.replay("a", **{"since": 0.0, **options}))
+
+
+def words(provider: FakeProvider) -> list[str]:
+    return [item.heard[0].text for items in provider.kept.values() for item in items if isinstance(item, Exchange)]
+
+
+def test_what_was_lost_after_it_was_handed_over_goes_again_in_order_and_under_its_own_keys(house: House) -> None:
+    provider = Forgetful(Delivery.UNACKNOWLEDGED)
+    attach(house, provider)
+    for number in range(45):
+        house.say(f"turn {number}")
+    before = list(provider.writes)
+    provider.forget_all()
+    plan = replay(house, really=False)
+    assert (plan["items"], plan["sessions"], plan["begun"]) == (45, 1, False)
+    assert "twice" in plan["repeats"]
+    house.rest()
+    assert words(provider) == []
+    assert replay(house)["items"] == 45
+    house.rest(60)
+    assert words(provider) == [f"turn {number}" for number in range(45)]
+    assert provider.writes == before * 2, "the same names and keys"
+    assert house.run(house.store.parked(state="replaying")) == []
+    assert house.run(house.store.parked()) == []
+    house.sound()
+
+
+def test_only_since_then(house: House) -> None:
+    provider = Forgetful(Delivery.UNACKNOWLEDGED)
+    attach(house, provider)
+    house.say("long ago")
+    house.tick(1_000)
+    middle = house.clock.now()
+    house.say("lately", chat="1")
+    house.say("just now")
+    provider.forget_all()
+    found = replay(house, since=middle)
+    assert (found["items"], found["sessions"]) == (2, 2)
+    house.rest(60)
+    assert sorted(words(provider)) == ["just now", "lately"]
+
+
+@pytest.mark.parametrize("delivery", [Delivery.KEYED, Delivery.UPSERT, Delivery.PROBE])
+def test_where_a_repeat_is_safe_nothing_doubles(house: House, delivery: Delivery) -> None:
+    provider = attach(house, FakeProvider(delivery))
+    for number in range(5):
+        house.say(f"turn {number}")
+    lost = next(item for items in provider.kept.values() for item in items if words(provider)[2] in str(item))
+    for items in provider.kept.values():
+        items[:] = [item for item in items if item.key != lost.key]
+    del provider.arrived[lost.key]
+    replay(house)
+    house.rest(60)
+    assert sorted(words(provider)) == [f"turn {number}" for number in range(5)]
+    if delivery is Delivery.PROBE:
+        assert len(provider.writes) == 6, "it is asked before anything goes again"
+    house.sound()
+
+
+def test_what_can_be_searched_is_not_handed_what_it_shows(house: House) -> None:
+    provider = Searchable(Delivery.UNACKNOWLEDGED)
+    attach(house, provider)
+    for number in range(3):
+        house.say(f"turn {number}")
+    assert "looked for" in replay(house)["repeats"]
+    house.rest(60)
+    assert len(provider.writes) == 3
+    provider.forget_all()
+    replay(house)
+    house.rest(60)
+    assert words(provider) == ["turn 0", "turn 1", "turn 2"]
+
+
+def test_it_goes_on_after_an_outage_and_a_crash_and_what_comes_meanwhile_waits(house: House) -> None:
+    provider = Forgetful(Delivery.UNACKNOWLEDGED)
+    attach(house, provider)
+    for number in range(10):
+        house.say(f"turn {number}")
+    provider.forget_all()
+    provider.faults.work(times=4)
+    provider.faults.fail(Transient("down"), times=6)
+    replay(house)
+    house.tick(0.5)
+    assert len(words(provider)) == 4
+    house.crash()
+    house.start()
+    house.say("new")
+    house.rest(900)
+    house.rest(900)
+    assert words(provider) == [*(f"turn {number}" for number in range(10)), "new"]
+    house.sound()
+
+
+def test_asked_twice_it_goes_once(house: House) -> None:
+    provider = Forgetful(Delivery.UNACKNOWLEDGED)
+    attach(house, provider)
+    house.say("one")
+    provider.forget_all()
+    provider.faults.fail(Transient("down"), times=1)
+    assert replay(house)["items"] == 1
+    assert replay(house)["items"] == 0
+    house.rest(60)
+    assert words(provider) == ["one"]
+
+
+def test_what_was_erased_does_not_come_back(house: House) -> None:
+    provider = Forgetful(Delivery.UNACKNOWLEDGED)
+    attach(house, provider)
+    house.say("my secret")
+    house.say("harmless")
+    session = house.run(house.store.find_session("last"))[0]
+    provider.forget_all()
+    entries = house.run(house.store.entries(session, kinds=(Kind.HEARD, Kind.THOUGHT, Kind.SAID)))
+    secret = [entry.seq for entry in entries if "my secret" in str(entry.body)]
+    house.run(house.control.erase(session, secret, by="ada", why="asked"))
+    replay(house)
+    house.rest(60)
+    assert "my secret" not in str(provider.kept)
+    assert words(provider) == ["harmless"]
+
+
+def test_where_everything_would_double_nothing_goes(house: House) -> None:
+    provider = attach(house, FakeProvider(Delivery.BLIND))
+    house.say("one")
+    with pytest.raises(Misuse, match="twice"):
+        replay(house)
+    with pytest.raises(NotFound, match="nowhere"):
+        house.run(Memory(house.control, agents=lambda: ["main"]).replay("nowhere", since=0.0))
+    house.rest(60)
+    assert len(provider.writes) == 1
