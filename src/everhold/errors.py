@@ -7,6 +7,7 @@ EverholdError
 │   ├── TooLong      a model's context or a platform's message limit was exceeded: shrink, then try
 │   └── Poisoned     this build cannot read what the log holds: stop that lane, touch nothing
 ├── InDoubt          may have been done, the answer was lost: probe, or follow the policy
+│   └── Partial      some of it was done, the rest is refused: try its items one by one
 ├── LeaseLost        somebody else acts here now: drop the work quietly
 ├── Conflict         the state moved between reading and writing: read again, decide anew
 ├── StoreError       the store cannot keep its promise
@@ -61,6 +62,10 @@ class Poisoned(Refused):
 
 class InDoubt(EverholdError):
     """It may have happened: the request left, the answer did not come."""
+
+
+class Partial(InDoubt):
+    """Some of it was done, and something in it will not be however often it is tried."""
 
 
 class LeaseLost(EverholdError):

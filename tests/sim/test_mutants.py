@@ -26,6 +26,8 @@ FOUND: dict[str, tuple[int, ...]] = {
     "shown-back": (152, 178),
     "short-wait": (6, 19),
     "unmarked": (34, 668),
+    "park-batch": (7,),
+    "rest-in-head": (7,),
     "stale-view": (1,),
     "two-sessions": (19, 24, 35),
     "old-client": (2, 7),

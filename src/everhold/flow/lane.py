@@ -6,14 +6,14 @@ What a load is, and how it is handed over, is the courier's business (voice, rem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Final, Literal, Protocol
 
 from msgspec import Struct, structs
 
 from everhold.core.entries import Draft
 from everhold.core.retry import must_hold, resolution, wait_seconds
-from everhold.errors import Conflict, EverholdError, InDoubt, Poisoned, Refused, Transient
+from everhold.errors import Conflict, EverholdError, InDoubt, Partial, Poisoned, Refused, Transient
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.ports.platform import Delivery
@@ -153,7 +153,7 @@ class Lane:
         self.replays = [parked for parked in self.replays if parked.id not in flight.replays]
         load = await self._again(flight)
         if load is None:
-            return await self._land(flight.upto, parks=self._lost(flight), unparks=flight.replays)
+            return await self._land(flight.upto, flight=flight, parks=self._lost(flight))
         load = structs.replace(load, upto=flight.upto)
         if flight.state == "void":
             # something in it was erased: the rest is in doubt, as what it now is, under its own keys
@@ -192,18 +192,22 @@ class Lane:
         load = await self.courier.again(self.claim, flight)
         return None if load is None else structs.replace(load, generation=generation)
 
-    async def _resolve(self, load: Load, flight: Flight) -> Leg | None:
-        """The answer was lost: ask, send again, or follow the policy; always counted where people see it."""
+    async def _resolve(self, load: Load, flight: Flight, *, refused: bool = False) -> Leg | None:
+        """The answer was lost: ask, send again, or follow the policy; always counted where people see it.
+
+        `refused`: what did not arrive would be refused again, as long as it goes together.
+        """
         how = resolution(self.courier.delivery, policy=self.courier.policy)
         blind = how == "gamble"
         if blind and flight.sends >= MOST_GAMBLES:
             how = "hold"
         elif blind and self.courier.looks:
             how = "probe"  # what is seen there need not go again; what is not seen may be there all the same
+        there: Sequence[str] = ()
         self.log.warning("delivery.in_doubt", keys=[item.key for item in load.items], then=how)
         if how == "hold":
             parks = self._parks(load.items, "nobody can tell whether it arrived", doubtful=True)
-            return await self._land(load.upto, load.items, parks=parks, unparks=flight.replays)
+            return await self._land(load.upto, load.items, flight=flight, parks=parks)
         if how == "probe":
             try:
                 there = await hand_over(
@@ -215,21 +219,35 @@ class Lane:
             except (Transient, InDoubt, Refused) as error:
                 return await self._later(load, structs.replace(flight, state="doubt"), error)
             if set(there) >= {item.key for item in load.items}:
-                receipts = self._receipts(load, {})
-                return await self._land(load.upto, load.items, receipts=receipts, unparks=flight.replays)
-            if there:
+                receipts = self._receipts(load.items, {})
+                return await self._land(load.upto, load.items, flight=flight, receipts=receipts)
+            if there and not refused:
                 return await self._complete(load, flight, set(there))
+        if refused:
+            return await self._one_by_one(load, structs.replace(flight, sends=flight.sends + 1), there=set(there))
         return await self._fly(load, structs.replace(flight, sends=flight.sends + 1), doubtful=blind)
 
     async def _complete(self, load: Load, flight: Flight, there: set[str]) -> Leg | None:
         """Part of a load arrived: that part is done, and the rest goes again by itself, under its own keys."""
         rest = structs.replace(flight, items=tuple(item for item in load.items if item.key not in there))
         missing = await self._again(rest)
-        arrived = structs.replace(load, items=tuple(item for item in load.items if item.key in there))
+        receipts = self._receipts([item for item in load.items if item.key in there], {})
         if missing is None:
-            return await self._land(load.upto, load.items, receipts=self._receipts(arrived, {}))
+            return await self._land(load.upto, load.items, receipts=receipts)
         rest = structs.replace(rest, digest=missing.digest, sends=flight.sends + 1)
-        return await self._fly(missing, rest, receipts=self._receipts(arrived, {}))
+        return await self._fly(missing, rest, receipts=receipts)
+
+    async def _one_by_one(self, load: Load, flight: Flight, *, there: Set[str] = frozenset()) -> Leg | None:
+        """A batch was refused, and something in it is to blame: each item goes by itself, and only that one is parked.
+
+        What is left is stored as part of the flight, so whoever takes the lane over goes on in the middle.
+        """
+        left = tuple(item for item in load.items if item.key not in there)
+        state: Literal["unsent", "doubt"] = "doubt" if self._gambled(flight) else "unsent"
+        behind = structs.replace(flight, items=left, digest="", state=state)
+        receipts = self._receipts([item for item in load.items if item.key in there], {})
+        self.log.info("delivery.one_by_one", keys=[item.key for item in left])
+        return await self._land(load.upto, flight=structs.replace(flight, behind=behind), receipts=receipts)
 
     async def _send(self, leg: Leg) -> Leg | None:
         """Hand a load over and settle it; the next one, already in flight, or None when the lane is done for now."""
@@ -244,10 +262,8 @@ class Lane:
             remotes = await hand_over(self.claim.reader, lambda: courier.deliver(load), self.gates, deadline=left)
         except Transient as error:
             return await self._later(load, structs.replace(leg.flight, state="unsent"), error)
-        except Refused as error:
-            self.log.warning("delivery.parked", keys=[item.key for item in load.items], reason=str(error))
-            parks = self._parks(load.items, str(error), doubtful=leg.doubtful)
-            return await self._land(load.upto, load.items, parks=parks, unparks=leg.flight.replays)
+        except (Refused, Partial) as error:
+            return await self._refused(leg, error)
         except InDoubt as error:
             flight = structs.replace(leg.flight, state="doubt")
             if not must_hold(courier.delivery):
@@ -258,26 +274,74 @@ class Lane:
             await self.gates.sleep(max(0.0, left) + courier.visible_after)
             return await self._resolve(load, flight)
         self.log.info(courier.event, keys=[item.key for item in load.items])
-        receipts = self._receipts(load, remotes, doubtful=leg.doubtful)
-        return await self._land(load.upto, load.items, receipts=receipts, unparks=leg.flight.replays)
+        receipts = self._receipts(load.items, remotes, doubtful=leg.doubtful)
+        return await self._land(load.upto, load.items, flight=leg.flight, receipts=receipts)
+
+    async def _refused(self, leg: Leg, error: Refused | Partial) -> Leg | None:
+        """It will not be taken, or not all of it: find out what is to blame, and park that."""
+        load, partial = leg.load, isinstance(error, Partial)
+        if len(load.items) == 1:
+            self.log.warning("delivery.parked", keys=[load.items[0].key], reason=str(error))
+            parks = self._parks(load.items, str(error), doubtful=leg.doubtful or partial)
+            return await self._land(load.upto, load.items, flight=leg.flight, parks=parks)
+        if not partial:
+            return await self._one_by_one(load, leg.flight)
+        flight = structs.replace(leg.flight, state="doubt")
+        await self._commit(Step.LATER, LaneUpdate(flight=flight, error=str(error)))
+        # the answer is here, so nothing is on its way any more; what was kept may take a while to be seen
+        await self.gates.sleep(self.courier.visible_after)
+        return await self._resolve(load, flight, refused=True)
 
     async def _land(
         self,
         upto: int,
         done: tuple[Item, ...] = (),
         *,
+        flight: Flight | None = None,
         receipts: tuple[Receipt, ...] = (),
         parks: tuple[Parked, ...] = (),
-        unparks: tuple[int, ...] = (),
     ) -> Leg | None:
-        """Move the position, and in the same commit put the next load in flight or let go of the lane."""
+        """The flight is over: move the position, and in the same commit put the next load in flight or let go."""
+        unparks = flight.replays if flight else ()
+        behind = flight.behind if flight else None
         while True:
             try:
+                if behind is not None:
+                    return await self._next_alone(behind, receipts=receipts, parks=parks)
                 return await self._settle(upto, done, receipts=receipts, parks=parks, unparks=unparks)
             except Conflict:
                 # the view changed while the next load was made: look again; what is done with stays done
                 self.look = None
                 self.replays = [parked for parked in await self._replaying() if parked.id not in unparks]
+
+    async def _next_alone(
+        self, behind: Flight, *, receipts: tuple[Receipt, ...], parks: tuple[Parked, ...]
+    ) -> Leg | None:
+        """Put the first of what is left of a refused batch in flight. The position waits for the last of them."""
+        for index in range(len(behind.items)):
+            flight = structs.replace(behind, items=behind.items[index : index + 1])
+            load = await self._again(flight)
+            if load is None:
+                parks += self._lost(flight)
+                continue
+            rest = behind.items[index + 1 :]
+            flight = structs.replace(
+                flight,
+                digest=load.digest,
+                state="flying",
+                behind=structs.replace(behind, items=rest) if rest else None,
+            )
+            since = self.gates.clock.monotonic()
+            self.attempts = 0
+            await self._commit(
+                Step.FLIGHT,
+                LaneUpdate(flight=flight, attempts=0, error=""),
+                receipts=receipts,
+                parks=parks,
+                generation=load.generation,
+            )
+            return Leg(load=load, flight=flight, since=since, doubtful=self._gambled(flight))
+        return await self._settle(behind.upto, (), receipts=receipts, parks=parks, unparks=())
 
     async def _settle(
         self,
@@ -365,7 +429,7 @@ class Lane:
                 f"given up after {self.attempts} attempts: {error}",
                 doubtful=flight.state != "unsent" or self._gambled(flight),
             )
-            return await self._land(load.upto, load.items, parks=parks, unparks=flight.replays)
+            return await self._land(load.upto, load.items, flight=flight, parks=parks)
         self.log.info("delivery.later", attempt=self.attempts, seconds=round(seconds, 1), error=str(error))
         update = LaneUpdate(
             flight=flight,
@@ -378,7 +442,9 @@ class Lane:
         await self._commit(Step.LATER, update, entries=notice.entries, wakes=notice.wakes)
         return None
 
-    def _receipts(self, load: Load, remotes: Mapping[str, str], *, doubtful: bool = False) -> tuple[Receipt, ...]:
+    def _receipts(
+        self, items: Sequence[Item], remotes: Mapping[str, str], *, doubtful: bool = False
+    ) -> tuple[Receipt, ...]:
         return tuple(
             Receipt(
                 reader=self.claim.reader,
@@ -389,7 +455,7 @@ class Lane:
                 remote=remotes.get(item.key, ""),
                 doubtful=doubtful,
             )
-            for item in load.items
+            for item in items
         )
 
     def _lost(self, flight: Flight, left: tuple[Item, ...] = ()) -> tuple[Parked, ...]:

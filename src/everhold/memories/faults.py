@@ -6,7 +6,7 @@ what certainly never left, or was turned away at the door, counts as not done.
 
 from __future__ import annotations
 
-from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.errors import EverholdError, InDoubt, Partial, Refused, Transient
 
 KEY_REMEDY = "check the key in .env; what is pending goes out with the corrected one"
 
@@ -40,4 +40,5 @@ def partly(done: bool, error: EverholdError) -> EverholdError:
     """What a failure means after part of a batch was stored: nobody may take the whole for undone any more."""
     if not done or isinstance(error, InDoubt):
         return error
-    return InDoubt(f"part of it was stored before this: {error.message}", remedy=error.remedy)
+    kind = Partial if isinstance(error, Refused) else InDoubt
+    return kind(f"part of it was stored before this: {error.message}", remedy=error.remedy)

@@ -186,7 +186,10 @@ class MemoryProvider(Protocol):
     """One instance for one agent. These two are enough to be correct; what else there is, `Capable` says."""
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
-        """Keep every item; the remote id of each key. Raises Transient, Refused, or InDoubt."""
+        """Keep every item; the remote id of each key. Raises Transient, Refused, or InDoubt.
+
+        The first two say that nothing of the batch was kept. If something was before the rest was refused: Partial.
+        """
 
     async def find(self, query: Query) -> Sequence[Found]: ...
 

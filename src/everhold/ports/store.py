@@ -78,6 +78,8 @@ class Flight(Record, frozen=True):
     """Under which name or identity the far side files it."""
     replays: tuple[int, ...] = ()
     """Parked items it is another try of."""
+    behind: Flight | None = None
+    """What is left of a batch that was refused: its items go after this one, each by itself."""
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -423,13 +425,13 @@ class Store(Protocol):
 
     async def entry(self, session: str, seq: int) -> Entry: ...
 
-    async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
-        """Where the entry with this dedup key stands: session, seq, operation."""
     async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Entry]]:
         """Those of these places, session and seq, where an entry stands: whose session it is (its agent), and the
         entry. All of them are read at once.
         """
 
+    async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
+        """Where the entry with this dedup key stands: session, seq, operation."""
 
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Entries of all sessions in commit order."""

@@ -258,10 +258,11 @@ def _lanes(cur: apsw.Cursor, id: str, last: int) -> list[str]:
             found.append(f"{id}: lane {reader} waits {wait} since {since}, but is due at {due}")
         if flight is not None:
             try:
-                items = msgspec.json.decode(flight, type=Flight).items
+                flying = msgspec.json.decode(flight, type=Flight)
             except msgspec.DecodeError as error:
                 found.append(f"{id}: lane {reader} has a flight that does not read: {error}")
                 continue
+            items = (*flying.items, *(flying.behind.items if flying.behind else ()))
             beyond = [item.seq for item in items if item.seq > last]
             found += [f"{id}: lane {reader} has entry {seq} in flight, beyond the log's end" for seq in beyond]
     return found

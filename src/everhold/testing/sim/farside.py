@@ -10,6 +10,7 @@ import asyncio
 import functools
 import hashlib
 import json
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -20,8 +21,8 @@ from msgspec import structs
 from everhold.core import compression, review
 from everhold.core.entries import Call, Noted, Place, Usage
 from everhold.core.tokens import weigh_request
-from everhold.errors import InDoubt, Refused, TooLong, Transient
-from everhold.ports.memory import Batch, Capability, Exchange, Found, Note, Query, Retraction, Switch
+from everhold.errors import InDoubt, Partial, Refused, TooLong, Transient
+from everhold.ports.memory import Batch, Capability, Exchange, Found, Memory, Note, Query, Retraction, Switch
 from everhold.ports.model import Answer, Message, Request
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
 from everhold.ports.tool import Effect, Result, Saying, ToolContext
@@ -35,6 +36,8 @@ POLL_SECONDS: Final = 50.0
 HOOK_SECONDS: Final = 10.0
 MOST_RECALLED: Final = 3
 MODEL: Final = "mind"
+TEMPERS: Final = ("lies", "503 after execution", "idle resets")
+"""How a memory provider fails that is there all the time."""
 
 
 class FarSide:
@@ -378,25 +381,69 @@ class Client:
 
 
 class SimProvider(FakeProvider, FarSide):
-    """A memory provider of the world. One that can be asked is asked for a reason: it may keep half of a batch."""
+    """A memory provider of the world. One that can be asked is asked for a reason: it may keep half of a batch.
+
+    Some items it will never take: then it turns the whole batch away, or keeps what stands before them.
+    """
 
     def __init__(self, world: World, witness: Witness, name: str, delivery: Delivery) -> None:
         FakeProvider.__init__(self, delivery, visible_after=5.0 if delivery is Delivery.PROBE else 0.0)
         FarSide.__init__(self, world, witness)
         self.name = name
+        self.dice = random.Random(f"{world.seed}/{name}/temper")
+        self.blamed: set[str] = set()
+        """Keys that were refused with nobody else to blame."""
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
         lane, session = f"memory:{self.name}", batch.items[0].session
+        temper = self._temper()
+        if temper == "idle resets":
+            raise InDoubt("the connection had been idle, and was reset")
         self.witness.arrives(lane, session, "\n".join(wording(item) for item in batch.items))
-        self.trouble(lane, session)
+        try:
+            self.trouble(lane, session)
+            self._turn_away(batch)
+        except Refused:
+            self.blamed |= {item.key for item in batch.items if len(batch.items) == 1}
+            raise
+        if temper == "lies":
+            raise InDoubt("the provider said that it kept it, and it is not there")
         half = len(batch.items) > 1 and self.world.chance(0.2)
         for index, item in enumerate(batch.items):
             if half and index == len(batch.items) // 2:
                 self.world.tell(self.name, f"falls over after {index} of {len(batch.items)} items")
                 raise InDoubt("the provider fell over in the middle")
+            if self._spoiled(item):
+                self.world.stats["batches kept in part"] += 1
+                self.world.tell(self.name, f"will not take {item.key}, after {index} others")
+                raise Partial(f"{item.key} is not taken")
             self.receive(batch.name, item)
             self.world.tell(self.name, f"keeps {item.key}")
+        if temper == "503 after execution":
+            raise InDoubt("the provider did it, and answers 503")
         return {item.key: f"doc-{item.key}" for item in batch.items}
+
+    def _temper(self) -> str:
+        """What goes wrong over there this time, if anything; counted by its name."""
+        if self.world.calm or self.dice.random() >= self.world.profile.lost / 2:
+            return ""
+        temper = self.dice.choice(TEMPERS)
+        self.world.stats[temper] += 1
+        self.world.tell(self.name, temper)
+        return temper
+
+    def _turn_away(self, batch: Batch) -> None:
+        """Refuse a batch for one of its items: at the door, unless what stands before it is kept first."""
+        bad = [index for index, item in enumerate(batch.items) if self._spoiled(item)]
+        if bad and (bad[0] == 0 or self.dice.random() < 0.5):
+            self.world.stats["batches refused"] += len(batch.items) > 1
+            self.world.tell(self.name, f"will not take {batch.items[bad[0]].key}, nor what comes with it")
+            raise Refused(f"{batch.items[bad[0]].key} is not taken")
+
+    def _spoiled(self, item: Memory) -> bool:
+        """Whether an item will never be taken: the same ones every time."""
+        name = self.world.shorten(item.key)
+        return random.Random(f"{self.world.seed}/{self.name}/{name}").random() < self.world.profile.spoiled
 
     async def find(self, query: Query) -> Sequence[Found]:
         """What it got last for everybody who asks, wherever it was said; some know where that was.

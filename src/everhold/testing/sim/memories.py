@@ -100,6 +100,13 @@ def remembered(
                     yield f"{name} keeps {key} {count} times"
                 elif count > 1 and key not in doubtful:
                     yield f"{name} keeps {key} {count} times, and no doubt about it is on record"
+            for one in parked:
+                if (
+                    (one.reader, one.session) == (reader, session)
+                    and not one.doubtful
+                    and one.key not in provider.blamed
+                ):
+                    yield f"{name} was never offered {one.key} by itself, and it was parked: {one.reason}"
             if at_rest:
                 for place in expected:
                     if place.key not in times and place.key not in given_up and not place.erased:

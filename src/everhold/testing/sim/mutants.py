@@ -25,7 +25,7 @@ from everhold.core.entries import (
     Said,
     Unbound,
 )
-from everhold.errors import LeaseLost
+from everhold.errors import LeaseLost, Partial, Refused
 from everhold.flow.gates import Gates
 from everhold.flow.lane import Courier, Lane, Leg, Load
 from everhold.flow.memory import Attached
@@ -225,6 +225,42 @@ class Unmarked(Lane):
         return await super()._fly(load, flight, doubtful=doubtful, receipts=receipts)
 
 
+class Sweeping(Lane):
+    """Gives up a whole batch for one bad item."""
+
+    async def _refused(self, leg: Leg, error: Refused | Partial) -> Leg | None:
+        parks = self._parks(leg.load.items, str(error), doubtful=leg.doubtful)
+        return await self._land(leg.load.upto, leg.load.items, flight=leg.flight, parks=parks)
+
+
+class Forgetful(Lane):
+    """Keeps what is left of a refused batch in its head."""
+
+    def __init__(self, gates: Gates, claim: Claim, courier: Courier) -> None:
+        super().__init__(gates, claim, courier)
+        self.left: Flight | None = None
+
+    async def _next_alone(self, behind: Flight, *, receipts: Any, parks: Any) -> Leg | None:
+        self.left = behind if len(behind.items) > 1 else None
+        alone = structs.replace(behind, items=behind.items[:1])
+        return await super()._next_alone(alone, receipts=receipts, parks=parks)
+
+    async def _land(self, upto: int, done: Any = (), *, flight: Flight | None = None, **rest: Any) -> Leg | None:
+        if flight is not None and flight.behind is None and self.left is not None:
+            flight = structs.replace(flight, behind=structs.replace(self.left, items=self.left.items[1:]))
+        return await super()._land(upto, done, flight=flight, **rest)
+
+
+class ParksBatches(Supervisor):
+    def lane(self, claim: Claim, courier: Courier) -> Lane:
+        return Sweeping(self.gates, claim, courier)
+
+
+class ForgetsTheRest(Supervisor):
+    def lane(self, claim: Claim, courier: Courier) -> Lane:
+        return Forgetful(self.gates, claim, courier)
+
+
 class SendsUnmarked(Supervisor):
     def lane(self, claim: Claim, courier: Courier) -> Lane:
         return Unmarked(self.gates, claim, courier)
@@ -411,6 +447,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "shown-back": Mutant(about="such a record comes back", parts=_store(KeepsLateRecords)),
     "short-wait": Mutant(about="a long server-given wait is shortened", parts=_store(ShortensWaits)),
     "unmarked": Mutant(about="sent again while stored as unsent", parts=Parts(supervisor=SendsUnmarked)),
+    "park-batch": Mutant(about="a batch parked for one bad item", parts=Parts(supervisor=ParksBatches)),
+    "rest-in-head": Mutant(about="the rest of a refused batch is not stored", parts=Parts(supervisor=ForgetsTheRest)),
     "stale-view": Mutant(about="a view kept across generations", parts=Parts(supervisor=KeepsViews)),
     "two-sessions": Mutant(about="two sessions in one commit", parts=_store(TwoSessionsAtOnce)),
     "old-client": Mutant(about="a client that was replaced is asked on", parts=Parts(supervisor=KeepsItsClient)),

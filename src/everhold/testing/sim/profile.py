@@ -61,6 +61,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """When each memory is handed what was said."""
     rebuild: float
     """How likely another object takes a memory's place, whenever somebody asks for it."""
+    spoiled: float
+    """How likely something is that a memory will never take."""
 
 
 def draw(seed: int) -> Profile:
@@ -95,4 +97,5 @@ def draw(seed: int) -> Profile:
         recall=chance.random() < 0.3,
         writes=tuple(chance.choice(("turn", "turn", "async", "session", 2, 3)) for _ in range(2)),
         rebuild=chance.choice((0.0, 0.1, 0.4)),
+        spoiled=chance.choice((0.0, 0.1, 0.25)),
     )

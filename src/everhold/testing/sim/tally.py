@@ -19,7 +19,9 @@ CHUNK = 25
 MOST_REMEMBERED = 3
 """Failing seeds that one run writes down: where many fail, a few tell as much."""
 FAULTS = (
-    "crashes", "stalls", "zombies", "take-overs", "lost requests", "lost answers", "slow", "refusals", "jumps",
+    "crashes", "stalls", "zombies", "take-overs", "lost requests", "lost answers", "done late", "slow",
+    "refusals", "jumps",
+    "lies", "503 after execution", "idle resets", "batches refused", "batches kept in part",
 )  # fmt: skip
 
 
@@ -46,15 +48,15 @@ class Tally(Struct, kw_only=True):
 
     def table(self) -> Iterator[str]:
         """The run, for people."""
-        yield f"schedules          {self.schedules:>10,}"
-        yield f"failures           {len(self.failures):>10,}"
-        yield f"per CPU second     {self.schedules / max(self.cpu, 1e-9):>10.1f}"
-        yield f"per second         {self.schedules / max(self.wall, 1e-9):>10.1f}   ({self.wall:.1f} s)"
+        yield f"schedules            {self.schedules:>10,}"
+        yield f"failures             {len(self.failures):>10,}"
+        yield f"per CPU second       {self.schedules / max(self.cpu, 1e-9):>10.1f}"
+        yield f"per second           {self.schedules / max(self.wall, 1e-9):>10.1f}   ({self.wall:.1f} s)"
         speed = self.virtual / max(self.wall, 1e-9)
-        yield f"virtual hours      {self.virtual / 3600:>10.1f}   ({speed:,.0f} x real time)"
-        yield f"commits            {self.stats['commits']:>10,}"
+        yield f"virtual hours        {self.virtual / 3600:>10.1f}   ({speed:,.0f} x real time)"
+        yield f"commits              {self.stats['commits']:>10,}"
         for fault in FAULTS:
-            yield f"{fault:<19}{self.stats[fault]:>10,}"
+            yield f"{fault:<21}{self.stats[fault]:>10,}"
         for seed, problems in sorted(self.failures.items()):
             yield f"seed {seed}: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
 

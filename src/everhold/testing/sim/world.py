@@ -191,6 +191,7 @@ class World:
         answer: asyncio.Future[T] = self.loop.create_future()
         if trip.there is None or self.loop.time() + trip.there >= expires:
             return answer
+        began = self.loop.time()
         context = contextvars.copy_context()
         context.run(SENT.set, sent)
 
@@ -198,6 +199,8 @@ class World:
             return await work()
 
         def arrived() -> None:
+            if trip.breaks is not None and self.loop.time() > began + trip.breaks:
+                self.stats["done late"] += 1  # its sender has given up, and may be asking already
             task = self.loop.create_task(work_there(), context=context)
             task.add_done_callback(worked)
 
