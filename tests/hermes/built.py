@@ -50,6 +50,9 @@ create table gateway_routing (scope text, session_key text, entry_json text, upd
 create table compression_locks (session_id text primary key, holder text, acquired_at real, expires_at real);
 create table delivery_obligations (obligation_id text primary key, session_key text, platform text, chat_id text,
   thread_id text, content text, state text, attempts integer, created_at real, updated_at real, last_error text);
+create table async_delegations (delegation_id text primary key, origin_session text, state text, updated_at real,
+  result_json text, delivery_state text not null default 'pending');
+create index idx_messages_session on messages(session_id, timestamp);
 create table schema_version (version integer);
 """
 

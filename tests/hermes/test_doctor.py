@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
 from everhold.doctor import foreign, mend
 from everhold.errors import HomeBusy, Misuse, StoreBusy, StoreDamaged
-from everhold.hermes import agentlog
 from everhold.hermes.database import Database
 from tests.hermes.built import NOW, Built, dump
 
@@ -173,6 +173,11 @@ def stuck(built: Built) -> None:
     )
 
 
+def untold(built: Built) -> None:
+    built.run("insert into async_delegations values ('e', 'dm-1', 'completed', ?, '{}', 'pending')", NOW - 9000)
+    built.run("insert into async_delegations values ('f', 'dm-1', 'running', ?, '{}', 'pending')", NOW - 9000)
+
+
 def result_without_call(built: Built) -> None:
     built.talk(built.session("x-1"), "a")
     built.say("x-1", "tool", "from nowhere", tool_call_id="gone")
@@ -222,6 +227,7 @@ DAMAGES: dict[Callable[[Built], None], tuple[str, bool]] = {
     colliding_keys: ("colliding-keys", False),
     locked: ("expired-locks", True),
     stuck: ("stuck-deliveries", True),
+    untold: ("stuck-deliveries", True),
     result_without_call: ("result-without-call", True),
     call_without_result: ("call-without-result", True),
     unanswered: ("unanswered", False),
@@ -229,6 +235,13 @@ DAMAGES: dict[Callable[[Built], None], tuple[str, bool]] = {
     unowned: ("nobody-s", True),
     same_title: ("same-title", False),
 }
+
+
+LOSSES = {
+    "fork", "ended-by-compression", "archived-unread", "deleted", "routed-to-ended", "aliased", "colliding-names",
+    "colliding-keys", "stuck-deliveries", "call-without-result", "unanswered", "index",
+}  # fmt: skip
+"""Checks that have something to say about what was lost."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda it: it.__name__)
@@ -241,7 +254,9 @@ def test_every_damage_is_found_mended_once_and_taken_back(tmp_path: Path, damage
     report = foreign.store(path, now=NOW)
     found = [finding for finding in report.findings if finding.check == check]
     assert found, report.findings
-    assert all(finding.text and finding.count for finding in found)
+    assert all(finding.text and finding.count and finding.where for finding in found)
+    assert all(finding.remedy for finding in found) or check == "deleted", "what a fix would do"
+    assert all(finding.lost for finding in found) or check not in LOSSES
     if damage is renamed:
         assert "no-calls" in {finding.check for finding in report.findings}
     assert any(finding.fixable for finding in found) is fixable
@@ -332,6 +347,108 @@ def test_the_mirror_of_the_routing_follows_and_goes_back(tmp_path: Path) -> None
 
 
 # -- the file itself ---------------------------------------------------------------------------------------------------
+
+
+def _unhooked(path: Path, index: str, meanwhile: str) -> None:
+    """Let something happen to the rows that an index does not notice."""
+    row = _schema(path, "select type, name, tbl_name, rootpage, sql from sqlite_master where name = ?", (index,))
+    _schema(path, "delete from sqlite_master where name = ?", (index,))
+    _schema(path, meanwhile, ())
+    _schema(path, "insert into sqlite_master(type, name, tbl_name, rootpage, sql) values (?, ?, ?, ?, ?)", row[0])
+
+
+def _schema(path: Path, sql: str, values: Sequence[Any]) -> list[Any]:
+    """On a connection of its own: SQLite reads the schema once."""
+    db = apsw.Connection(str(path))
+    db.pragma("writable_schema", 1)
+    found = list(db.execute(sql, values))
+    db.pragma("schema_version", db.pragma("schema_version") + 1)
+    db.close()
+    return found
+
+
+def test_an_index_that_misses_rows_is_found_first_and_written_anew(tmp_path: Path) -> None:
+    built = healthy(tmp_path)
+    forked(built)
+    path = built.close()
+    _unhooked(
+        path,
+        "idx_messages_session",
+        "insert into messages(session_id, role, content, timestamp) values ('cli-1', 'user', 'unheard', 1)",
+    )
+    (finding,) = foreign.store(path, now=NOW).findings
+    assert (finding.check, finding.fixable, finding.where[0]) == ("index", True, "idx_messages_session")
+    before = _texts(path)
+    done = mend.fix(path, now=NOW)
+    assert done.edits[0] == "write idx_messages_session anew"
+    assert len(done.edits) > 1, "what only shows through a sound index is mended in the same go"
+    assert not any(finding.level == "wrong" for finding in done.left), done.left
+    assert before <= _texts(path)
+    assert mend.fix(path, now=NOW + 9).edits == []
+
+
+def test_a_search_index_with_a_hole_in_it_is_written_anew(tmp_path: Path) -> None:
+    path = healthy(tmp_path).close()
+    db = apsw.Connection(str(path))
+    db.execute("delete from messages_fts_data where id > 10")
+    db.close()
+    (finding,) = foreign.store(path, now=NOW).findings
+    assert (finding.check, finding.fixable, finding.where[0]) == ("index", True, "messages_fts")
+    assert mend.fix(path, now=NOW).left == []
+    db = apsw.Connection(str(path))
+    assert db.execute("select count(*) from messages_fts where messages_fts match 'question'").get > 5
+    db.close()
+
+
+def test_a_schema_that_does_not_read_is_said_to_be_that(tmp_path: Path) -> None:
+    path = healthy(tmp_path).close()
+    db = apsw.Connection(str(path))
+    db.pragma("writable_schema", 1)
+    db.execute("update sqlite_master set sql = 'create table sessions (id text,, )' where name = 'sessions'")
+    db.close()
+    (finding,) = foreign.store(path, now=NOW).findings
+    assert finding.check == "schema"
+    assert "malformed" in finding.text
+    assert finding.remedy
+    with pytest.raises(StoreDamaged):
+        mend.fix(path, now=NOW)
+
+
+OPTIONAL = [
+    "sessions.title", "sessions.archived", "sessions.user_id", "sessions.session_key", "sessions.chat_type",
+    "sessions.model_config", "sessions.api_call_count", "sessions.message_count", "messages.active",
+    "messages.compacted", "messages.observed", "messages.api_content", "messages.tool_name",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("column", OPTIONAL)
+def test_a_version_without_a_column_is_mended_as_far_as_it_goes(tmp_path: Path, column: str) -> None:
+    """What is there decides, not what a version number says: every column that once was not there may be missing."""
+    table, name = column.split(".")
+    built = healthy(tmp_path)
+    for damage in DAMAGES:
+        damage(built)
+    for index in ("messages_fts", "messages_fts_trigram"):
+        for event in ("insert", "delete", "update"):
+            built.run(f"drop trigger {index}_{event}")
+        built.run(f"drop table {index}")
+    built.run(f"alter table {table} drop column {name}")
+    path = built.close()
+    db = apsw.Connection(str(path))
+    schema = list(db.execute("select sql from sqlite_master order by name"))
+    db.close()
+    assert foreign.store(path, now=NOW).wrong
+    before = _texts(path)
+    done = mend.fix(path, now=NOW)
+    assert done.edits
+    assert not any(finding.fixable for finding in done.left), done.left
+    assert before <= _texts(path)
+    assert done.journal
+    mend.undo(path, done.journal)
+    assert _texts(path) == before
+    db = apsw.Connection(str(path))
+    assert list(db.execute("select sql from sqlite_master order by name")) == schema
+    db.close()
 
 
 def test_a_damaged_page_is_named_and_nothing_is_mended(tmp_path: Path) -> None:
@@ -433,41 +550,3 @@ def test_a_running_gateway_is_noticed(tmp_path: Path) -> None:
     finally:
         process.communicate(b"\n")
     assert mend.fix(tmp_path / "state.db", now=NOW).edits
-
-
-# -- the log -----------------------------------------------------------------------------------------------------------
-
-
-def line(at: int, what: str, session: str, *, context: str = "", messages: str = "50") -> str:
-    tag = f" [{context}]" if context else ""
-    return (
-        f"2026-08-01 10:00:{at:02d},123 INFO{tag} agent.conversation_compression: context compression {what}: "
-        f"session={session} messages={messages} tokens=~1,000 model=m focus=None\n"
-    )
-
-
-@pytest.mark.parametrize(
-    "lines, kinds",
-    [
-        ([line(1, "started", "s"), line(2, "done", "s", messages="50->9")], []),
-        ([line(1, "started", "s", context="s"), line(2, "done", "s", messages="50->9", context="s")], []),
-        ([line(1, "started", "s"), line(2, "done", "t", messages="50->9")], ["renamed"]),
-        ([line(1, "started", "s", context="x"), line(2, "done", "s", messages="50->9")], ["foreign"]),
-        ([line(1, "done", "s", messages="50->9")], ["unbegun"]),
-        ([line(1, "started", "s"), line(2, "started", "s")], ["overlapping", "unended", "unended"]),
-        ([line(1, "started", "s")], ["unended"]),
-        ([line(1, "started", "s"), line(2, "started", "t", messages="7"), line(3, "done", "t", messages="7->3"),
-          line(4, "done", "s", messages="50->9")], []),
-    ],
-)  # fmt: skip
-def test_compressions_in_a_log_are_paired(tmp_path: Path, lines: list[str], kinds: list[str]) -> None:
-    noise = "2026-08-01 10:00:00,000 INFO run_agent: hello\n"
-    path = tmp_path / "agent.log"
-    path.write_text(noise + "".join(lines) + noise)
-    told = agentlog.story(agentlog.lines(path))
-    assert [odd.kind for odd in told.oddities] == kinds
-    (report,) = foreign.examine(path, now=NOW)
-    assert [finding.check for finding in report.findings] == [f"log-{kind}" for kind in kinds]
-    for finding in report.findings:
-        assert "10:00:0" in finding.text
-        assert any("line" in where for where in finding.where)

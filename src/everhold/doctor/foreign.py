@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from everhold.doctor import chains, places
 from everhold.doctor.case import Case
-from everhold.doctor.finding import Finding
+from everhold.doctor.finding import Edit, Finding
 from everhold.errors import Misuse, StoreDamaged
 from everhold.hermes import agentlog, files
 from everhold.hermes.database import Database
@@ -72,13 +72,13 @@ def store(
     try:
         db = Database(path)
     except StoreDamaged as error:
-        report.findings = [
-            Finding("pages", error.message, where=(str(path),), lost="everything in it", remedy=error.remedy)
-        ]
+        check = "schema" if "malformed database schema" in error.message else "pages"
+        lost = "nothing yet: what describes the tables does not read" if check == "schema" else "everything in it"
+        report.findings = [Finding(check, error.message, where=(str(path),), lost=lost, remedy=error.remedy)]
         return report
     try:
         report.findings = list(places.file_checks(db))
-        if not report.findings:
+        if not report.findings:  # what is found through a wrong index would be wrong
             case = Case(db, now=now, mirror=mirror)
             report.version, report.sessions, report.messages = db.version, len(case.sessions), db.count()
             report.findings = findings(case)
@@ -90,7 +90,20 @@ def store(
 
 
 def findings(case: Case) -> list[Finding]:
-    return [*places.checks(case), *chains.checks(case)]
+    return [_fitting(finding, case.columns) for finding in (*places.checks(case), *chains.checks(case))]
+
+
+def _fitting(finding: Finding, columns: Mapping[str, set[str]]) -> Finding:
+    """What a fix can do in a schema that may be older: it sets no column that is not there."""
+    edits: list[Edit] = []
+    for edit in finding.edits:
+        there = columns.get(edit.table)
+        values = edit.values if there is None else tuple(pair for pair in edit.values if pair[0] in there)
+        if edit.values and not values:
+            gone = ", ".join(name for name, _ in edit.values)
+            return replace(finding, edits=(), remedy=f"this schema has no {gone}; imported, it is put right")
+        edits.append(replace(edit, values=values))
+    return replace(finding, edits=tuple(edits))
 
 
 def log(path: Path, *, agent: str = files.MAIN) -> Report:
@@ -104,7 +117,7 @@ def log(path: Path, *, agent: str = files.MAIN) -> Report:
             Finding(
                 f"log-{odd.kind}",
                 f"{_LOG[odd.kind].format(*names)} ({when})",
-                where=(*odd.sessions, f"line {', '.join(map(str, odd.lines))}"),
+                where=(*odd.sessions, *odd.lines),
                 lost=_LOST.get(odd.kind, ""),
                 remedy="a log cannot be mended; `everhold doctor` on the home finds what it did to the store",
                 level="wrong" if odd.kind != "unended" else "note",

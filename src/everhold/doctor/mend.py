@@ -23,9 +23,18 @@ from everhold.doctor.finding import Edit, Finding
 from everhold.errors import HomeBusy, Misuse, StoreBusy, StoreDamaged, StoreError
 from everhold.hermes.database import Database
 from everhold.home import write_file
+from everhold.stores.sqlite import migrate
+from everhold.stores.sqlite.faults import translate
 
 ROUNDS: Final = 8
-_KEYS: Final = {"sessions", "messages", "gateway_routing", "compression_locks", "delivery_obligations"}
+_KEYS: Final = {
+    "sessions",
+    "messages",
+    "gateway_routing",
+    "compression_locks",
+    "delivery_obligations",
+    "async_delegations",
+}
 
 
 @dataclass
@@ -57,6 +66,9 @@ def fix(path: Path, *, now: float) -> Mended:
     journal: list[dict[str, Any]] = []
     done = Mended(backup=backup)
     with _writing(path) as db:
+        for edit in [edit for it in before.findings for edit in it.edits if edit.index]:
+            _apply(db, edit, path)  # first of all: nothing is found through an index that is wrong
+            done.edits.append(str(edit))
         for _ in range(ROUNDS):
             mirror = _mirror(path)
             _replay_mirror(mirror, journal)
@@ -138,8 +150,12 @@ def _append(db: Database, edit: Edit) -> dict[str, Any]:
 
 
 def _index(db: Database, table: str) -> None:
-    """Write a search index anew, the way its own trigger does."""
+    """Write an index anew; one for searching the way its own trigger does."""
+    if table not in db.tables:
+        db.db.execute(f'reindex "{table}"')
+        return
     values = places.writes_index(db, table).replace("new.", "messages.")
+    db.db.execute(f"insert into {table}({table}) values ('rebuild')")  # what is damaged cannot be emptied
     db.db.execute(f"delete from {table}")
     db.db.execute(f"insert into {table}(rowid, content) select messages.id, {values} from messages")
 
@@ -205,6 +221,8 @@ def _writing(path: Path) -> Iterator[Database]:
 
 
 def _back_up(path: Path, target: Path) -> Path:
+    """A copy that was opened and compared: it holds as many messages, and nothing is wrong with it that was not."""
+    migrate.room_for(target.parent, path.stat().st_size)
     source = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     copy = apsw.Connection(str(target))
     try:
@@ -213,14 +231,19 @@ def _back_up(path: Path, target: Path) -> Path:
             while not work.done:
                 work.step(-1)
         copy.pragma("journal_mode", "delete")
-        counts = [db.execute("select count(*) from messages").get for db in (source, copy)]
-        if copy.pragma("integrity_check") != "ok" or counts[0] != counts[1]:
+        seen = [
+            (db.execute("select count(*) from messages not indexed").get, list(db.execute("pragma integrity_check")))
+            for db in (source, copy)
+        ]
+        if seen[0] != seen[1]:
             raise StoreDamaged(
                 f"the copy at {target} is not what it was made of", remedy="is the disk sound, and not full?"
             )
-    except BaseException:
+    except BaseException as error:
         copy.close()
         target.unlink(missing_ok=True)
+        if isinstance(error, apsw.Error):
+            raise translate(error, target) from error
         raise
     finally:
         source.close()

@@ -13,23 +13,27 @@ from everhold.core.naming import hermes_limited
 from everhold.doctor.case import Case
 from everhold.doctor.chains import MERGED, span
 from everhold.doctor.finding import Edit, Finding
-from everhold.hermes.database import Database
+from everhold.hermes.database import RECOVER, Database
 
 STALE_SECONDS: Final = 3600.0
 RECOVERS: Final = frozenset({"agent_close", "ws_orphan_reap"})
 """Ends after which its gateway opens a session again by itself."""
+_AGAINST_INDEX: Final = re.compile(
+    r"^(?:row \d+ missing from|wrong # of entries in|non-unique entry in|NULL value in) index (\S+)"
+    r"|FTS5 table (?:main\.)?(\w+)|^fts5: .* table \"(\w+)\""
+)
 
 
 def file_checks(db: Database) -> Iterator[Finding]:
     """Whether the file can be read at all."""
     found: list[str] = []
     try:
-        for (line,) in db.db.execute("pragma integrity_check(20)"):
+        for (line,) in db.db.execute("pragma integrity_check(100)"):
             found.append(" ".join(str(line).split()))
     except apsw.Error as error:
         found.append(str(error))
-    indexes = [line for line in found if "FTS" in line or "fts" in line]
-    pages = [line for line in found if line != "ok" and line not in indexes]
+    indexes = _wrong_indexes(found)
+    pages = [line for line in found if line != "ok" and not any(line in lines for lines in indexes.values())]
     if pages:
         yield Finding(
             "pages",
@@ -37,8 +41,10 @@ def file_checks(db: Database) -> Iterator[Finding]:
             where=(str(db.path), *pages[1:6]),
             count=len(pages),
             lost="whatever stood on those pages",
-            remedy="copy the file away, then `sqlite3 state.db .recover | sqlite3 recovered.db`, then look at that one",
+            remedy=RECOVER,
         )
+    else:
+        yield from _index_damage(db, indexes)
     missing = {"sessions": {"id", "started_at"}, "messages": {"id", "session_id", "role", "content", "timestamp"}}
     for table, columns in missing.items():
         gone = columns - db.columns(table)
@@ -51,6 +57,32 @@ def file_checks(db: Database) -> Iterator[Finding]:
             )
 
 
+def _wrong_indexes(lines: list[str]) -> dict[str, list[str]]:
+    """Index -> what SQLite says against it; the rows themselves are sound."""
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        if named := _AGAINST_INDEX.search(line):
+            found.setdefault(next(name for name in named.groups() if name), []).append(line)
+    return found
+
+
+def _index_damage(db: Database, indexes: dict[str, list[str]]) -> Iterator[Finding]:
+    for name, lines in indexes.items():
+        table = name if name in db.tables else ""
+        writes = bool(writes_index(db, table)) if table else not any("non-unique" in line for line in lines)
+        yield Finding(
+            "index",
+            f"the index {name} is damaged: {lines[0]}",
+            where=(name, *lines[1:6]),
+            count=len(lines),
+            lost="whatever is looked up through it may not be found; the messages themselves are there",
+            remedy="it is written anew; then look again, for what else is wrong shows only then"
+            if writes
+            else "two rows have what only one may have; nothing mends that by itself",
+            edits=(Edit(table or name, index=name),) if writes else (),
+        )
+
+
 def checks(case: Case) -> Iterator[Finding]:
     yield from _routing(case)
     yield from _aliases(case)
@@ -59,6 +91,7 @@ def checks(case: Case) -> Iterator[Finding]:
     yield from _collisions(case)
     yield from _locks(case)
     yield from _deliveries(case)
+    yield from _errands(case)
     yield from _flags(case)
     yield from _owners(case)
     yield from _titles(case)
@@ -244,6 +277,30 @@ def _deliveries(case: Case) -> Iterator[Finding]:
             lost="those replies, as far as people are concerned; their texts are in the transcripts",
             remedy="they are given up, so that nobody gets them days later",
             edits=tuple(Edit("delivery_obligations", (("obligation_id", id),), values) for id, *_ in stuck),
+        )
+
+
+def _errands(case: Case) -> Iterator[Finding]:
+    """What errands brought back, and nobody was told. A session that begins later would be told it."""
+    if not {"delivery_state", "state", "updated_at"} <= case.columns.get("async_delegations", set()):
+        return
+    stuck = case.db.rows(
+        "select delegation_id, origin_session from async_delegations "
+        "where delivery_state = 'pending' and state not in ('running', 'finalizing') and updated_at < ?",
+        (case.now - STALE_SECONDS,),
+    )
+    if stuck:
+        yield Finding(
+            "stuck-deliveries",
+            f"{len(stuck)} results of errands were never handed to the session that asked for them",
+            where=tuple(f"{id} of {origin}" for id, origin in stuck[:20]),
+            count=len(stuck),
+            lost="the session went on without them; the results themselves stay in the store",
+            remedy="they are settled, so that no other session is handed them",
+            edits=tuple(
+                Edit("async_delegations", (("delegation_id", id),), (("delivery_state", "delivered"),))
+                for id, _ in stuck
+            ),
         )
 
 

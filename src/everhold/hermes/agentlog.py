@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+ROTATED: Final = re.compile(r"\.(\d+)$")
+
 _LINE: Final = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)\S* \S+?(?: \[(?P<context>[^\]]+)\])? \S+: "
     r"context compression (?P<what>started|done): session=(?P<session>\S+)(?: messages=(?P<messages>[\d>-]+))?"
 )
-NEAR: Final = 600.0
-"""Seconds within which a compression is expected to end."""
 
 
 @dataclass(frozen=True)
 class Line:
     """One line about a compression."""
 
-    number: int
+    place: str
+    """The file and the number of the line in it."""
     at: str
     what: str
     session: str
@@ -38,7 +39,8 @@ class Oddity:
     sessions: tuple[str, ...]
     since: str
     until: str
-    lines: tuple[int, ...]
+    lines: tuple[str, ...]
+    """Where they stand."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,25 @@ class Story:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    with path.open("r", encoding="utf-8", errors="replace") as file:
-        yield from parse(file)
+    """What `path` tells, and before it what was moved to `path.1`, `path.2` and so on when it had grown."""
+    for part in (*reversed(rotated(path)), path):
+        with part.open("r", encoding="utf-8", errors="replace") as file:
+            yield from parse(file, name=part.name)
 
 
-def parse(text: Iterable[str]) -> Iterator[Line]:
+def rotated(path: Path) -> list[Path]:
+    """The older parts of a log, newest first."""
+    found = [(int(it[1]), part) for part in path.parent.glob(f"{path.name}.*") if (it := ROTATED.search(part.name))]
+    return [part for number, part in sorted(found) if part.name == f"{path.name}.{number}" and part.is_file()]
+
+
+def parse(text: Iterable[str], *, name: str) -> Iterator[Line]:
     for number, raw in enumerate(text, start=1):
         if "context compression " in raw and (found := _LINE.match(raw)):
             context = found["context"] or ""
-            yield Line(number, found["at"], found["what"], found["session"], context, found["messages"] or "")
+            yield Line(
+                f"{name}:{number}", found["at"], found["what"], found["session"], context, found["messages"] or ""
+            )
 
 
 def story(told: Iterable[Line]) -> Story:
@@ -71,23 +83,23 @@ def story(told: Iterable[Line]) -> Story:
     for line in told:
         count += 1
         if line.context and line.context != line.session:
-            odd.append(Oddity("foreign", (line.session, line.context), line.at, line.at, (line.number,)))
+            odd.append(Oddity("foreign", (line.session, line.context), line.at, line.at, (line.place,)))
         if line.what == "started":
             for other in [other for other in running if other.session == line.session]:
-                odd.append(Oddity("overlapping", (line.session,), other.at, line.at, (other.number, line.number)))
+                odd.append(Oddity("overlapping", (line.session,), other.at, line.at, (other.place, line.place)))
             running.append(line)
             continue
         start = _start(running, line)
         if start is None:
-            odd.append(Oddity("unbegun", (line.session,), line.at, line.at, (line.number,)))
+            odd.append(Oddity("unbegun", (line.session,), line.at, line.at, (line.place,)))
             continue
         running.remove(start)
         done += 1
         if start.session != line.session:
             sessions = (start.session, line.session)
-            odd.append(Oddity("renamed", sessions, start.at, line.at, (start.number, line.number)))
+            odd.append(Oddity("renamed", sessions, start.at, line.at, (start.place, line.place)))
     for start in running:
-        odd.append(Oddity("unended", (start.session,), start.at, start.at, (start.number,)))
+        odd.append(Oddity("unended", (start.session,), start.at, start.at, (start.place,)))
     return Story(lines=count, done=done, oddities=odd)
 
 

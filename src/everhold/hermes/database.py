@@ -17,6 +17,7 @@ MULTIMODAL: Final = "\0json:"
 SUMMARIES: Final = ("[CONTEXT COMPACTION", "[CONTEXT SUMMARY]:")
 MERGED: Final = "[PRIOR CONTEXT — for reference only; not a new message]"
 MERGED_END: Final = "[END OF PRIOR CONTEXT — COMPACTION SUMMARY BELOW]"
+RECOVER: Final = "copy the file away, then `sqlite3 state.db .recover | sqlite3 recovered.db`, then look at that one"
 
 _SESSION: Final = {
     "id": "''", "source": "''", "user_id": "null", "session_key": "null", "chat_id": "null", "chat_type": "null",
@@ -116,7 +117,7 @@ class Database:
         self.path = path
         with path.open("rb") as file:
             if not file.read(16).startswith(b"SQLite format 3"):
-                raise StoreDamaged(f"{path} is no SQLite database: page 1 does not begin like one")
+                raise StoreDamaged(f"{path} is no SQLite database: page 1 does not begin like one", remedy=RECOVER)
         try:
             self.db = apsw.Connection(_uri(path), flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
             self.db.set_busy_timeout(5000)
@@ -125,9 +126,7 @@ class Database:
                 str(name) for (name,) in self.db.execute("select name from sqlite_master where type = 'table'")
             }
         except apsw.Error as error:
-            raise StoreDamaged(
-                f"{path} cannot be opened: {error}", remedy="copy it away; try its own backups"
-            ) from error
+            raise StoreDamaged(f"{path} cannot be opened: {error}", remedy=RECOVER) from error
         if not {"sessions", "messages"} <= self.tables:
             raise Misuse(f"{path} is no database of hermes-agent's", remedy="it has neither sessions nor messages")
 
@@ -168,7 +167,8 @@ class Database:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def count(self) -> int:
-        return int(self.rows("select count(*) from messages")[0][0])
+        """How many messages there are in the table itself, whatever its indexes say."""
+        return int(self.rows("select count(*) from messages not indexed")[0][0])
 
     def messages(self, session: str, *, after: int = 0) -> Iterator[Row]:
         """A session's rows in the order they were written, page by page. That is the order of ids, never of times."""
