@@ -103,6 +103,10 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "here")
 
 
+def settings_of(place: Place) -> Settings:
+    return load(place.home, environ={})
+
+
 def rows(path: Path) -> dict[int, tuple[str, str, str]]:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     found = {
@@ -479,121 +483,6 @@ def test_nothing_wakes_and_nothing_is_sent(tmp_path: Path, place: Place) -> None
         return len(await store.lanes()), await store.waiting()
 
     assert place.look(ask) == (0, 0)
-
-
-# -- memory files and settings -----------------------------------------------------------------------------------------
-
-
-def test_memory_files_become_facts_once(tmp_path: Path, place: Place) -> None:
-    built = healthy(tmp_path / "there")
-    built.close()
-    folder = tmp_path / "there" / "memories"
-    folder.mkdir()
-    (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Fridays.\n§\n" + "x" * 2000)
-    (folder / "USER.md").write_text("Ada likes tea.")
-    place.bring(tmp_path / "there")
-    (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Mondays.")
-    report = place.bring(tmp_path / "there")
-    assert report.facts == {"main: MEMORY.md": 1, "main: USER.md": 0}
-    notes = [body for *_, body, _ in place.all() if isinstance(body, Noted)]
-    assert [note.text[:18] for note in notes] == [
-        "The server is tin.", "Deploys on Fridays", "x" * 18, "Ada likes tea.", "Deploys on Mondays",
-    ]  # fmt: skip
-    assert [bool(note.fact) for note in notes] == [True, True, False, True, True]
-    assert {tag for note in notes for tag in note.tags} >= {"memory", "user"}
-    assert set(notes[0].stamp.audience) == {f"person:{ME}", "person:1001", "person:3003"}
-
-
-def settings_of(place: Place) -> Settings:
-    return load(place.home, environ={})
-
-
-def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) -> None:
-    home = tmp_path / "there"
-    for name, token in (
-        ("", "111:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
-        ("coder", "222:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"),
-    ):
-        folder = home / "profiles" / name if name else home
-        built = Built(folder)
-        built.talk(built.session(f"s-{name or 'main'}"), "a")
-        built.talk(built.chat(f"c-{name or 'main'}", DM), "b")
-        built.close()
-        (folder / "SOUL.md").write_text(f"You are {name or 'calm'}.")
-        (folder / ".env").write_text(
-            f"TELEGRAM_BOT_TOKEN={token}\nTELEGRAM_ALLOWED_USERS=1001, 1002\n"
-            f"HONCHO_API_KEY=hk-{name}12345678\nODD_ONE=1\n"
-        )
-        (folder / "config.yaml").write_text(
-            "model: {default: big-1, provider: openrouter, context_length: 100000}\n"
-            "memory: {provider: honcho}\nbusy_input_mode: steer\ngoals: {max: 3}\n"
-        )
-        (folder / "honcho.json").write_text(
-            json.dumps({"baseUrl": "http://127.0.0.1:9", "peerName": "ada", "dialecticDepth": 2, "hosts": {
-                "hermes": {"workspace": "home", "aiPeer": "calm"}, "hermes_coder": {"workspace": "work"}}})
-        )  # fmt: skip
-        pairing = folder / "platforms" / "pairing"
-        pairing.mkdir(parents=True)
-        (pairing / "telegram-approved.json").write_text(json.dumps({"1003": {"approved_at": 1}}))
-    report = place.bring(home)
-    assert set(report.agents) == {"main", "coder"}
-    settings = settings_of(place)
-    assert settings.agents["main"].persona == "You are calm."
-    assert settings.agents["coder"].persona == "You are coder."
-    assert settings.agents["coder"].busy == "steer"
-    assert settings.models["big-1"].base_url == "https://openrouter.ai/api/v1"
-    accounts = settings.platforms["telegram"]
-    assert not any(account.enabled for account in accounts.values())
-    assert accounts["main"].access.direct == ("telegram:1001", "telegram:1002", "telegram:1003")
-    env = place.home.env.read_text()
-    assert "TELEGRAM_BOT_TOKEN=111:" in env
-    assert "CODER_TELEGRAM_BOT_TOKEN=222:" in env
-    assert accounts["coder"].env["token"] == "CODER_TELEGRAM_BOT_TOKEN"
-    assert place.home.env.stat().st_mode & 0o777 == 0o600
-    honcho = settings.memories["honcho"]
-    assert honcho.naming == "hermes"
-    assert honcho.extra["workspace"] == "home"
-    assert settings.memories["honcho-coder"].extra["workspace"] == "work"
-    assert [memory.name for memory in settings.agents["coder"].memories] == ["builtin", "honcho-coder"]
-    names = place.session("agent:coder:telegram:dm:1001").names
-    assert names == {"honcho-coder": "agent-main-telegram-dm-1001"}, "as it was filed there, whoever it is here"
-    unknown = " ".join(report.settings.unknown)
-    for word in ("goals", "ODD_ONE", "dialecticDepth"):
-        assert word in unknown
-    assert "111:" not in str(report.settings)
-
-    before = (place.home.config.read_bytes(), env)
-    again = place.bring(home)
-    assert again.settings.written == []
-    assert (place.home.config.read_bytes(), place.home.env.read_text()) == before
-
-
-def test_what_is_configured_here_stays(tmp_path: Path, place: Place) -> None:
-    place.home.config.write_text("agents: {main: {persona: You are mine., busy: queue}}  # my own\n")
-    home = tmp_path / "there"
-    Built(home).close()
-    (home / "SOUL.md").write_text("You are theirs.")
-    (home / "config.yaml").write_text("busy_input_mode: interrupt\n")
-    report = place.bring(home)
-    settings = settings_of(place)
-    assert settings.agents["main"].persona == "You are mine."
-    assert settings.agents["main"].busy == "queue"
-    assert len(report.settings.kept) == 2
-    assert "# my own" in place.home.config.read_text()
-
-
-def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, place: Place) -> None:
-    folder = tmp_path / "notes"
-    (folder / "deep").mkdir(parents=True)
-    (folder / "a.md").write_text("# Tea\n\n- Ada likes it green\n")
-    (folder / "deep" / "b.md").write_text("Bob does not.\n")
-    report = place.bring(folder)
-    assert report.facts == {"main: a.md": 1, "main: deep/b.md": 1}
-    assert place.bring(folder).facts_known == 2
-    assert sorted(body.text for *_, body, _ in place.all() if isinstance(body, Noted)) == [
-        "Ada likes it green",
-        "Bob does not.",
-    ]
 
 
 def test_every_change_of_a_session_is_one_the_log_knows(tmp_path: Path, place: Place) -> None:

@@ -24,6 +24,8 @@ PROVIDERS: Final = {
     "mem0": "mem0.json",
     "supermemory": "supermemory.json",
 }
+_SHARED: Final = {"honcho": ".honcho/config.json", "hindsight": ".hindsight/config.json"}
+"""Settings that several programs of one user share, beside the home."""
 LARGEST: Final = 4 << 20
 """Bytes of the largest settings or memory file that is read."""
 
@@ -35,6 +37,8 @@ class Profile:
     name: str
     """What the agent is called here."""
     path: Path
+    home: Path | None = None
+    """The home it is a profile of; None if nobody knows."""
 
     @property
     def database(self) -> Path:
@@ -67,9 +71,21 @@ class Profile:
         text = _read(self.path / "memories" / name) or _read(self.path / name) or ""
         return papers.entries(text)
 
-    def provider(self, name: str) -> dict[str, Any]:
-        """A memory service's own settings file."""
-        return _object(_read(self.path / PROVIDERS[name]))
+    @property
+    def memory_files(self) -> list[str]:
+        """The files its own memory is in, and whatever else of that kind lies beside them."""
+        folder = self.path / "memories"
+        others = sorted(file.name for file in folder.glob("*.md")) if folder.is_dir() else []
+        return list(dict.fromkeys(("MEMORY.md", "USER.md", *others)))
+
+    def provider(self, name: str, *, in_use: bool) -> dict[str, Any]:
+        """A memory service's own settings: this profile's; if it is `in_use`, else what it falls back to there."""
+        folders = [self.path / PROVIDERS[name]]
+        if in_use and self.home is not None and name in _SHARED:
+            if name == "honcho":
+                folders.append(self.home / PROVIDERS[name])
+            folders.append(self.home.parent / _SHARED[name])
+        return next((found for path in folders if (found := _object(_read(path)))), {})
 
     @cached_property
     def routing(self) -> dict[str, dict[str, Any]]:
@@ -97,11 +113,12 @@ def profiles(path: Path) -> list[Profile]:
         raise Misuse(
             f"{path} is no home of hermes-agent's", remedy="it has neither state.db nor config.yaml nor memories/"
         )
-    found = [Profile(_agent(path), path)]
+    home = path.parent.parent if path.parent.name == "profiles" else path
+    found = [Profile(_agent(path), path, home)]
     below = path / "profiles"
     for folder in sorted(below.iterdir()) if below.is_dir() else ():
         if folder.is_dir() and looks_like(folder):
-            found.append(Profile(_agent(folder), folder))
+            found.append(Profile(_agent(folder), folder, path))
     return found
 
 

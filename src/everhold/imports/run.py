@@ -9,6 +9,7 @@ from typing import Any
 
 from everhold.app import plugin_check
 from everhold.config import Settings
+from everhold.core import papers
 from everhold.errors import Misuse, StoreError
 from everhold.hermes import files
 from everhold.hermes.database import Database
@@ -178,8 +179,8 @@ def _look(db: Database, conversation: Conversation, tally: Tally, advance: Calla
 async def _facts(job: Job, report: Report, profile: Profile, people: list[str]) -> None:
     """Memory files, for those who talked with the agent in private and whoever sits here: nobody else heard of them."""
     audience = list(dict.fromkeys(f"person:{person}" for person in [job.local, *people]))
-    for name, target in (("MEMORY.md", "memory"), ("USER.md", "user")):
-        texts = profile.memory(name)
+    for name in profile.memory_files:
+        texts, target = profile.memory(name), papers.TARGETS.get(name, "memory")
         if job.store is None:
             report.facts[f"{profile.name}: {name}"] = len(texts)
             continue

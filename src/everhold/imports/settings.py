@@ -18,6 +18,7 @@ from everhold.config.values import thaw
 from everhold.errors import EverholdError
 from everhold.hermes.files import MAIN, PROVIDERS, Profile
 from everhold.home import Home, read_file, write_file
+from everhold.imports import services
 from everhold.secret import Secret
 
 ACCOUNTS: Final[dict[str, dict[str, str]]] = {
@@ -36,25 +37,6 @@ MODELS: Final[dict[str, tuple[str, str, str]]] = {
 }
 """Its providers that we can speak to -> ours, the address, the variable with the key."""
 
-MEMORIES: Final[dict[str, dict[str, str]]] = {
-    "honcho": {
-        "baseUrl": "base_url", "workspace": "workspace", "aiPeer": "ai_peer", "peerName": "peer_name",
-        "pinPeerName": "pin_peer_name", "pinUserPeer": "pin_peer_name", "userPeerAliases": "user_peer_aliases",
-        "runtimePeerPrefix": "runtime_peer_prefix", "sessionStrategy": "session_strategy",
-        "sessionPeerPrefix": "session_peer_prefix",
-    },
-    "hindsight": {
-        "api_url": "base_url", "bank_id": "bank", "bank_mission": "mission", "retain_tags": "tags",
-        "retain_context": "context", "recall_budget": "budget", "recall_max_tokens": "recall_tokens",
-    },
-    "mem0": {"base_url": "base_url", "host": "base_url", "user_id": "user"},
-    "supermemory": {"base_url": "base_url"},
-}  # fmt: skip
-"""A service's own keys there -> ours."""
-BY_CHAT: Final = frozenset({"honcho"})
-"""Services in which a chat's own key was its name there."""
-_SILENT: Final = frozenset({"apiKey", "api_key", "enabled", "hosts", "mode", "environment", "saveMessages", "sessions"})
-_KEYS: Final = {"honcho": "HONCHO_API_KEY", "hindsight": "HINDSIGHT_API_KEY", "mem0": "MEM0_API_KEY"}
 _CARRIED: Final = frozenset({"model", "memory", "busy_input_mode", "display_name"})
 _HARMLESS: Final = frozenset({"onboarding", "auxiliary", "_config_version"})
 
@@ -147,7 +129,7 @@ class Settler:
         """The service in use; its sessions keep the names they have, so that what it knows is found."""
         chosen = str((profile.config.get("memory") or {}).get("provider") or "")
         for name in PROVIDERS:
-            given = profile.provider(name)
+            given = profile.provider(name, in_use=name == chosen)
             if name == chosen or (given and not chosen):
                 self._service(profile, name, given)
             elif given:
@@ -156,32 +138,22 @@ class Settler:
             self.done.unknown.append(f"{profile.name}: memory provider {chosen}")
 
     def _service(self, profile: Profile, name: str, given: dict[str, Any]) -> None:
-        host = f"hermes_{profile.name}" if profile.name != MAIN else "hermes"
-        listed = given.get("hosts")
-        hosts: dict[str, Any] = listed if isinstance(listed, dict) else {}
-        merged = {**given, **(hosts.get(host) or hosts.get(host.replace("_", ".")) or {})}
-        section: dict[str, Any] = {"naming": "hermes"}
-        for key, value in merged.items():
-            ours = MEMORIES[name].get(key)
-            if ours is not None and value not in (None, ""):
-                section[ours] = value
-            elif ours is None and key not in _SILENT:
-                self.done.unknown.append(f"{profile.name}: {PROVIDERS[name]}: {key}")
-        if name == "honcho":
-            section.setdefault("workspace", host)
-            section.setdefault("ai_peer", host)
-        variable = _KEYS.get(name, f"{name.upper()}_API_KEY")
-        key = str(merged.get("apiKey") or merged.get("api_key") or "")
-        secret = Secret(key) if key else profile.env.get(variable)
-        if secret is not None and secret.reveal().strip():
-            section["api_key_env"] = self._secret(variable, secret, profile.name)
+        found = services.service(profile, name, given)
+        self.done.unknown += [f"{profile.name}: {line}" for line in found.unknown]
+        section = found.section
+        for problem in self.validate("memories", name, {"provider": name, **section}):
+            if problem.fatal and problem.path and problem.path[0] in section:  # one odd value costs that value only
+                del section[str(problem.path[0])]
+                self.done.unknown.append(f"{profile.name}: {PROVIDERS[name]}: {problem.path[0]} {problem.message}")
+        if found.key is not None and found.key.reveal().strip():
+            section["api_key_env"] = self._secret(found.variable, found.key, profile.name)
         known = self.document.get("memories", {}).get(name)
         instance = name if known is None or known == section else f"{name}-{profile.name}"
         if instance != name:
             section = {"provider": name, **section}
         if self._set(f"memories.{instance}", section):
             self._set(f"agents.{profile.name}.memories", ["builtin", instance])
-            if name in BY_CHAT:
+            if name in services.BY_CHAT:
                 self.filing.setdefault(profile.name, []).append(instance)
 
     def _accounts(self, profile: Profile) -> None:
@@ -209,7 +181,8 @@ class Settler:
             f"{profile.name}: {platform}: {len(ids)} people were paired" for platform, ids in paired.items()
         ]
         known = {variable for keys in ACCOUNTS.values() for variable in keys.values()}
-        known |= {f"{platform.upper()}_ALLOWED_USERS" for platform in ACCOUNTS} | set(_KEYS.values())
+        known |= {f"{platform.upper()}_ALLOWED_USERS" for platform in ACCOUNTS} | set(services.SECRETS.values())
+        known |= {variable for listed in services.VARIABLES.values() for variable in listed}
         known |= {variable for _, _, variable in MODELS.values()}
         self.done.unknown += [f"{profile.name}: .env: {name}" for name in sorted(set(profile.env) - known)]
 

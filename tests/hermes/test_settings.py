@@ -1,0 +1,212 @@
+"""What else an import brings: memory files, settings, secrets, who may speak. What is not understood is listed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.core.entries import Noted
+from tests.hermes.built import Built
+from tests.hermes.test_doctor import DM, healthy
+from tests.hermes.test_import import ME, Place, place, settings_of
+
+__all__ = ["place"]  # a fixture
+
+
+def test_memory_files_become_facts_once(tmp_path: Path, place: Place) -> None:
+    built = healthy(tmp_path / "there")
+    built.close()
+    folder = tmp_path / "there" / "memories"
+    folder.mkdir()
+    (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Fridays.\n§\n" + "x" * 2000)
+    (folder / "USER.md").write_text("Ada likes tea.")
+    place.bring(tmp_path / "there")
+    (folder / "MEMORY.md").write_text("The server is tin.\n§\nDeploys on Mondays.")
+    report = place.bring(tmp_path / "there")
+    assert report.facts == {"main: MEMORY.md": 1, "main: USER.md": 0}
+    notes = [body for *_, body, _ in place.all() if isinstance(body, Noted)]
+    assert [note.text[:18] for note in notes] == [
+        "The server is tin.", "Deploys on Fridays", "x" * 18, "Ada likes tea.", "Deploys on Mondays",
+    ]  # fmt: skip
+    assert [bool(note.fact) for note in notes] == [True, True, False, True, True]
+    assert {tag for note in notes for tag in note.tags} >= {"memory", "user"}
+    assert set(notes[0].stamp.audience) == {f"person:{ME}", "person:1001", "person:3003"}
+
+
+def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) -> None:
+    home = tmp_path / "there"
+    for name, token in (
+        ("", "111:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"),
+        ("coder", "222:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"),
+    ):
+        folder = home / "profiles" / name if name else home
+        built = Built(folder)
+        built.talk(built.session(f"s-{name or 'main'}"), "a")
+        built.talk(built.chat(f"c-{name or 'main'}", DM), "b")
+        built.close()
+        (folder / "SOUL.md").write_text(f"You are {name or 'calm'}.")
+        (folder / ".env").write_text(
+            f"TELEGRAM_BOT_TOKEN={token}\nTELEGRAM_ALLOWED_USERS=1001, 1002\n"
+            f"HONCHO_API_KEY=hk-{name}12345678\nODD_ONE=1\n"
+        )
+        (folder / "config.yaml").write_text(
+            "model: {default: big-1, provider: openrouter, context_length: 100000}\n"
+            "memory: {provider: honcho}\nbusy_input_mode: steer\ngoals: {max: 3}\n"
+        )
+        (folder / "honcho.json").write_text(
+            json.dumps({"baseUrl": "http://127.0.0.1:9", "peerName": "ada", "dialecticDepth": 2, "hosts": {
+                "hermes": {"workspace": "home", "aiPeer": "calm"}, "hermes_coder": {"workspace": "work"}}})
+        )  # fmt: skip
+        pairing = folder / "platforms" / "pairing"
+        pairing.mkdir(parents=True)
+        (pairing / "telegram-approved.json").write_text(json.dumps({"1003": {"approved_at": 1}}))
+    report = place.bring(home)
+    assert set(report.agents) == {"main", "coder"}
+    settings = settings_of(place)
+    assert settings.agents["main"].persona == "You are calm."
+    assert settings.agents["coder"].persona == "You are coder."
+    assert settings.agents["coder"].busy == "steer"
+    assert settings.models["big-1"].base_url == "https://openrouter.ai/api/v1"
+    accounts = settings.platforms["telegram"]
+    assert not any(account.enabled for account in accounts.values())
+    assert accounts["main"].access.direct == ("telegram:1001", "telegram:1002", "telegram:1003")
+    env = place.home.env.read_text()
+    assert "TELEGRAM_BOT_TOKEN=111:" in env
+    assert "CODER_TELEGRAM_BOT_TOKEN=222:" in env
+    assert accounts["coder"].env["token"] == "CODER_TELEGRAM_BOT_TOKEN"
+    assert place.home.env.stat().st_mode & 0o777 == 0o600
+    honcho = settings.memories["honcho"]
+    assert honcho.naming == "hermes"
+    assert honcho.extra["workspace"] == "home"
+    assert settings.memories["honcho-coder"].extra["workspace"] == "work"
+    assert [memory.name for memory in settings.agents["coder"].memories] == ["builtin", "honcho-coder"]
+    names = place.session("agent:coder:telegram:dm:1001").names
+    assert names == {"honcho-coder": "agent-main-telegram-dm-1001"}, "as it was filed there, whoever it is here"
+    unknown = " ".join(report.settings.unknown)
+    for word in ("goals", "ODD_ONE", "dialecticDepth"):
+        assert word in unknown
+    assert "111:" not in str(report.settings)
+
+    before = (place.home.config.read_bytes(), env)
+    again = place.bring(home)
+    assert again.settings.written == []
+    assert (place.home.config.read_bytes(), place.home.env.read_text()) == before
+
+
+def test_what_is_configured_here_stays(tmp_path: Path, place: Place) -> None:
+    place.home.config.write_text("agents: {main: {persona: You are mine., busy: queue}}  # my own\n")
+    home = tmp_path / "there"
+    Built(home).close()
+    (home / "SOUL.md").write_text("You are theirs.")
+    (home / "config.yaml").write_text("busy_input_mode: interrupt\n")
+    report = place.bring(home)
+    settings = settings_of(place)
+    assert settings.agents["main"].persona == "You are mine."
+    assert settings.agents["main"].busy == "queue"
+    assert len(report.settings.kept) == 2
+    assert "# my own" in place.home.config.read_text()
+
+
+def test_a_folder_of_markdown_becomes_what_an_agent_remembers(tmp_path: Path, place: Place) -> None:
+    folder = tmp_path / "notes"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.md").write_text("# Tea\n\n- Ada likes it green\n")
+    (folder / "deep" / "b.md").write_text("Bob does not.\n")
+    report = place.bring(folder)
+    assert report.facts == {"main: a.md": 1, "main: deep/b.md": 1}
+    assert place.bring(folder).facts_known == 2
+    assert sorted(body.text for *_, body, _ in place.all() if isinstance(body, Noted)) == [
+        "Ada likes it green",
+        "Bob does not.",
+    ]
+
+
+# -- memory services ---------------------------------------------------------------------------------------------------
+
+
+def home_with(path: Path, provider: str, file: str, given: dict[str, Any], env: str = "") -> Path:
+    built = Built(path)
+    built.talk(built.session(f"s-{path.name}"), "a")
+    built.close()
+    (path / "config.yaml").write_text(f"memory: {{provider: {provider}}}\n")
+    (path / ".env").write_text(env)
+    if file:
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        (path / file).write_text(json.dumps(given))
+    return path
+
+
+@pytest.mark.parametrize(
+    "provider, file, given, env, expected",
+    [
+        ("hindsight", "hindsight/config.json", {"mode": "cloud", "bank_id": "mine", "recall_budget": "high",
+         "retain_tags": "a, b", "timeout": 45}, "HINDSIGHT_API_KEY=hs-0123456789\n",
+         {"base_url": "https://api.hindsight.vectorize.io", "bank": "mine", "budget": "high", "tags": ("a", "b"),
+          "deadline_seconds": 45}),
+        ("hindsight", "hindsight/config.json", {"mode": "local_external", "api_url": "http://127.0.0.1:8888",
+         "bank_id_template": "{workspace}-{profile}-{user}"}, "",
+         {"base_url": "http://127.0.0.1:8888", "bank": "hermes-default-{person}"}),
+        ("hindsight", "hindsight/config.json", {"mode": "local_external", "banks": {"hermes": {"bankId": "old"}}}, "",
+         {"bank": "old"}),
+        ("hindsight", "", {}, "HINDSIGHT_API_KEY=hs-0123456789\nHINDSIGHT_BANK_ID=env\n", {"bank": "env"}),
+        ("mem0", "mem0.json", {"api_key": "m0-0123456789abcdef", "host": "http://127.0.0.1:9"}, "",
+         {"base_url": "http://127.0.0.1:9", "user": "{person}"}),
+        ("mem0", "mem0.json", {"user_id": "ada"}, "MEM0_API_KEY=m0-0123456789abcdef\n", {"user": "ada"}),
+        ("supermemory", "supermemory.json", {"search_mode": "hybrid"}, "SUPERMEMORY_API_KEY=sm-0123456789\n",
+         {"namespace": "hermes", "search_mode": "hybrid"}),
+        ("supermemory", "supermemory.json", {"container_tag": "work.{identity}"}, "SUPERMEMORY_API_KEY=sm-0123456\n",
+         {"namespace": "work_default"}),
+    ],
+)  # fmt: skip
+def test_a_memory_service_is_found_where_it_was(
+    tmp_path: Path, place: Place, provider: str, file: str, given: dict[str, Any], env: str, expected: dict[str, Any]
+) -> None:
+    """What the service does there when nothing is said is written down here: the default is another one."""
+    report = place.bring(home_with(tmp_path / "there", provider, file, given, env))
+    assert report.settings.refused == []
+    service = settings_of(place).memories[provider]
+    assert service.naming == "hermes"
+    assert {key: service.extra.get(key) for key in expected} == expected
+    assert service.ready
+    assert [memory.name for memory in settings_of(place).agents["main"].memories] == ["builtin", provider]
+    keys = [value for value in (given.get("api_key"), env.partition("=")[2].split("\n")[0]) if value]
+    assert all(str(key) in place.home.env.read_text() for key in keys if "KEY" in env or "api_key" in given)
+    assert not any(str(key) in place.home.config.read_text() for key in keys)
+
+
+def test_one_odd_value_costs_that_value_only(tmp_path: Path, place: Place) -> None:
+    given = {"mode": "local_external", "bank_id": "mine", "recall_budget": "enormous", "idle_timeout": 3}
+    report = place.bring(home_with(tmp_path / "there", "hindsight", "hindsight/config.json", given))
+    assert settings_of(place).memories["hindsight"].extra["bank"] == "mine"
+    unknown = " ".join(report.settings.unknown)
+    assert "budget" in unknown
+    assert "idle_timeout" in unknown
+
+
+def test_a_profile_uses_the_service_of_the_home_and_of_the_user_if_it_has_none(tmp_path: Path, place: Place) -> None:
+    hosts = {"hermes_coder": {"workspace": "work"}, "hermes": {"workspace": "home"}}
+    home = home_with(tmp_path / ".hermes", "honcho", "honcho.json", {"baseUrl": "http://127.0.0.1:9", "hosts": hosts})
+    home_with(home / "profiles" / "coder", "honcho", "", {})
+    shared = tmp_path / ".hindsight" / "config.json"
+    shared.parent.mkdir()
+    shared.write_text(json.dumps({"mode": "local_external", "bank_id": "shared"}))
+    home_with(home / "profiles" / "painter", "hindsight", "", {})
+    place.bring(home)
+    memories = settings_of(place).memories
+    assert memories["honcho"].extra["workspace"] == "home"
+    assert (memories["honcho-coder"].provider, memories["honcho-coder"].extra["workspace"]) == ("honcho", "work")
+    assert memories["hindsight"].extra["bank"] == "shared"
+
+
+def test_other_memory_files_come_too(tmp_path: Path, place: Place) -> None:
+    healthy(tmp_path / "there").close()
+    folder = tmp_path / "there" / "memories"
+    folder.mkdir()
+    (folder / "PROJECTS.md").write_text("The parser is in Rust.")
+    (folder / "MEMORY.md.bak.1").write_text("Long replaced.")
+    report = place.bring(tmp_path / "there")
+    assert report.facts["main: PROJECTS.md"] == 1
+    assert [body.text for *_, body, _ in place.all() if isinstance(body, Noted)] == ["The parser is in Rust."]
