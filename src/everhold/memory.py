@@ -19,7 +19,7 @@ from everhold.core.entries import Heard, Kind, Noted, Said, Thought
 from everhold.core.facts import Fact
 from everhold.core.recall import Recalled, Why, merge, trace
 from everhold.errors import EverholdError, Misuse, NotFound
-from everhold.flow import backfill, memo, remember, replay
+from everhold.flow import backfill, health, memo, remember, replay
 from everhold.flow.perform import hand_over
 from everhold.flow.records import Records
 from everhold.home import append_line
@@ -170,13 +170,16 @@ class Memory:
         """Every memory of every agent: what waits for it, since when, what was given up, and the last complaint."""
         lanes = await self.store.lanes(waiting=True)
         parked = await self.store.parked()
-        agents = {lane.session: "" for lane in lanes} | {item.session: "" for item in parked}
+        again = await self.store.parked(state="replaying")
+        told = {(it.memory, it.agent): it for it in await health.conditions(self.gates, self.runtimes.attached())}
+        agents = {lane.session: "" for lane in lanes} | {item.session: "" for item in (*parked, *again)}
         for session in agents:
             agents[session] = (await self.store.session(session)).agent
         rows = []
         for agent in self.agents():
             for memory in self._memories(agent):
                 reader = remember.reader_of(memory)
+                readers = (reader, backfill.lane_of(memory))
                 mine = [lane for lane in lanes if lane.reader == reader and agents[lane.session] == agent]
                 provider = self.runtimes.memory(memory, agent)
                 rows.append(
@@ -188,6 +191,8 @@ class Memory:
                         "since": min((lane.since for lane in mine if lane.since is not None), default=None),
                         "in_doubt": sum(lane.flight is not None and lane.flight.state == "doubt" for lane in mine),
                         "parked": sum(it.reader == reader and agents[it.session] == agent for it in parked),
+                        "replaying": sum(it.reader in readers and agents[it.session] == agent for it in again),
+                        **_account(told.get((memory, agent))),
                         "error": next((lane.error for lane in mine if lane.error), ""),
                     }
                 )
@@ -554,6 +559,15 @@ def fact_json(fact: Fact) -> dict[str, Any]:
         "at": fact.at,
         "until": fact.until,
     }
+
+
+def _account(condition: health.Condition | None) -> dict[str, Any]:
+    """What is known of what a memory was handed. One that acknowledges has no account: its word is enough."""
+    if condition is None or condition.handed is None:
+        return {"delivery": condition.delivery if condition else "", "handed_over": None}
+    unknown = condition.handed - condition.seen
+    handed = {"handed_over": condition.handed, "confirmed": condition.seen, "unknown": unknown}
+    return {"delivery": condition.delivery, **handed}
 
 
 def _found(item: Recalled) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from everhold.core.entries import Kind
 from everhold.errors import Misuse, NotFound, Transient
 from everhold.memory import Memory
-from everhold.ports.memory import Capability, Exchange
+from everhold.ports.memory import Batch, Capability, Exchange
 from everhold.ports.platform import Delivery
 from everhold.testing.fakes import FakeProvider
 from everhold.testing.house import House
@@ -19,6 +20,10 @@ class Forgetful(FakeProvider):
     """Takes everything, and may forget it again without a word."""
 
     capabilities = frozenset({Capability.RETRACT})
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        await super().store(batch)
+        return {item.key: "" for item in batch.items}
 
     def forget_all(self) -> None:
         self.kept, self.arrived = {}, {}
@@ -107,6 +112,29 @@ def test_what_can_be_searched_is_not_handed_what_it_shows(house: House) -> None:
     replay(house)
     house.rest(60)
     assert words(provider) == ["turn 0", "turn 1", "turn 2"]
+
+
+def test_status_says_what_is_known_and_what_is_not(house: House) -> None:
+    provider = Searchable(Delivery.UNACKNOWLEDGED)
+    house.furniture.memories = {"a": provider, "b": FakeProvider()}
+    memory = Memory(house.control, agents=lambda: ["main"])
+    for number in range(3):
+        house.say(f"turn {number}")
+
+    def known() -> tuple[object, ...]:
+        row, other = house.run(memory.status())["memories"]
+        assert other["handed_over"] is None, "who acknowledges has no such account"
+        assert "confirmed" not in other
+        return row["delivery"], row["handed_over"], row["confirmed"], row["unknown"], row["replaying"]
+
+    assert known() == ("unacknowledged", 3, 0, 3, 0)
+    condition = next(it for it in house.run(house.control.status())["memories"] if it["memory"] == "a")
+    assert (condition["delivery"], condition["handed"], condition["seen"]) == ("unacknowledged", 3, 0)
+    replay(house)
+    assert known()[-1] == 3
+    house.rest(60)
+    assert known() == ("unacknowledged", 3, 3, 0, 0)
+    assert len(provider.writes) == 3
 
 
 def test_it_goes_on_after_an_outage_and_a_crash_and_what_comes_meanwhile_waits(house: House) -> None:

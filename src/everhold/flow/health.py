@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.errors import EverholdError
 from everhold.flow.gates import Gates
@@ -14,9 +14,11 @@ from everhold.flow.memory import Attached
 from everhold.flow.perform import hand_over
 from everhold.flow.pulse import Pulse
 from everhold.ports.memory import Capability, Health
-from everhold.ports.store import Backlog
+from everhold.ports.platform import Delivery
+from everhold.ports.store import Backlog, Handed
 
 READERS: Final = "memory:"
+PAST: Final = "backfill:"
 ASK_SECONDS: Final = 2.0
 """For a provider to say how it is: whoever looks at the status waits for it."""
 
@@ -49,6 +51,12 @@ class Condition(Struct, frozen=True, kw_only=True):
     """What it says itself."""
     hooks: dict[str, str] = {}
     """What went wrong with hooks that concern nobody else."""
+    delivery: str = ""
+    """What a repeat does there, as it declares; empty if it is not there."""
+    handed: int | None = None
+    """Of one that never acknowledges: what it was told so far. None: whatever it took in, it has confirmed."""
+    seen: int = 0
+    """Of those, what it showed when it was searched. Of the rest nobody knows."""
 
 
 async def conditions(gates: Gates, attached: Sequence[Attached], *, agent: str = "") -> list[Condition]:
@@ -57,11 +65,33 @@ async def conditions(gates: Gates, attached: Sequence[Attached], *, agent: str =
     there = {(it.instance, it.agent): it for it in attached}
     keys = sorted(key for key in {*behind, *there} if not agent or key[1] == agent)
     said = await asyncio.gather(*(_ask(gates, there.get(key)) for key in keys))
-    return [_condition(key, there.get(key), behind.get(key), says) for key, says in zip(keys, said, strict=True)]
+    told = await _told(gates, there)
+    return [
+        _condition(key, there.get(key), behind.get(key), says, told.get(key))
+        for key, says in zip(keys, said, strict=True)
+    ]
+
+
+async def _told(gates: Gates, there: Mapping[tuple[str, str], Attached]) -> dict[tuple[str, str], Handed]:
+    """What was handed to those who never say that it was kept. Nobody else is counted: it takes a while."""
+    silent = {key for key, it in there.items() if it.delivery is Delivery.UNACKNOWLEDGED}
+    if not silent:
+        return {}
+    found = {key: Handed(reader=f"{READERS}{key[0]}", agent=key[1], items=0, named=0) for key in silent}
+    for prefix in (READERS, PAST):
+        for it in await gates.store.handed(sorted({f"{prefix}{memory}" for memory, _ in silent})):
+            key = (it.reader.removeprefix(prefix), it.agent)
+            if (sum_ := found.get(key)) is not None:
+                found[key] = structs.replace(sum_, items=sum_.items + it.items, named=sum_.named + it.named)
+    return found
 
 
 def _condition(
-    key: tuple[str, str], attached: Attached | None, backlog: Backlog | None, says: Health | None
+    key: tuple[str, str],
+    attached: Attached | None,
+    backlog: Backlog | None,
+    says: Health | None,
+    told: Handed | None,
 ) -> Condition:
     pulse = attached.pulse if attached is not None else None
     failing = bool((pulse and pulse.failing) or (backlog and backlog.error) or (says and not says.well))
@@ -82,6 +112,9 @@ def _condition(
         rests=pulse.resting(pulse.finding) if pulse else 0.0,
         says=says.text if says else "",
         hooks=dict(pulse.hooks) if pulse else {},
+        delivery=attached.delivery if attached else "",
+        handed=told.items if told else None,
+        seen=told.named if told else 0,
     )
 
 

@@ -6,7 +6,7 @@ What a load is, and how it is handed over, is the courier's business (voice, rem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final, Literal, Protocol
 
 from msgspec import Struct, structs
@@ -16,6 +16,7 @@ from everhold.core.retry import must_hold, resolution, wait_seconds
 from everhold.errors import Conflict, EverholdError, InDoubt, Partial, Poisoned, Refused, Transient
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
+from everhold.ports.memory import SEEN
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Change, Claim, Flight, Item, LaneUpdate, Parked, Receipt, Step, Wait, Wake
 
@@ -219,7 +220,7 @@ class Lane:
             except (Transient, InDoubt, Refused) as error:
                 return await self._later(load, structs.replace(flight, state="doubt"), error)
             if set(there) >= {item.key for item in load.items}:
-                receipts = self._receipts(load.items, {})
+                receipts = self._receipts(load.items, self._seen(there))
                 return await self._land(load.upto, load.items, flight=flight, receipts=receipts)
             if there and not refused:
                 return await self._complete(load, flight, set(there))
@@ -231,7 +232,7 @@ class Lane:
         """Part of a load arrived: that part is done, and the rest goes again by itself, under its own keys."""
         rest = structs.replace(flight, items=tuple(item for item in load.items if item.key not in there))
         missing = await self._again(rest)
-        receipts = self._receipts([item for item in load.items if item.key in there], {})
+        receipts = self._receipts([item for item in load.items if item.key in there], self._seen(there))
         if missing is None:
             return await self._land(load.upto, load.items, receipts=receipts)
         rest = structs.replace(rest, digest=missing.digest, sends=flight.sends + 1)
@@ -245,7 +246,7 @@ class Lane:
         left = tuple(item for item in load.items if item.key not in there)
         state: Literal["unsent", "doubt"] = "doubt" if self._gambled(flight) else "unsent"
         behind = structs.replace(flight, items=left, digest="", state=state)
-        receipts = self._receipts([item for item in load.items if item.key in there], {})
+        receipts = self._receipts([item for item in load.items if item.key in there], self._seen(there))
         self.log.info("delivery.one_by_one", keys=[item.key for item in left])
         return await self._land(load.upto, flight=structs.replace(flight, behind=behind), receipts=receipts)
 
@@ -441,6 +442,10 @@ class Lane:
         notice = await self.courier.notice(self.claim, attempts=self.attempts)
         await self._commit(Step.LATER, update, entries=notice.entries, wakes=notice.wakes)
         return None
+
+    def _seen(self, there: Iterable[str]) -> Mapping[str, str]:
+        """What stands for the ids of those whose answer was lost: nothing, unless being seen is all there ever is."""
+        return dict.fromkeys(there, SEEN) if self.courier.delivery is Delivery.UNACKNOWLEDGED else {}
 
     def _receipts(
         self, items: Sequence[Item], remotes: Mapping[str, str], *, doubtful: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -157,6 +157,10 @@ class Forgotten(Struct, frozen=True, kw_only=True):
     """What is still there, one line each, with the reason."""
 
 
+SEEN: Final = "seen"
+"""The remote id of something that an unacknowledged provider was told, and showed when it was searched."""
+
+
 class Health(Struct, frozen=True, kw_only=True):
     """How a provider is. `text` is for people."""
 
@@ -168,7 +172,7 @@ class Capability(StrEnum):
     """What a provider may offer besides `store` and `find`. Only what it declares is ever called."""
 
     PROBE = "probe"
-    """Can be asked what has arrived; `probe` delivery needs it."""
+    """Can be asked what has arrived; `probe` delivery needs it. Of an `unacknowledged` one only a yes is believed."""
     RETRACT = "retract"
     """Batches may hold retractions; without it what was undone stays where it is."""
     TOOLS = "tools"

@@ -135,6 +135,16 @@ class Backlog(Struct, frozen=True, kw_only=True):
     """When the next of them is due."""
 
 
+class Handed(Struct, frozen=True, kw_only=True):
+    """What one reader has handed over for one agent, over all its sessions."""
+
+    reader: str
+    agent: str
+    items: int
+    named: int
+    """Of how many the far side has given a name back."""
+
+
 class Claim(Struct, frozen=True, kw_only=True):
     """A lane somebody may act for until its lease ends; every write names the fence."""
 
@@ -467,6 +477,9 @@ class Store(Protocol):
 
     async def backlog(self, readers: str) -> list[Backlog]:
         """What the lanes of readers that begin so have yet to hand over, by reader and agent. Exchanges and notes."""
+
+    async def handed(self, readers: Sequence[str]) -> list[Handed]:
+        """What these readers have receipts for, by reader and agent."""
 
     async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         """Seconds until the next lane nobody holds becomes due (0: now), None if none waits."""

@@ -7,10 +7,15 @@ from pathlib import Path
 from msgspec import structs
 
 from everhold.core.entries import Stamp
+from everhold.memories.hermes.provider import HermesPlugin
+from everhold.memories.hermes.settings import HermesSettings
 from everhold.ports.memory import Capability, Scope, Switch
+from everhold.ports.plugin import Context
 from everhold.ports.tool import Effect, ToolContext
+from everhold.testing.conformance import keeping
+from everhold.testing.conformance.scene import Scene
 
-from .stage import NAME, RECORDER, STAMP, Stage, batch, eventually, exchange, note, query, utterance
+from .stage import NAME, RECORDER, STAMP, Clock, Stage, batch, eventually, exchange, note, query, utterance
 
 GROUP = Stamp(person="bob", audience=("chat:agent:main:telegram:group:-100",), address="agent:main:telegram:group:-100")
 SLOW_START = RECORDER.replace(
@@ -179,3 +184,20 @@ async def test_notes_reach_one_that_only_listens_to_talk(tmp_path: Path) -> None
     async with stage.open() as plugin:
         await plugin.store(batch(note("likes tea")))
     assert stage.diary("sync_turn")[0][1] == "Please remember: likes tea"
+
+
+async def test_what_is_learned_of_it_on_its_first_use_is_no_change_later(tmp_path: Path) -> None:
+    """Its tools and hooks are known once its process has run: that makes one new instance, not one for each turn."""
+    stage = Stage(tmp_path)
+
+    def make(agent: str, directory: Path) -> HermesPlugin:
+        settings = HermesSettings(path=str(stage.plugin), hermes_home=str(stage.home))
+        context = Context(agent=agent, instance="notes", directory=directory, log=stage.log, clock=Clock())
+        return HermesPlugin(settings, context)
+
+    scene = Scene(tmp_path / "kit", make, seconds=20.0)
+    try:
+        await keeping.signature(scene)
+        assert scene.build().can(Capability.TOOLS)
+    finally:
+        await scene.close()

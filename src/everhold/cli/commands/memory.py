@@ -74,9 +74,20 @@ async def _status(calls: Calls, screen: Screen) -> int:
         for row in found["memories"]
     ]
     screen.table(("agent", "memory", "", "waits", "parked", "last complaint"), rows, styles=("bold",))
+    for row in found["memories"]:
+        name = f"{one_line(row['memory'])} of {one_line(row['agent'])}"
+        if row["handed_over"] is not None:
+            screen.say(f"{name} is {row['delivery']}: {account(row['handed_over'], row['confirmed'])}")
+        if row["replaying"]:
+            screen.say(f"{name}: {count(row['replaying'], 'item')} to be handed over again")
     for names in found["forgetting"]:
         screen.note(f"{one_line(names[0])} is not forgotten everywhere yet: it goes on at the next start.")
     return 1 if wrong else 0
+
+
+def account(handed: int, seen: int) -> str:
+    """What is known of a memory that never says what it kept, and what is not."""
+    return f"{handed} handed over, {seen} confirmed by reading back, {handed - seen} unknown"
 
 
 async def _search(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:

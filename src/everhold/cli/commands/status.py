@@ -7,6 +7,7 @@ import asyncio
 import time
 from typing import Any, Final
 
+from everhold.cli.commands.memory import account as known
 from everhold.cli.reach import looking
 from everhold.cli.render import Screen, ago, count, one_line, safe
 
@@ -124,7 +125,9 @@ def _memory(it: dict[str, Any]) -> str:
         parts.append(f"took something in {ago(now - it['stored'])} ago")
     if it["state"] == "failing" and it["again"]:
         parts.append(f"tried again in {ago(max(0.0, it['again'] - now))}")
-    if it["says"]:
+    if it["handed"] is not None:
+        parts.append(f"{it['delivery']}: {known(it['handed'], it['seen'])}")
+    elif it["says"]:
         parts.append(one_line(it["says"]))
     return " · ".join(parts)
 

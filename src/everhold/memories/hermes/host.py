@@ -22,7 +22,8 @@ from everhold.ports.log import Log
 INSIDE: Final = Path(__file__).parent / "inside"
 START: Final = (
     # nothing of ours stays on the path: plug-ins import by names that are as general as it gets
-    "import sys, runpy; sys.path[:1] = [sys.argv.pop()]; import inside.finding, inside.offered, inside.seats; "
+    "import sys, runpy; sys.path[:1] = [sys.argv.pop()]; "
+    "import inside.finding, inside.looking, inside.offered, inside.seats; "
     "del sys.path[0]; runpy._run_module_as_main('inside')"
 )
 MOST_BYTES: Final = 8 * 1024 * 1024

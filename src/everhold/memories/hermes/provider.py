@@ -6,6 +6,7 @@ nothing here claims more than it knows.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Stamp
-from everhold.errors import InDoubt, Refused
+from everhold.errors import InDoubt, Refused, Transient
 from everhold.memories.hermes.host import Host
 from everhold.memories.hermes.identity import identity
+from everhold.memories.hermes.readback import question, shows
 from everhold.ports.memory import (
+    SEEN,
     Batch,
     Capability,
     Exchange,
@@ -26,6 +29,7 @@ from everhold.ports.memory import (
     Health,
     Note,
     Query,
+    Retraction,
     Scope,
     Switch,
     Utterance,
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
     from everhold.memories.hermes.settings import HermesSettings
 
 MOST_KNOWN: Final = 5_000
+LOOK_SECONDS: Final = 5.0
+"""How long a look at what became of something may take."""
+MOST_VAIN: Final = 3
+"""Looks in a row that may fail before this process looks no more."""
 LONGEST: Final = 8_000
 """Characters of what a plug-in recalls."""
 
@@ -72,13 +80,17 @@ class HermesPlugin:
         """A conversation and who talks -> what `initialize` wants to know, as it was stamped on what was said."""
         self._latest = {place.rpartition(" ")[0]: place for place in self._known}
         self._names: dict[str, str] = {}
-        self._handed = 0
+        self._handed = self._seen = 0
+        self._vain = 0
+        """Looks in a row that failed."""
         self._capabilities = {Capability.HEALTH, Capability.CLOSE, Capability.SIGNATURE}
         hooks = self._card.get("hooks", ())
         if self._offered():
             self._capabilities.add(Capability.TOOLS)
         if "on_pre_compress" in hooks:
             self._capabilities.add(Capability.BEFORE_COMPRESS)
+        if self._card.get("searches") and settings.read_back:
+            self._capabilities.add(Capability.PROBE)
         if "on_session_switch" in hooks:
             self._capabilities.add(Capability.SESSION_SWITCHED)
         if self._card.get("prompt"):
@@ -99,7 +111,15 @@ class HermesPlugin:
                 who = self._meet(batch.name, item.session, item.stamp)
                 await self._note(batch.name, who, item)
             self._handed += 1
-        return {item.key: "" for item in batch.items}
+        # a `prefetch` may be worked out beforehand for the next turn: it is not taken away for a look
+        seen = await self._look(batch) if self._host.card.get("searches") == "tool" else []
+        self._seen += len(seen)
+        return {item.key: SEEN if item.key in seen else "" for item in batch.items}
+
+    async def probe(self, batch: Batch) -> Sequence[str]:
+        """What it shows of it. That something is not shown says nothing."""
+        await self._host.start()
+        return await self._look(batch)
 
     async def find(self, query: Query) -> Sequence[Found]:
         name = query.name or self._somewhere_of(query.person)
@@ -121,6 +141,31 @@ class HermesPlugin:
         target = "user" if note.stamp.person else "memory"
         params = {"action": note.action, "target": target, "content": note.text, "metadata": metadata}
         await self._ask("write", session=name, identity=who, **params)
+
+    async def _look(self, batch: Batch) -> list[str]:
+        """Search it for what it was told; the keys of what it shows. Nothing that goes wrong here matters."""
+        if not self._settings.read_back or not self._host.card.get("searches") or self._vain >= MOST_VAIN:
+            return []
+        seen: list[str] = []
+        until = self._context.clock.monotonic() + min(LOOK_SECONDS * 2, self.deadline / 4)
+        for item in batch.items:
+            asked, left = question(item), until - self._context.clock.monotonic()
+            if asked is None or isinstance(item, Retraction) or left <= 0:
+                continue
+            who = self._meet(batch.name, item.session, item.stamp)
+            try:
+                async with asyncio.timeout(min(LOOK_SECONDS, left)):
+                    found = await self._host.ask(
+                        "look", deadline=self.deadline, session=batch.name, identity=who, query=asked.words
+                    )
+            except (TimeoutError, Transient, Refused, InDoubt) as error:
+                self._vain += 1
+                self._context.log.debug("memory.not_read_back", error=str(error) or "it took too long")
+                break
+            self._vain = 0
+            if shows(asked, found):
+                seen.append(item.key)
+        return seen
 
     # -- what else there may be ----------------------------------------------------------------------------------------
 
@@ -146,7 +191,8 @@ class HermesPlugin:
             await self._ask("switch", session=switch.after.name, identity=who, **params)
 
     async def health(self) -> Health:
-        handed = f"{self._handed} handed over by this process, and nobody knows what became of them"
+        unknown = self._handed - self._seen
+        handed = f"{self._handed} handed over by this process, {self._seen} seen there, {unknown} nobody knows of"
         if self._host.problem:
             return Health(well=False, text=f"{self._host.problem}; {handed}")
         return Health(well=True, text=f"unacknowledged: {handed}")

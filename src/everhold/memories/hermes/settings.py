@@ -17,6 +17,9 @@ class HermesSettings(Section):
     environ_from: tuple[str, ...] = Field(default=(), description="variables passed on from our own environment")
     tools: tuple[str, ...] | None = Field(default=None, description="which of its tools may be used; all if left out")
     most_tools: int = Field(default=16, ge=0, le=32, description="how many of its tools are offered at most")
+    read_back: bool = Field(
+        default=True, description="search it for what it was told, where it can be searched: it gives no receipt"
+    )
     deadline_seconds: float = Field(
         default=60.0, gt=0, le=600, description="after which a call is given up, and its process ended"
     )

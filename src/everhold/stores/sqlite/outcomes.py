@@ -68,6 +68,10 @@ def replay(cur: apsw.Cursor, ids: Sequence[int], *, at: float) -> int:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 _PARKED: Final = "id, reader, session, seq, part, key, reason, doubtful, at, state"
+HANDED: Final = (
+    "select r.reader, s.agent, count(*), sum(r.remote <> '') from receipts r join sessions s on s.id = r.session "
+    "where r.reader in (select value from json_each(?)) group by 1, 2 order by 1, 2"
+)
 _RECEIPTS: Final = "session, seq, part, reader, key, remote, doubtful, at"
 
 

@@ -22,6 +22,7 @@ from everhold.ports.store import (
     Claim,
     Committed,
     Glance,
+    Handed,
     Lane,
     Now,
     Operation,
@@ -281,6 +282,10 @@ class SqliteStore:
     async def backlog(self, readers: str) -> list[Backlog]:
         beyond = readers[:-1] + chr(ord(readers[-1]) + 1)
         return [lanes.backlog_of(row) for row in self._rows(lanes.BACKLOG, {"readers": readers, "beyond": beyond})]
+
+    async def handed(self, readers: Sequence[str]) -> list[Handed]:
+        rows = self._rows(outcomes.HANDED, (msgspec.json.encode(list(readers)).decode(),))
+        return [Handed(reader=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
     async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         return self._try(lambda: lanes.next_due(self._cursor, at=at, skip=skip, only=only))

@@ -473,6 +473,17 @@ class LanesContract:
         assert await scene.store.gambled() == 1
 
     @promise
+    async def test_what_was_handed_over_is_counted_by_reader(self, scene: Scene) -> None:
+        await scene.hear()
+        named = Receipt(reader="memory:a", session="s", seq=1, key="k", remote="r")
+        plain = Receipt(reader="memory:a", session="s", seq=2, key="l")
+        await scene.commit(receipts=(named, plain, Receipt(reader="memory:b", session="s", seq=1, key="k")))
+        (found,) = await scene.store.handed(["memory:a", "memory:none"])
+        assert (found.reader, found.items, found.named) == ("memory:a", 2, 1)
+        assert found.agent == (await scene.store.session("s")).agent
+        assert await scene.store.handed([]) == []
+
+    @promise
     async def test_a_dead_letter_is_listed_replayed_and_settled(self, scene: Scene) -> None:
         await scene.hear(wake="voice")
         claim = await scene.claim("voice")

@@ -20,6 +20,7 @@ from everhold.ports.store import (
     Claim,
     Committed,
     Glance,
+    Handed,
     Lane,
     Now,
     Operation,
@@ -329,6 +330,10 @@ class GatedStore:
     async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
         await self._late()
         return await self.disk.parked(session=session, reader=reader, state=state)
+
+    async def handed(self, readers: Sequence[str]) -> list[Handed]:
+        await self._late()
+        return await self.disk.handed(readers)
 
     async def gambled(self) -> int:
         await self._late()

@@ -18,6 +18,8 @@ from typing import Any
 
 MOST_BYTES = 4 * 1024 * 1024
 """Of one answer. What is longer is refused: no plug-in may fill somebody else's memory."""
+LANES = {"prefetch": "ask", "tool": "ask", "prompt": "ask", "look": "look"}
+"""What is asked for an answer; a look behind somebody's back holds up neither."""
 LOOK_SECONDS = 1.0
 WATCHED = ("*.json", "*.yaml", "*.yml", "*.toml", "*/config.json")
 
@@ -29,6 +31,7 @@ class Host:
         self._work: dict[str, queue.Queue[dict[str, Any]]] = {}
         self._seats: Any = None
         self._make: Any = None
+        self._search: Any = None
 
     def say(self, thing: dict[str, Any]) -> None:
         data = json.dumps(thing, default=str).encode()
@@ -42,8 +45,8 @@ class Host:
     def listen(self, source: Any) -> None:
         for line in source:
             question = json.loads(line)
-            # what is asked for an answer does not wait for what is handed over
-            lane = "ask" if question["method"] in ("prefetch", "tool", "prompt") else "tell"
+            # what is asked for an answer does not wait for what is handed over, nor for what nobody asked for
+            lane = LANES.get(question["method"], "tell")
             if lane not in self._work:
                 self._work[lane] = queue.Queue()
                 threading.Thread(
@@ -66,6 +69,7 @@ class Host:
 
     def do_load(self, what: str, home: str) -> dict[str, Any]:
         from .finding import find
+        from .looking import searches
         from .seats import Seats, call, schemas
 
         self._make = find(what)
@@ -74,10 +78,13 @@ class Host:
         name = getattr(sample, "name", "") or type(sample).__name__
         available = bool(sample.is_available()) if callable(getattr(sample, "is_available", None)) else True
         threading.Thread(target=self._watch, args=(Path(home),), name="everhold-watch", daemon=True).start()
+        tools = schemas(call(sample.get_tool_schemas) if hasattr(sample, "get_tool_schemas") else ())
+        by, self._search = searches(sample, tools)
         return {
             "name": str(name),
             "available": available,
-            "tools": schemas(call(sample.get_tool_schemas) if hasattr(sample, "get_tool_schemas") else ()),
+            "tools": tools,
+            "searches": by,
             "hooks": sorted(
                 hook
                 for hook in ("on_pre_compress", "on_session_switch", "on_memory_write", "prefetch", "handle_tool_call")
@@ -109,6 +116,12 @@ class Host:
         seat = self._seats.take(session, identity)
         seat.begin(query)
         return str(seat.ask("prefetch", query, session_id=session) or "")
+
+    def do_look(self, session: str, identity: dict[str, Any], query: str) -> list[str]:
+        """What it shows when it is searched, as texts."""
+        from .looking import texts
+
+        return texts(self._search(self._seats.take(session, identity), query)) if self._search is not None else []
 
     def do_tool(self, session: str, identity: dict[str, Any], name: str, arguments: dict[str, Any]) -> str:
         found = self._seats.take(session, identity).ask("handle_tool_call", name, arguments)

@@ -1,0 +1,107 @@
+"""A plug-in gives no receipt. Where it can be searched, what it shows is known to be there; the rest is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everhold.memories.hermes.readback import question, shows
+from everhold.ports.memory import SEEN, Capability
+
+from .stage import DIARY, Stage, batch, exchange, note, query
+
+KEEPER = (
+    DIARY
+    + """
+from agent.memory_provider import MemoryProvider
+class Keeper(MemoryProvider):
+    name = "keeper"
+    kept = []
+    def initialize(self, session_id, **kwargs): pass
+    def sync_turn(self, user_content, assistant_content, *, session_id=""):
+        write("sync_turn", user_content)
+        if "dropped" not in user_content: self.kept.append(user_content)
+    def get_tool_schemas(self):
+        return [{"name": "keeper_write", "parameters": {"properties": {"text": {}}, "required": ["text"]}},
+                {"name": "keeper_search", "parameters": {"properties": {"query": {}}, "required": ["query"]}}]
+    def handle_tool_call(self, tool_name, args, **kwargs):
+        write("tool", tool_name, args)
+        return json.dumps({"query": args["query"], "results": [{"memory": text.upper()} for text in self.kept]})
+    def prefetch(self, query, *, session_id=""): write("prefetch", query); return "\\n".join(self.kept)
+"""
+)
+TOOLLESS = KEEPER.replace("def get_tool_schemas", "def other")
+ECHO = KEEPER.replace('"results": [', '"again": args["query"], "results": [').replace(
+    "self.kept.append(user_content)", "0"
+)
+HANGING = KEEPER.replace('write("tool", tool_name, args)\n', 'write("tool", tool_name); import time; time.sleep(60)\n')
+RAISING = KEEPER.replace(
+    'write("tool", tool_name, args)\n', 'write("tool", tool_name); raise RuntimeError("no index")\n'
+)
+LONG = "my grey cat is called Mimi and sleeps under the stove"
+OTHER = "the train to Vienna leaves at seven from platform nine"
+
+
+async def test_what_it_shows_is_confirmed_and_nothing_else(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, KEEPER)
+    async with stage.open() as plugin:
+        told = batch(exchange(LONG, key="1"), exchange(f"{OTHER}, dropped", key="2"), exchange("hi", key="3"))
+        assert await plugin.store(told) == {"1": SEEN, "2": "", "3": ""}
+        health = await plugin.health()
+        assert "3 handed over by this process, 1 seen there, 2 nobody knows of" in health.text
+        assert [line[1] for line in stage.diary("tool")] == ["keeper_search"] * 2, "of a mere `hi` nothing would tell"
+        assert stage.diary("prefetch") == []
+    async with stage.open() as plugin:
+        assert Capability.PROBE in plugin.capabilities
+        assert await plugin.probe(told) == []
+        await plugin.store(batch(exchange(LONG, key="1")))
+        assert await plugin.probe(told) == ["1"]
+
+
+async def test_an_answer_that_repeats_the_question_confirms_nothing(tmp_path: Path) -> None:
+    async with Stage(tmp_path, ECHO).open() as plugin:
+        assert await plugin.store(batch(exchange(LONG))) == {"k": ""}
+
+
+async def test_prefetch_is_not_taken_away_from_the_next_turn_for_a_look(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, TOOLLESS)
+    async with stage.open() as plugin:
+        assert await plugin.store(batch(exchange(LONG))) == {"k": ""}
+        assert stage.diary("prefetch") == []
+        assert await plugin.probe(batch(exchange(LONG))) == ["k"], "somebody asked for it"
+
+
+@pytest.mark.parametrize("source", [HANGING, RAISING], ids=["hangs", "raises"])
+async def test_a_search_that_fails_holds_nothing_up(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everhold.memories.hermes.provider.LOOK_SECONDS", 0.2)
+    stage = Stage(tmp_path, source)
+    async with stage.open() as plugin:
+        for number in range(5):
+            assert await plugin.store(batch(exchange(f"{LONG} {number}", key=str(number)))) == {str(number): ""}
+        assert [it.text for it in await plugin.find(query("cat"))]
+        assert len(stage.diary("sync_turn")) == 5
+        assert len(stage.diary("tool")) <= 3, "after that it is left alone"
+        assert (await plugin.health()).well
+
+
+async def test_nobody_looks_if_somebody_says_so(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, KEEPER)
+    async with stage.open(read_back=False) as plugin:
+        assert await plugin.store(batch(exchange(LONG))) == {"k": ""}
+        assert stage.diary("tool") == []
+
+
+def test_what_would_tell() -> None:
+    asked = question(exchange(LONG))
+    assert asked is not None
+    assert (asked.words, asked.evidence) == ("my grey cat is called", "mimi and sleeps under the stove")
+    assert not shows(asked, [asked.words])
+    assert shows(asked, ["nothing", "User said: My grey cat is called\n Mimi and  sleeps under the STOVE."])
+    assert question(exchange("hi", "I see.")) is None
+    assert question(note("Ada likes green tea in the morning")) is not None
+    reply = question(exchange("hi", "Your train to Vienna leaves at seven from platform nine."))
+    assert reply is not None
+    assert "platform nine" in reply.evidence
