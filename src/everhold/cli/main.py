@@ -13,10 +13,10 @@ from types import TracebackType
 from everhold import __version__
 from everhold.cli.parser import build
 from everhold.cli.render import Screen
-from everhold.errors import EverholdError
+from everhold.errors import EverholdError, StoreDamaged, StoreNewer
 
 INTERRUPTED = 130
-_GENERAL: dict[str, object] = {"home": None, "log": None, "json": False}
+_GENERAL: dict[str, object] = {"home": None, "log": None, "json": False, "give_up_with": None}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -38,7 +38,8 @@ def run(argv: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except EverholdError as error:
-        return _tell(screen, error)
+        code = _tell(screen, error)
+        return code if args.give_up_with is None or not _is_final(error) else int(args.give_up_with)
     except BrokenPipeError:  # whoever read our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -74,6 +75,13 @@ def _tell(screen: Screen, error: EverholdError) -> int:
     else:
         screen.fail(error.message, error.remedy)
     return wire.exit_of(error)
+
+
+def _is_final(error: EverholdError) -> bool:
+    """Whether starting anew would end the same way until a person has done something."""
+    from everhold.config.problems import ConfigError
+
+    return isinstance(error, ConfigError | StoreDamaged | StoreNewer)
 
 
 def _debug(error: BaseException) -> None:

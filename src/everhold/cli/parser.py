@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 from everhold.cli import moving
 from everhold.cli.parser_plugin import plugins
+from everhold.cli.parser_service import services, setting_up, supervised
 
 _ID: Final = "an id, the beginning of one, a title, an address, or `last`"
 
@@ -127,6 +128,8 @@ def _running(commands: _Group) -> None:
     )
     up.add_argument("--port", type=_port, metavar="N", help="listen here instead of the configured port; 0: any")
     up.add_argument("--last-good", action="store_true", help="start with the configuration that was last in force")
+    supervised(up)
+    services(commands)
 
 
 def _talking(commands: _Group) -> None:
@@ -380,7 +383,7 @@ def _changing(commands: _Group) -> None:
     forget.add_argument("--yes", action="store_true", help="do it; exit 1 while a provider has not confirmed")
     bring = memory.add(
         "import",
-        "note what MEMORY.md, USER.md, SOUL.md or a folder of Markdown holds, once",
+        "the same as `everhold import PATH --session ID`: note what Markdown holds, once",
         ("everhold memory import ~/notes --dry-run", "what would be noted"),
         ("everhold memory import MEMORY.md --session last", ""),
     )
@@ -456,6 +459,7 @@ def _setting_up(setup: _Group) -> None:
     model.add_argument("--no-test", action="store_true", help="write it without having tried it")
     for name in ("telegram", "discord", "slack", "matrix"):
         _setting_up_platform(setup, name)
+    setting_up(setup)
 
 
 def _setting_up_platform(setup: _Group, name: str) -> None:

@@ -67,6 +67,10 @@ class Wish:
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
+    if args.action == "service":
+        from everhold.cli.commands import service
+
+        return service.set_up(args, screen)
     if args.action not in ("model", None):
         from everhold.cli.commands import setup_platform
 

@@ -37,7 +37,8 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
     notify = Notify.take(os.environ)
     home = home_of(args).create()
     settings = settings_of(home, environ=os.environ, last_good=args.last_good)
-    log = open_log(clock=SystemClock(), home=home.path, form=args.log or "text", stream=screen.err)
+    shown = open(os.devnull, "w") if args.quiet else screen.err  # noqa: SIM115, ASYNC230  # as long as the process
+    log = open_log(clock=SystemClock(), home=home.path, form=args.log or "text", stream=shown)
     adopt_stdlib(log)
     app = App(home, settings, log=log, environ=os.environ)
     signals = _Signals()

@@ -1,0 +1,284 @@
+"""The service managers we can speak to, through their own programs: systemd's for the user, and launchd.
+
+A manager is told about files and asked how they are; it never writes one. Windows has no such door: there a wrapper
+takes the printed description.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from everhold.errors import Refused
+from everhold.service import unit
+
+ASK_SECONDS: Final = 30.0
+"""What a question may take."""
+STOP_SECONDS: Final = unit.STOP_SECONDS + 30.0
+
+
+@dataclass(frozen=True)
+class State:
+    """How a service is. `active` is the manager's own word for it."""
+
+    active: str
+    running: bool = False
+    enabled: bool = False
+    pid: int = 0
+    restarts: int = 0
+    exit: int | None = None
+    """What it last ended with, if it did not end well."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A program that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*words: str, seconds: float | None = ASK_SECONDS, environ: Mapping[str, str] | None = None) -> Ran:
+    """Run a manager's program. Raises Refused where there is none, or where it does not answer."""
+    try:
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            env=environ,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise Refused(f"there is no {words[0]} here", remedy=_ELSEWHERE) from None
+    except subprocess.TimeoutExpired:
+        raise Refused(f"`{' '.join(words)}` did not answer within {seconds:g} s", remedy="try it by hand") from None
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+_ELSEWHERE: Final = (
+    "`everhold service print` shows what would be written; docs/how-to/run-as-a-service.md has other ways"
+)
+
+
+class Manager(ABC):
+    """One service manager, for one user."""
+
+    name: str
+    suffix: str
+    text: Callable[[unit.Wanted], str]
+
+    def __init__(self, environ: Mapping[str, str], user_home: Path) -> None:
+        self.environ = environ
+        self.user_home = user_home
+
+    @property
+    @abstractmethod
+    def folder(self) -> Path:
+        """Where its descriptions are."""
+
+    @abstractmethod
+    def read(self, text: str) -> unit.Written: ...
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise Refused if it is not there to be spoken to."""
+
+    @abstractmethod
+    def adopt(self, name: str) -> None:
+        """Take note of a description that was written, and start it from now on at every login."""
+
+    @abstractmethod
+    def drop(self, name: str) -> None:
+        """Stop it, and start it no more. Its description is removed next."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Take note that a description was removed."""
+
+    @abstractmethod
+    def start(self, name: str, *, again: bool = False) -> None:
+        """Start it, `again` if it runs, and wait until it is ready where the manager can tell. Raises Refused."""
+
+    @abstractmethod
+    def stop(self, name: str) -> None: ...
+
+    @abstractmethod
+    def state(self, name: str) -> State: ...
+
+    def lingers(self) -> bool | None:
+        """Whether services run while the user is not logged in; None where that cannot be told or chosen."""
+        return None
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}{self.suffix}"
+
+    def _must(self, *words: str, seconds: float | None = ASK_SECONDS) -> Ran:
+        done = run(*words, seconds=seconds, environ=self.environ)
+        if done.code:
+            why = " ".join((done.err or done.out).split()) or f"exit {done.code}"
+            raise Refused(f"`{' '.join(words)}`: {why}", remedy=self._remedy(why))
+        return done
+
+    def _remedy(self, why: str) -> str:
+        return ""
+
+
+class Systemd(Manager):
+    name = "systemd"
+    suffix = ".service"
+    text = staticmethod(unit.systemd)
+
+    @property
+    def folder(self) -> Path:
+        base = self.environ.get("XDG_CONFIG_HOME", "")
+        return Path(base if base.startswith("/") else self.user_home / ".config") / "systemd" / "user"
+
+    def read(self, text: str) -> unit.Written:
+        return unit.read_systemd(text, user_home=self.user_home)
+
+    def check(self) -> None:
+        self._must("systemctl", "--user", "show", "--property=Version")
+
+    def adopt(self, name: str) -> None:
+        self._must("systemctl", "--user", "daemon-reload")
+        self._must("systemctl", "--user", "enable", f"{name}.service")
+
+    def drop(self, name: str) -> None:
+        self._must("systemctl", "--user", "disable", "--now", f"{name}.service", seconds=STOP_SECONDS)
+
+    def forget(self) -> None:
+        self._must("systemctl", "--user", "daemon-reload")
+
+    def start(self, name: str, *, again: bool = False) -> None:
+        word = "restart" if again else "start"
+        done = run("systemctl", "--user", word, f"{name}.service", seconds=None, environ=self.environ)
+        if done.code:
+            ended = self.state(name).exit
+            if ended == unit.GIVEN_UP:
+                raise Refused(
+                    f"{name} gave up: starting it anew would not help",
+                    remedy=f"everhold doctor; journalctl --user -u {name} -n 20",
+                )
+            why = " ".join(done.err.split()) or f"exit {done.code}"
+            raise Refused(
+                f"{name} did not become ready: {why}",
+                remedy=self._remedy(why) or f"journalctl --user -u {name} -n 20",
+            )
+
+    def stop(self, name: str) -> None:
+        self._must("systemctl", "--user", "stop", f"{name}.service", seconds=STOP_SECONDS)
+
+    def state(self, name: str) -> State:
+        asked = "ActiveState,SubState,UnitFileState,MainPID,NRestarts,ExecMainStatus,Result"
+        done = self._must("systemctl", "--user", "show", f"{name}.service", f"--property={asked}")
+        told = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
+        active, sub = told.get("ActiveState", "unknown"), told.get("SubState", "")
+        failed = told.get("Result", "success") != "success"
+        return State(
+            active=f"{active} ({sub})" if sub and sub != active else active,
+            running=active in ("active", "reloading"),
+            enabled=told.get("UnitFileState", "").startswith("enabled"),
+            pid=_number(told.get("MainPID", "")) or 0,
+            restarts=_number(told.get("NRestarts", "")) or 0,
+            exit=_number(told.get("ExecMainStatus", "")) if failed else None,
+        )
+
+    def lingers(self) -> bool | None:
+        import getpass
+
+        folder = Path("/var/lib/systemd/linger")
+        try:
+            return (folder / getpass.getuser()).exists() if folder.parent.is_dir() else None
+        except (KeyError, OSError):  # nobody knows our name
+            return None
+
+    def _remedy(self, why: str) -> str:
+        if "bus" in why or "not been booted" in why or "Host is down" in why:
+            return "log in as this user itself (not by su or sudo) where systemd runs; or: everhold service print"
+        return ""
+
+
+class Launchd(Manager):
+    name = "launchd"
+    suffix = ".plist"
+    text = staticmethod(unit.launchd)
+
+    @property
+    def folder(self) -> Path:
+        return self.user_home / "Library" / "LaunchAgents"
+
+    def read(self, text: str) -> unit.Written:
+        return unit.read_launchd(text, user_home=self.user_home)
+
+    def check(self) -> None:
+        self._must("launchctl", "print", self._domain)
+
+    def adopt(self, name: str) -> None:
+        """launchd reads the folder at every login; until then it is loaded by `start`."""
+        self._must("launchctl", "enable", f"{self._domain}/{name}")
+
+    def drop(self, name: str) -> None:
+        self.stop(name)
+
+    def forget(self) -> None:
+        pass
+
+    def start(self, name: str, *, again: bool = False) -> None:
+        if again:
+            self.stop(name)
+        if self._told(name) is None:
+            self._must("launchctl", "bootstrap", self._domain, str(self.path(name)))
+        self._must("launchctl", "kickstart", f"{self._domain}/{name}")
+
+    def stop(self, name: str) -> None:
+        if self._told(name) is not None:
+            self._must("launchctl", "bootout", f"{self._domain}/{name}", seconds=STOP_SECONDS)
+
+    def state(self, name: str) -> State:
+        told = self._told(name)
+        if told is None:
+            return State(active="not loaded")
+        state = re.search(r"^\s*state = (.+)$", told, re.MULTILINE)
+        pid = re.search(r"^\s*pid = (\d+)$", told, re.MULTILINE)
+        ended = re.search(r"^\s*last exit code = (\d+)", told, re.MULTILINE)
+        return State(
+            active=state[1] if state else "unknown",
+            running=pid is not None,
+            enabled=True,
+            pid=int(pid[1]) if pid else 0,
+            exit=int(ended[1]) or None if ended else None,
+        )
+
+    @property
+    def _domain(self) -> str:
+        return f"gui/{os.getuid()}" if sys.platform != "win32" else ""
+
+    def _told(self, name: str) -> str | None:
+        done = run("launchctl", "print", f"{self._domain}/{name}", environ=self.environ)
+        return None if done.code else done.out
+
+
+def of_this_machine(environ: Mapping[str, str], *, platform: str = sys.platform) -> Manager:
+    """The manager this system has. Raises Refused on one that we cannot speak to."""
+    if platform == "win32":
+        raise Refused(
+            "everhold does not speak to the service manager of Windows",
+            remedy="everhold service print > everhold.xml, for WinSW: docs/how-to/run-as-a-service.md",
+        )
+    user_home = Path(environ.get("HOME") or "~").expanduser()
+    return Launchd(environ, user_home) if platform == "darwin" else Systemd(environ, user_home)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

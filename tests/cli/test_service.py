@@ -1,0 +1,292 @@
+"""The gateway as a service: it is looked after by what the unit says, and nobody's own unit is ever touched."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from everhold.cli.main import _is_final
+from everhold.config import ConfigError
+from everhold.errors import HomeBusy, Refused, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreNewer
+from tests.cli.house import CONFIG, Done, House, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for systemd needs abstract sockets")
+
+
+@dataclass
+class Machine:
+    """A user's machine with systemd, as far as the unit can tell."""
+
+    house: House
+    root: Path
+    shell: pytest.MonkeyPatch
+    watchdog: str = ""
+
+    @property
+    def unit(self) -> Path:
+        return self.root / "config" / "systemd" / "user" / "everhold.service"
+
+    @property
+    def kept(self) -> list[Path]:
+        return sorted(self.unit.parent.glob("*.kept-*"))
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.root / 'bin'}:/usr/bin:/bin",
+            "HOME": str(self.root),
+            "XDG_CONFIG_HOME": str(self.root / "config"),
+            "FAKE_SYSTEMD": str(self.root / "state"),
+            "FAKE_WATCHDOG": self.watchdog,
+            "PYTHONPATH": str(self.house.plugin),
+        }
+
+    def run(self, *args: str, **env: str) -> Done:
+        """A command in this process; what it starts are real ones."""
+        with self.shell.context() as shell:
+            for name, value in {**self.environ, **env}.items():
+                shell.setenv(name, value)
+            return self.house.ask(*args)
+
+    def service(self, *args: str, **env: str) -> Done:
+        return self.run("service", *args, **env)
+
+    def state(self) -> dict[str, object]:
+        found: dict[str, object] = self.service("status", "--json").json
+        return found
+
+    def journal(self, name: str = "everhold") -> str:
+        return (self.root / "state" / f"{name}.service.journal").read_text("utf-8", "replace")
+
+    def close(self) -> None:
+        for pid in (self.root / "state").glob("*.pid"):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                os.kill(int(pid.read_text()), signal.SIGTERM)
+
+
+@pytest.fixture
+def machine(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    root = tmp_path / "user"
+    for folder in ("bin", "state", "config"):
+        (root / folder).mkdir(parents=True)
+    program = root / "bin" / "systemctl"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{Path(__file__).with_name("systemctl.py")}" "$@"\n')
+    program.chmod(0o755)
+    _configure(house)
+    monkeypatch.syspath_prepend(house.plugin)
+    made = Machine(house, root, monkeypatch)
+    yield made
+    made.close()
+
+
+def _configure(house: House, more: str = "") -> None:
+    (house.path / "config.yaml").write_text(f"{CONFIG}http: {{port: 0}}\n{more}")
+
+
+# -- from the first to the last ----------------------------------------------------------------------------------------
+
+
+def test_installed_started_stopped_and_gone(machine: Machine) -> None:
+    missing = machine.service("status")
+    assert (missing.code, "everhold service install" in missing.err) == (1, True)
+    assert machine.service("status", "--json").json == {"installed": False, "manager": "systemd"}
+
+    installed = machine.service("install").ok()
+    assert str(machine.unit) in installed.out
+    assert "→ everhold service start" in installed.out
+    assert machine.unit.read_text() == machine.service("print").ok().out, "what is printed is what is written"
+    assert machine.state()["wrong"], "it does not run yet"
+
+    machine.service("start").ok()
+    state = machine.state()
+    assert (state["wrong"], state["answers"], state["enabled"]) == (False, True, True)
+    assert machine.run("send", "hello").ok().out.strip() == "You said: hello"
+    assert machine.service().ok().out.startswith("everhold · active (running)")
+
+    machine.service("stop").ok()
+    assert machine.service("status").code == 1
+    machine.service("uninstall").ok()
+    assert not machine.unit.exists()
+    assert machine.house.path.exists()
+    assert machine.kept == []
+
+
+def test_setup_installs_and_starts_and_installing_again_disturbs_nothing(machine: Machine) -> None:
+    machine.shell.setattr("sys.stdin", io.StringIO("no\n"))
+    refused = machine.run("setup", "service")
+    assert (refused.code, "nothing was changed" in refused.err) == (1, True)
+    assert not machine.unit.exists()
+    machine.run("setup", "service", "--no-input").ok()
+    state = machine.state()
+    assert state["answers"]
+    again = machine.service("install").ok()
+    assert "everhold service restart" in again.out
+    assert machine.state()["pid"] == state["pid"]
+    machine.service("restart").ok()
+    assert machine.state()["pid"] != state["pid"]
+
+
+# -- looked after ------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_gateway_is_started_anew_and_goes_on(machine: Machine, tmp_path: Path) -> None:
+    machine.service("install", "--start").ok()
+    late = tmp_path / "late"
+    assert machine.run("send", f"hold {late}", "--timeout", "0.3").code == 75
+    os.kill(int(str(machine.state()["pid"])), signal.SIGKILL)
+    until(lambda: machine.state()["restarts"] == 1 and machine.state()["answers"])
+    late.touch()
+    until(lambda: "Holding is over" in machine.run("sessions", "show", "last").out)
+
+
+def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: Machine, tmp_path: Path) -> None:
+    machine.watchdog = "2"
+    machine.service("install", "--start").ok()
+    free = tmp_path / "free"
+    machine.house.begin("send", f"freeze {free}", **machine.environ)
+    until(lambda: "Fatal Python error: Aborted" in machine.journal())
+    assert "everhold_obedient.py" in machine.journal(), "the line that hangs"
+    free.touch()
+    until(lambda: "You said: freeze" in machine.run("sessions", "show", "last").out)
+
+
+def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: Machine) -> None:
+    machine.service("install").ok()
+    sound = (machine.house.path / "config.yaml").read_text()
+    (machine.house.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
+    refused = machine.service("start")
+    assert (refused.code, "gave up" in refused.err, "everhold doctor" in refused.err) == (1, True, True)
+    assert (machine.state()["restarts"], machine.state()["exit"]) == (0, 78)
+    assert "modle" in machine.journal()
+
+    (machine.house.path / "config.yaml").write_text(sound)
+    (machine.house.path / "everhold.db").write_bytes(b"this is no database" * 400)
+    damaged = machine.service("start")
+    assert (damaged.code, "gave up" in damaged.err) == (1, True)
+    assert (machine.state()["restarts"], machine.state()["exit"]) == (0, 78)
+    assert "everhold.db" in machine.journal()
+
+
+@pytest.mark.parametrize("code", [0, 78])
+def test_whoever_cannot_tell_exit_codes_chooses_the_one_for_giving_up(house: House, code: int) -> None:
+    (house.path / "everhold.db").write_bytes(b"this is no database" * 400)
+    done = house.run("up", "--port", "0", "--quiet", "--give-up-with", str(code))
+    assert done.code == code
+    assert "everhold.db" in done.err
+    assert house.run("up", "--give-up-with", "300").code == 2
+
+
+def test_what_may_get_better_is_tried_again() -> None:
+    for error in (HomeBusy("in use"), StoreBusy("locked"), StoreFull("no room"), StoreError("fsync"), Refused("port")):
+        assert not _is_final(error)
+    for final in (StoreDamaged("torn"), StoreNewer("of tomorrow"), ConfigError([])):
+        assert _is_final(final)
+
+
+def test_a_quiet_gateway_logs_to_its_home_alone(house: House) -> None:
+    gateway = house.up("--quiet")
+    house.ask("send", "hello").ok()
+    until(lambda: "turn.done" in (house.path / "logs" / "everhold.log").read_text())
+    gateway.signal(signal.SIGTERM)
+    assert gateway.end() == 0
+    assert gateway.log == []
+
+
+# -- whose unit it is --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["changed", "another", "link"])
+def test_a_unit_that_is_not_ours_stays(machine: Machine, tmp_path: Path, how: str) -> None:
+    machine.service("install").ok()
+    if how == "changed":
+        machine.unit.write_text(machine.unit.read_text().replace("RestartSec=5", "RestartSec=50"))
+    elif how == "another":
+        machine.unit.write_text(f"[Service]\nExecStart={sys.executable} -m everhold --home {machine.house.path} up\n")
+    else:
+        machine.unit.rename(tmp_path / "dotfile")
+        machine.unit.symlink_to(tmp_path / "dotfile")
+    text = machine.unit.read_text()
+    for verb in ("install", "uninstall"):
+        refused = machine.service(verb)
+        assert (refused.code, "stays as it is" in refused.err, "--force" in refused.err) == (1, True, True)
+        assert machine.unit.read_text() == text
+        assert machine.unit.is_symlink() == (how == "link")
+    assert machine.state()["edited"]
+
+    forced = machine.service("install", "--force", "--json").ok().json
+    assert Path(forced["kept"]).read_text() == text
+    assert Path(forced["kept"]).is_symlink() == (how == "link")
+    assert machine.unit.read_text() == machine.service("print").out
+    assert not machine.state()["edited"]
+    if how == "link":
+        assert (tmp_path / "dotfile").read_text() == text
+    machine.unit.write_text(text + "# mine\n")
+    machine.service("uninstall", "--force").ok()
+    assert not machine.unit.exists()
+    assert [path.read_text() for path in machine.kept] == [text, text + "# mine\n"], "no copy replaces another"
+
+
+def test_each_home_has_its_own_service(machine: Machine, tmp_path: Path) -> None:
+    machine.service("install", "--start").ok()
+    other = House(tmp_path / "lab home", machine.house.plugin)
+    _configure(other)
+    there = Machine(other, machine.root, machine.shell)
+    refused = there.service("install")
+    assert (refused.code, "starts another home" in refused.err) == (1, True)
+    assert "--name everhold-lab-home" in refused.err
+    assert there.service("stop").code == 1, "a service of another home is not meant"
+    assert machine.state()["answers"]
+
+    there.service("install", "--name", "everhold-lab-home", "--start").ok()
+    assert there.state()["name"] == "everhold-lab-home"
+    there.service("stop").ok()
+    assert machine.state()["answers"]
+    machine.service("stop").ok()
+
+
+# -- what a newcomer would stumble over --------------------------------------------------------------------------------
+
+
+def test_a_gateway_in_a_terminal_is_named_instead_of_fought(machine: Machine) -> None:
+    machine.service("install").ok()
+    gateway = machine.house.up()
+    refused = machine.service("start")
+    assert (refused.code, f"kill {gateway.process.pid}" in refused.err) == (1, True)
+    assert machine.state()["active"] == "inactive (dead)"
+
+
+def test_secrets_that_only_this_shell_knows_are_named(machine: Machine) -> None:
+    token = "  - {name: me, token_env: MY_TOKEN, person: ada}"
+    people = "people: [{name: ada, identities: []}]"
+    (machine.house.path / "config.yaml").write_text(f"{CONFIG}{people}\nhttp:\n  tokens:\n  {token}\n")
+    told = machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret").ok()
+    assert "MY_TOKEN is set in this shell only" in told.out
+    assert "s3cret" not in told.out + told.err + machine.unit.read_text()
+    env = machine.house.path / ".env"
+    env.write_text("MY_TOKEN=s3cret-s3cret-s3cret\n")
+    env.chmod(0o600)
+    assert "MY_TOKEN" not in machine.service("install", MY_TOKEN="s3cret-s3cret-s3cret").ok().out
+
+
+def test_a_refused_configuration_is_not_installed(machine: Machine) -> None:
+    (machine.house.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
+    assert machine.service("install").code == 78
+    assert not machine.unit.exists()
+
+
+def test_where_there_is_no_manager_nothing_is_written(machine: Machine) -> None:
+    (machine.root / "bin" / "systemctl").unlink()
+    without = {"PATH": str(machine.root / "bin")}
+    refused = machine.service("install", **without)
+    assert (refused.code, "there is no systemctl here" in refused.err) == (1, True)
+    assert "everhold service print" in refused.err
+    assert not machine.unit.exists()
+    assert "Type=notify" in machine.service("print", **without).ok().out

@@ -1,0 +1,208 @@
+"""What service managers are told: they can read it, it says what was meant, and a changed one is recognised."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from everhold.errors import Misuse, Refused
+from everhold.home import Home
+from everhold.service import place, unit
+from everhold.service.manager import Launchd, Systemd, of_this_machine
+
+USER = Path("/home/ada")
+HOMES = ["/home/ada/.everhold", "/srv/a b", "/srv/50%h", "/srv/$HOME", '/srv/"q"', "/srv/it's", "/srv/bä\\ck"]
+
+
+def wanted(home: str = HOMES[0], program: str = "/opt/everhold/bin/everhold") -> unit.Wanted:
+    return unit.Wanted(home=Path(home), program=(program,), search="/opt/bin:/usr/bin", version="1.2.3")
+
+
+# -- systemd -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("home", HOMES)
+@pytest.mark.parametrize("text, read", [(unit.systemd, unit.read_systemd), (unit.launchd, unit.read_launchd)])
+def test_what_is_written_is_read_back(home: str, text: object, read: object) -> None:
+    assert callable(text)
+    assert callable(read)
+    found = read(text(wanted(home, "/opt/my programs/100%/everhold")), user_home=USER)
+    assert found == unit.Written("1.2.3", False, "/opt/my programs/100%/everhold", Path(home))
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_systemd_itself_finds_nothing_wrong_with_it(tmp_path: Path, home: str) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not here: Debian's package systemd has it")
+    path = tmp_path / "everhold.service"
+
+    def verify(text: str) -> str:
+        path.write_text(text)
+        environ = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+        words = [program, "--user", "verify", str(path)]
+        return subprocess.run(words, env=environ, capture_output=True, text=True, check=False).stderr
+
+    text = unit.systemd(wanted(home, sys.executable))
+    assert verify(text) == ""
+    assert "Unknown key" in verify(text.replace("WatchdogSec=", "WatchDogSeconds=")), "it does look"
+
+
+def test_a_hang_leaves_no_memory_behind() -> None:
+    lines = unit.systemd(wanted()).splitlines()
+    assert "LimitCORE=0" in lines, "what is in memory are other people's words, and keys"
+    assert "UMask=0077" in lines
+
+
+@pytest.mark.parametrize(
+    "line, home, program",
+    [
+        ("ExecStart=%h/.local/bin/everhold up", "/home/ada/.everhold", "/home/ada/.local/bin/everhold"),
+        ("ExecStart=-/usr/bin/everhold --home=/srv/x up", "/srv/x", "/usr/bin/everhold"),
+        ("Environment=A=1 EVERHOLD_HOME=/srv/y\nExecStart=/usr/bin/everhold up", "/srv/y", "/usr/bin/everhold"),
+    ],
+)
+def test_a_unit_by_hand_is_understood_and_is_not_ours(line: str, home: str, program: str) -> None:
+    found = unit.read_systemd(f"[Service]\n{line}\n", user_home=USER)
+    assert found == unit.Written("", True, program, Path(home))
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", '[Service]\nExecStart="unfinished', "<plist><dict>", "\0"])
+def test_nonsense_is_nobodys(text: str) -> None:
+    for read in (unit.read_systemd, unit.read_launchd):
+        assert read(text, user_home=USER) == unit.Written("", True, "", None)
+
+
+@pytest.mark.parametrize("text", [unit.systemd(wanted()), unit.launchd(wanted())])
+def test_every_change_is_noticed(text: str) -> None:
+    read = unit.read_launchd if text.startswith("<?xml") else unit.read_systemd
+    lines = text.splitlines(keepends=True)
+    changed = [text + "# mine\n", "# mine\n" + text, text.replace("\n", "\r\n")]
+    changed += ["".join(lines[:n] + lines[n + 1 :]) for n in range(len(lines))]
+    changed += ["".join([*lines[:n], "# mine\n", *lines[n:]]) for n in range(len(lines))]
+    assert not read(text, user_home=USER).edited
+    assert [read(it, user_home=USER).edited for it in changed] == [True] * len(changed)
+
+
+@pytest.mark.parametrize("bad", ["a\nExecStartPre=/bin/evil", "a\0b"])
+def test_a_path_cannot_smuggle_lines_in(bad: str) -> None:
+    with pytest.raises(Misuse, match="cannot stand"):
+        wanted(f"/srv/{bad}")
+    with pytest.raises(Misuse, match="cannot name a service"):
+        unit.Wanted(home=Path("/x"), program=("/y",), search="", version="1", name="../../evil")
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
+
+
+def test_launchd_starts_it_again_unless_it_ended_well() -> None:
+    told = plistlib.loads(unit.launchd(wanted("/srv/a & b")).encode())
+    assert told["ProgramArguments"] == [
+        "/opt/everhold/bin/everhold", "--home", "/srv/a & b", "up", "--give-up-with", "0", "--quiet",
+    ]  # fmt: skip
+    assert told["KeepAlive"] == {"SuccessfulExit": False}
+    assert told["ExitTimeOut"] >= 60
+    assert told["Umask"] == 0o077
+
+
+def test_windows_gets_a_description_for_a_wrapper() -> None:
+    root = ElementTree.fromstring(unit.winsw(wanted('/srv/a & "b"')))
+    arguments = root.findtext("arguments")
+    assert arguments is not None
+    assert arguments.startswith("--home ")
+    assert root.findtext("executable") == "/opt/everhold/bin/everhold"
+    assert root.findtext("stoptimeout") == "60 sec"
+    with pytest.raises(Refused, match="Windows"):
+        of_this_machine({}, platform="win32")
+
+
+LAUNCHCTL = """#!/bin/sh
+# Loads and unloads, as launchctl says it does; keeps what it was asked.
+echo "$@" >> "$FAKE/asked"
+case "$1 $2" in
+"print gui/"*/*) test -e "$FAKE/loaded" || exit 113; cat "$FAKE/loaded";;
+"bootstrap "*) printf 'it = {\\n\\tstate = running\\n\\tpid = 4711\\n\\tlast exit code = 0\\n}\\n' > "$FAKE/loaded";;
+"bootout "*) rm "$FAKE/loaded";;
+esac
+"""
+
+
+def test_launchd_is_asked_in_its_own_words(tmp_path: Path) -> None:
+    program = tmp_path / "launchctl"
+    program.write_text(LAUNCHCTL)
+    program.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "FAKE": str(tmp_path), "HOME": str(tmp_path)}
+    before, os.environ["PATH"] = (
+        os.environ["PATH"],
+        environ["PATH"],
+    )  # where a program is found is this process's affair
+    try:
+        manager = of_this_machine(environ, platform="darwin")
+        assert isinstance(manager, Launchd)
+        manager.check()
+        found, _ = place.install(manager, Home(tmp_path / "home"), environ, name="", force=False)
+        assert found.path == tmp_path / "Library" / "LaunchAgents" / "everhold.plist"
+        manager.adopt("everhold")
+        assert not manager.state("everhold").running
+        manager.start("everhold")
+        state = manager.state("everhold")
+        assert (state.running, state.pid, state.exit) == (True, 4711, None)
+        manager.drop("everhold")
+        place.remove(found, force=False)
+    finally:
+        os.environ["PATH"] = before
+    me = f"gui/{os.getuid()}"
+    asked = [line for line in (tmp_path / "asked").read_text().splitlines() if not line.startswith("print")]
+    assert asked == [
+        f"enable {me}/everhold",
+        f"bootstrap {me} {found.path}",
+        f"kickstart {me}/everhold",
+        f"bootout {me}/everhold",
+    ]
+    assert not found.path.exists()
+
+
+# -- which one, and what is said about it ------------------------------------------------------------------------------
+
+
+def test_units_are_where_systemd_looks() -> None:
+    assert Systemd({}, USER).path("everhold") == USER / ".config/systemd/user/everhold.service"
+    assert Systemd({"XDG_CONFIG_HOME": "/c"}, USER).path("x") == Path("/c/systemd/user/x.service")
+    assert Systemd({"XDG_CONFIG_HOME": "c"}, USER).folder.is_relative_to(USER), "a relative one is not meant"
+
+
+def test_only_whole_paths_reach_a_service() -> None:
+    told = place.wanted(Home(Path("/srv/x")), {"PATH": f".:/usr/bin::bin:/usr/bin:/bin{os.pathsep}"})
+    assert told.search == "/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    "changes, level, text",
+    [
+        ({}, "", ""),
+        ({"version": "0.0.1"}, "note", "is of everhold 0.0.1"),
+        ({"program": ("/nowhere/everhold",)}, "wrong", "/nowhere/everhold, which is not there"),
+        ({"program": ("/bin/sh",)}, "note", "starts /bin/sh, and this is"),
+    ],
+)
+def test_what_is_worth_knowing_is_said(tmp_path: Path, changes: Mapping[str, object], level: str, text: str) -> None:
+    manager = Systemd({}, tmp_path)
+    home = Home(tmp_path / "home")
+    now = place.wanted(home, os.environ)
+    old = unit.Wanted(**{**now.__dict__, **changes})
+    path = manager.path("everhold")
+    path.parent.mkdir(parents=True)
+    path.write_text(unit.systemd(old))
+    found = place.of_home(manager, home)
+    assert found is not None
+    complaints = place.complaints(found)
+    assert [it[0] for it in complaints] == ([level] if level else [])
+    assert all(text in it[1] and it[2] == "everhold service install" for it in complaints)
