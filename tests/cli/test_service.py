@@ -290,3 +290,32 @@ def test_where_there_is_no_manager_nothing_is_written(machine: Machine) -> None:
     assert "everhold service print" in refused.err
     assert not machine.unit.exists()
     assert "Type=notify" in machine.service("print", **without).ok().out
+
+
+# -- what doctor says --------------------------------------------------------------------------------------------------
+
+
+def _doctor(machine: Machine, code: int) -> dict[str, str]:
+    """What it finds about the service: text -> remedy."""
+    done = machine.run("doctor", "--offline", "--json")
+    assert done.code == code, done.out + done.err
+    return {it["text"]: it["remedy"] for it in done.json["findings"] if it["check"] == "service"}
+
+
+def test_doctor_looks_at_the_unit(machine: Machine, tmp_path: Path) -> None:
+    assert _doctor(machine, 0) == {}
+    machine.service("install").ok()
+    assert [*_doctor(machine, 0).items()] == [
+        (f"{machine.unit} is installed, and no gateway answers", "everhold service start; everhold service status")
+    ]
+    gateway = machine.house.up()
+    assert _doctor(machine, 0) == {}
+
+    text = machine.unit.read_text()
+    machine.unit.write_text(text.replace("RestartSec=5", "RestartSec=50"))
+    assert any("was changed by somebody" in it for it in _doctor(machine, 0))
+    machine.unit.write_text(text.replace(str(Path(sys.executable).parent), str(tmp_path / "gone")))
+    assert any("which is not there" in it for it in _doctor(machine, 1))
+    machine.unit.write_text(text.replace(str(machine.house.path), str(tmp_path / "elsewhere")))
+    assert any(f"starts another home: {tmp_path / 'elsewhere'}" in it for it in _doctor(machine, 0))
+    gateway.kill()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,10 @@ from everhold.app import settings_of
 from everhold.backups import kept
 from everhold.config import ConfigError, Problem, Settings
 from everhold.doctor.finding import Finding
-from everhold.errors import StoreError
+from everhold.errors import EverholdError, StoreError
 from everhold.home import Home
+from everhold.service import place
+from everhold.service.manager import of_this_machine
 from everhold.stores.sqlite import backup, connect, mark, migrate
 
 OLDEST_SQLITE: Final = (3, 51, 3)
@@ -27,6 +28,8 @@ LAG_SECONDS: Final = 600.0
 LEAST_FREE: Final = 256 << 20
 AHEAD_SECONDS: Final = 120.0
 """How far in the future an entry may lie before the clock is doubted."""
+
+SYSTEM_UNIT: Final = Path("/etc/systemd/system/everhold.service")
 
 
 @dataclass(frozen=True)
@@ -226,20 +229,26 @@ class Look:
             yield _cure("config", f"refused: {problem['key']}: {problem['message']}", problem["remedy"])
 
     def _service(self) -> Iterator[Cure]:
-        folder = Path(
-            self.environ.get("XDG_CONFIG_HOME") or Path(self.environ.get("HOME") or "/nonexistent") / ".config"
-        )
-        for unit in (folder / "systemd" / "user" / "everhold.service", Path("/etc/systemd/system/everhold.service")):
-            if not unit.is_file():
-                continue
-            program = re.search(r"^ExecStart=[-@:+!]*(\S+)", unit.read_text("utf-8", "replace"), re.MULTILINE)
-            if program is None or not os.access(program[1], os.X_OK):
-                named = program[1] if program else "nothing"
-                yield _cure("service", f"{unit} starts {named}, which is not there", "everhold service install")
-            elif self.status is None:
-                yield _cure(
-                    "service", f"{unit} is installed, and no gateway answers", "everhold service start", level="note"
-                )
+        try:
+            manager = of_this_machine(self.environ)
+            found = place.of_home(manager, self.home)
+            usual = place.look(manager, place.NAME)
+        except EverholdError as error:  # a file that cannot be read, or a system without a manager we know
+            if sys.platform != "win32":
+                yield _cure("service", error.message, error.remedy, level="note")
+            return
+        if found is None and SYSTEM_UNIT.is_file():  # one that an administrator wrote; nothing of it is ours
+            found = place.Found(place.NAME, SYSTEM_UNIT, manager.read(SYSTEM_UNIT.read_text("utf-8", "replace")))
+        for level, text, remedy in place.complaints(found) if found is not None else ():
+            yield _cure("service", text, remedy, level=level)
+        if found is None and usual is not None:
+            text = f"{usual.path} starts another home: {usual.written.home or 'unknown'}"
+            yield _cure(
+                "service", text, "everhold service install --name NAME, if this one shall run, too", level="note"
+            )
+        if found is not None and self.status is None:
+            text = f"{found.path} is installed, and no gateway answers"
+            yield _cure("service", text, "everhold service start; everhold service status", level="note")
 
 
 def _last_pos(store: Path) -> int:
