@@ -43,6 +43,25 @@ def test_nothing_is_imported_beneath_a_running_gateway(house: House, tmp_path: P
     assert "stop the gateway" in done.err
 
 
+def test_markdown_goes_to_an_agent_or_into_a_session(house: House, tmp_path: Path) -> None:
+    """One command; `memory import` is another name for its second half."""
+    house.run("send", "hello").ok()
+    (tmp_path / "MEMORY.md").write_text("The server is tin.\n")
+    agent = house.run("import", str(tmp_path / "MEMORY.md"), "--json").ok().json
+    assert agent["facts"] == {"main: MEMORY.md": 1}
+    gateway = house.up()
+    done = house.ask("import", str(tmp_path / "MEMORY.md"))
+    assert done.code == 1
+    assert "--session" in done.err
+    first = json.loads(house.ask("import", str(tmp_path / "MEMORY.md"), "--session", "last", "--json").ok().out)
+    assert (first["facts"], first["noted"]) == (1, 1)
+    again = json.loads(house.ask("memory", "import", str(tmp_path / "MEMORY.md"), "--json").ok().out)
+    assert again["noted"] == 0
+    healthy(tmp_path / "theirs").close()
+    assert house.ask("import", str(tmp_path / "theirs"), "--session", "last").code == 2
+    assert gateway.process.poll() is None
+
+
 def test_what_cannot_be_read_is_said_and_the_rest_comes(house: House, tmp_path: Path) -> None:
     healthy(tmp_path / "theirs").close()
     broken = tmp_path / "theirs" / "profiles" / "coder"

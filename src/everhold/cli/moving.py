@@ -15,6 +15,7 @@ def add(commands: Group) -> None:
         ("everhold import ~/.hermes --dry-run", "what would come, and what would not"),
         ("everhold import ~/.hermes", "conversations, memory files, settings; again later for what is new"),
         ("everhold import notes/ --agent main", "Markdown, as what an agent remembers"),
+        ("everhold import MEMORY.md --session last", "Markdown, into a conversation; a running gateway does it"),
         module="import_",
         about="Brings another agent's past in: every message once, with its time; each chat goes on under one\n"
         "session, whatever ids it had there; compressions become summaries whose originals are kept. Platform\n"
@@ -24,6 +25,9 @@ def add(commands: Group) -> None:
     bring.add_argument("path", metavar="PATH", help="a hermes-agent home, a state.db, or Markdown")
     bring.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     bring.add_argument("--agent", default="", metavar="A", help="whose memory Markdown becomes (default: main)")
+    bring.add_argument(
+        "--session", default="", metavar="ID", help="whose Markdown becomes: of those in this session, and its memories"
+    )
     doctor = commands.add(
         "doctor",
         "what is wrong with a home, and what helps; exit 1 if something is",

@@ -68,12 +68,17 @@ class Job:
         return self.settings.identities.get(f"{platform}:{user}") or user or self.local
 
 
+def foreign(source: Path) -> bool:
+    """Whether `source` is another system's home, and not a folder of Markdown."""
+    return (source.is_file() and source.suffix == ".db") or files.looks_like(source)
+
+
 async def run(job: Job, *, progress: Callable[[int, int], None] = lambda _done, _of: None) -> Report:
     """Import `job.source`. Twice, or interrupted and run again, nothing doubles."""
     source = job.source.expanduser()
     if not source.exists():
         raise Misuse(f"there is no {source}", remedy="name a hermes-agent home, or a folder of Markdown")
-    is_foreign = (source.is_file() and source.suffix == ".db") or files.looks_like(source)
+    is_foreign = foreign(source)
     report = Report(str(source), "hermes" if is_foreign else "markdown", dry=job.store is None)
     if job.store is not None:
         report.before = await job.store.last_pos()

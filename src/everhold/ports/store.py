@@ -421,7 +421,8 @@ class Store(Protocol):
         """The session an address leads to, and its title."""
 
     async def find_session(self, name: str) -> list[str]:
-        """Session ids that an id, a unique prefix, a title, an address or `last` may mean."""
+        """Session ids that an id, a unique prefix, a title, an address or `last` may mean: where somebody was heard
+        last, since notes are filed where nobody talks."""
 
     async def entries(
         self,

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from everhold.app import App, SystemClock, local_user, settings_of
+from everhold.cli.commands import memory
 from everhold.cli.reach import home_of
 from everhold.cli.render import Screen, count, one_line, safe
-from everhold.errors import HomeBusy
-from everhold.imports.run import Job, Report, report_json, run as bring
+from everhold.errors import HomeBusy, Misuse
+from everhold.imports.run import Job, Report, foreign, report_json, run as bring
 from everhold.logs import open_log
 
 SHOWN: Final = 20
@@ -22,6 +23,8 @@ EVERY: Final = 500
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
+    if args.session:
+        return _into_session(args, screen)
     report = asyncio.run(_run(args, screen))
     if screen.json:
         screen.show(report_json(report))
@@ -30,9 +33,17 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
     return 0 if report.complete else 1
 
 
+def _into_session(args: argparse.Namespace, screen: Screen) -> int:
+    """Markdown for those who are in one conversation, and the memories it has: that is a command to a gateway."""
+    if foreign(Path(args.path).expanduser()):
+        raise Misuse("a home is imported with all its sessions", remedy="leave --session out")
+    args.action = "import"
+    return memory.run(args, screen)
+
+
 async def _run(args: argparse.Namespace, screen: Screen) -> Report:
     home = home_of(args)
-    source = Path(args.path)
+    source = Path(args.path).expanduser()  # noqa: ASYNC240  # no file is touched
     progress = _Progress(screen)
     if args.dry_run:
         settings = settings_of(home, environ=os.environ)
@@ -45,7 +56,9 @@ async def _run(args: argparse.Namespace, screen: Screen) -> Report:
         app = App(home, settings, log=log, environ=os.environ)
     except HomeBusy as error:
         raise HomeBusy(
-            error.message, remedy="stop the gateway first; what it is told meanwhile waits at its platform"
+            error.message,
+            remedy="stop the gateway first; what it is told meanwhile waits at its platform"
+            + ("" if foreign(source) else " (or --session ID: Markdown, told to the gateway)"),
         ) from None
     try:
         job = Job(

@@ -135,7 +135,9 @@ select id from sessions where id = :name
 union select session from bindings where address = :name
 union select id from sessions where title <> '' and title = :name collate nocase
 union select id from sessions where :name <> '' and id >= :name and id < :name || char(0x10ffff)
-union select session from (select session from entries where :name = 'last' order by pos desc limit 1)
+union select session from (select session from entries where :name = 'last' and pos = coalesce(
+    (select pos from entries where :name = 'last' and kind = 'heard' order by pos desc limit 1),
+    (select max(pos) from entries)))
 """
 
 

@@ -395,6 +395,8 @@ class LogContract:
         assert await find("garden plans") == ["abc-1"]
         assert await find("chat:2") == ["abc-2"]
         assert await find("last") == ["abc-2"]
+        await scene.alter(Titled(title="Garden plans, again"), session="abc-1")
+        assert await find("last") == ["abc-2"], "where somebody was heard last"
         assert await find("nothing like it") == []
         assert await find("") == []
 
