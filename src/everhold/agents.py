@@ -24,7 +24,7 @@ from everhold.ports.clock import Clock
 from everhold.ports.log import Log
 from everhold.ports.memory import Capability
 from everhold.ports.model import Answer, Closing, Model, Request
-from everhold.ports.platform import Drafting, Platform
+from everhold.ports.platform import Carrying, Drafting, Platform
 from everhold.ports.plugin import Context
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
@@ -174,6 +174,7 @@ class Agents:
             price=self._price([name for name in names if name in self.settings.models]),
             zone=self.settings.zone,
             text_limit=self._text_limit,
+            file_limit=self._file_limit,
             pulls=self._pulls,
         )
 
@@ -215,6 +216,10 @@ class Agents:
     def _text_limit(self, place: Place) -> int:
         platform = self.platform(place.platform, place.account)
         return platform.text_limit if platform else DEFAULT_LIMIT
+
+    def _file_limit(self, place: Place) -> int:
+        platform: object = self.platform(place.platform, place.account)
+        return platform.file_limit if isinstance(platform, Carrying) else 0
 
     def _pulls(self, place: Place) -> bool:
         return place.platform in ("terminal", "http")

@@ -45,6 +45,7 @@ from everhold.schedules import Schedules
 from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
+from everhold.tools.attach import Attach
 from everhold.tools.mcp import Servers, servers_of
 from everhold.tools.memory import memory_tools
 from everhold.tools.search import Search
@@ -446,6 +447,8 @@ class App:
         tools: dict[str, Tool] = {}
         if settings.send_to:
             tools["send"] = Send(settings.name, settings.send_to)
+        if "attach" in settings.tools:
+            tools["attach"] = Attach(self.store)
         if "memory" in settings.tools:
             tools |= memory_tools(self.agents.facts, limits=settings.facts.limits)
         if "session_search" in settings.tools:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from everhold.control import Control, entry_json
 from everhold.core import forgetting
+from everhold.core.attachments import brought
 from everhold.core.entries import Heard, Kind, Noted, Said, Thought
 from everhold.core.facts import Fact
 from everhold.core.recall import Recalled, Why, merge, trace
@@ -409,8 +410,8 @@ class Memory:
                         blobs=tuple(
                             attachment.blob
                             for entry in entries
-                            if entry.seq in part.seqs and isinstance(entry.body, Heard)
-                            for attachment in entry.body.attachments
+                            if entry.seq in part.seqs
+                            for attachment in brought(entry)
                         ),
                     )
                 )
@@ -436,9 +437,8 @@ class Memory:
         if not blobs:
             return blobs
         async for session in self._sessions():
-            for entry in await self.store.entries(session.id, kinds=(Kind.HEARD,)):
-                if isinstance(entry.body, Heard):
-                    blobs -= {attachment.blob for attachment in entry.body.attachments}
+            for entry in await self.store.entries(session.id, kinds=(Kind.HEARD, Kind.RETURNED)):
+                blobs -= {attachment.blob for attachment in brought(entry)}
         return blobs
 
     def _memories(self, agent: str) -> tuple[str, ...]:

@@ -75,6 +75,10 @@ class DiscordStage:
                 self.server.gone[self.chat] = Failed(403, 50007, "Cannot send messages to this user")
             case "broken":
                 self.server.fault("POST messages", "answer", answer=Answer.json({"message": "oops"}, status=502))
+            case "drop file after":
+                self.server.fault("POST messages", "drop after")
+            case "file too large":
+                self.server.most_bytes = 4
             case "drop before" | "drop after" | "hang":
                 self.server.fault("POST messages", how)
             case _:

@@ -151,6 +151,11 @@ class MatrixStage:
                 self.door.fault("send", "answer", answer=Answer(502, b"<html>Bad Gateway</html>", "text/html"))
             case "hang":
                 self.door.fault("send", how)
+            case "drop file after":
+                self.door.fault("send", "drop after", times=2)
+            case "file too large":
+                told = {"errcode": "M_TOO_LARGE", "error": "Cannot upload files larger than 4 bytes"}
+                self.door.fault("upload", "answer", answer=Answer.json(told, status=413))
             case "drop before" | "drop after":
                 self.door.fault("send", how, times=2)  # the library repeats a PUT once by itself
             case _:

@@ -79,6 +79,10 @@ class SlackStage:
             case "broken":
                 told = {"ok": False, "error": "internal_error"}
                 self.server.fault("chat.postMessage", "answer", answer=Answer.json(told, status=500))
+            case "drop file after":
+                self.server.fault("files.completeUploadExternal", "drop after")
+            case "file too large":
+                self.server.most_bytes = 4
             case "drop before" | "drop after" | "hang":
                 self.server.fault("chat.postMessage", how)
             case _:

@@ -71,6 +71,10 @@ class TelegramStage:
             case "broken":
                 told = {"ok": False, "error_code": 502, "description": "Bad Gateway"}
                 self.server.fault("sendMessage", "answer", answer=Answer.json(told, status=502))
+            case "drop file after":
+                self.server.fault("sendDocument", "drop after")
+            case "file too large":
+                self.server.most_bytes = 4
             case "drop before" | "drop after" | "hang":
                 self.server.fault("sendMessage", how)
             case _:

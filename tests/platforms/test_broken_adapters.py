@@ -12,7 +12,7 @@ import pytest
 from telegram.error import TelegramError
 
 from everhold.core.entries import Attachment, Place
-from everhold.errors import InDoubt, Refused, Transient
+from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.platforms.telegram.adapter import Telegram
 from everhold.ports.platform import Accept, Incoming, Outgoing
 from everhold.ports.store import Position
@@ -176,8 +176,29 @@ class SaysItTwice(Telegram):
 
 
 class LeavesFilesBehind(Telegram):
-    async def _attach(self, out: Outgoing, files: tuple[Attachment, ...], *, caption: str | None = None) -> str:
-        return await self._say(out, caption) if caption is not None else ""
+    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+        return await self._say(out, file.name)
+
+
+class OpensPaths(Telegram):
+    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+        return await self._say(out, f"what is in {file.name}")
+
+
+class TakesTooMuchForLost(Telegram):
+    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+        try:
+            return await super()._attach(out, file)
+        except TooLong as error:
+            raise InDoubt(error.message) from error
+
+
+class BelievesInFiles(Telegram):
+    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+        try:
+            return await super()._attach(out, file)
+        except InDoubt as error:
+            raise Transient(error.message) from error
 
 
 class CannotType(Telegram):
@@ -195,6 +216,10 @@ BROKEN = [
     (TakesAllForItself, "in_a_group_it_is_told_what_is_meant_for_the_agent"),
     (BelievesPaths, "a_file_is_kept_by_what_is_in_it_and_its_name_is_no_path"),
     (DropsFiles, "a_file_that_is_too_large_is_named_and_left"),
+    (OpensPaths, "a_file_that_is_not_kept_is_looked_for_nowhere_else"),
+    (TakesTooMuchForLost, "a_file_that_is_too_large_there_is_refused_as_such"),
+    (BelievesInFiles, "a_lost_answer_about_a_file_is_no_answer"),
+    (LeavesFilesBehind, "a_picture_goes_out_as_it_is"),
     (ChokesOnCharacters, "odd_characters_harm_nobody"),
     (StopsAtPoison, "what_nobody_can_read_is_kept_and_its_neighbours_are_heard"),
     (SkipsPoison, "what_nobody_can_read_is_kept_and_its_neighbours_are_heard"),

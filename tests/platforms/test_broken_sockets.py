@@ -52,8 +52,8 @@ def jumps_over_gaps(self: slack_backlog.Backlog, channel: str, ts: str) -> str:
     return f"history/{channel}"
 
 
-async def never_finds(self: Any, out: Outgoing) -> tuple[str, Outgoing]:
-    return "", out
+async def never_finds(self: Any, out: Outgoing) -> None:
+    return None
 
 
 async def forgets_threads(self: Any, channel: str, thread: str, since: str) -> list[Any]:
@@ -94,10 +94,6 @@ async def confirms_commands_first(self: Discord, data: Any, accept: Accept) -> N
     await accept(self._unreadable(data, ValueError("too late")))
 
 
-async def words_are_lost_with_files(self: Discord, out: Outgoing, show: Any) -> Any:
-    return await show(out.text, await self._files(out))
-
-
 SLACK: list[tuple[Plant, Any]] = [
     (instead(Slack, "_take", confirms_first), test_slack.test_an_event_is_confirmed_after_it_is_kept_and_not_before),
     (
@@ -112,8 +108,9 @@ SLACK: list[tuple[Plant, Any]] = [
         instead(slack_backlog.Backlog, "position", jumps_over_gaps),
         test_slack.test_a_gap_is_not_jumped_over_by_what_is_new,
     ),
-    (instead(Slack, "_left", never_finds), "a_lost_answer_is_no_answer"),
-    (instead(Slack, "_left", never_finds), test_slack.test_a_probe_looks_back_to_what_is_answered),
+    (instead(Slack, "probe", never_finds), "a_lost_answer_is_no_answer"),
+    (instead(Slack, "probe", never_finds), "a_lost_answer_about_a_file_is_no_answer"),
+    (instead(Slack, "probe", never_finds), test_slack.test_a_probe_looks_back_to_what_is_answered),
     (
         instead(Slack, "_download", fetches_from_anywhere),
         test_slack.test_a_file_that_lies_elsewhere_is_named_and_the_token_stays_here,
@@ -147,8 +144,12 @@ DISCORD: list[tuple[Plant, Any]] = [
         test_discord.test_a_slash_command_that_was_not_kept_is_not_confirmed,
     ),
     (
-        instead(Discord, "_fitting", words_are_lost_with_files),
-        test_discord.test_files_that_are_too_large_do_not_take_the_words_along,
+        lambda patch: patch.setattr(discord_adapter, "_carries", lambda message, out: True),
+        test_discord.test_a_file_that_is_found_again_is_not_taken_for_another,
+    ),
+    (
+        lambda patch: patch.setattr(discord_adapter, "nonce", lambda key: secrets.token_hex(12)),
+        "a_lost_answer_about_a_file_is_no_answer",
     ),
     (
         lambda patch: patch.setattr(discord_adapter, "nonce", lambda key: secrets.token_hex(12)),

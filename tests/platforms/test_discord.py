@@ -386,23 +386,18 @@ async def test_notices_are_marked_where_other_bots_can_read_them(desk: Desk, ser
     assert [it["content"] for it in (*server.shown(GROUP), *server.shown(CHAT))] == [f"{NOTICE}halted", "halted"]
 
 
-async def test_files_that_are_too_large_do_not_take_the_words_along(desk: Desk, server: DiscordServer) -> None:
-    data = b"x" * 10_000_001
-    await desk.keep(data)
-    file = attachment(data, name="big.bin")
-    remote = await desk.platform.send(desk.out("here", attachments=(file,)))
-    await desk.platform.send(desk.out("here, at last", edits=remote, attachments=(file,)))
-    (shown,) = server.shown(CHAT)
-    assert (shown["content"], shown["attachments"]) == ("here, at last\n[big.bin did not fit]", [])
-
-
-async def test_more_files_than_a_message_takes_are_named(desk: Desk, server: DiscordServer) -> None:
-    await desk.keep(b"a page")
-    files = tuple(attachment(b"a page", name=f"{number}.txt") for number in range(12))
-    await desk.platform.send(desk.out("x" * 2000, attachments=files))
-    (shown,) = server.shown(CHAT)
-    assert len(shown["attachments"]) == 10
-    assert shown["content"].endswith("x\n[10.txt, 11.txt did not fit]")
+async def test_a_file_that_is_found_again_is_not_taken_for_another(desk: Desk, server: DiscordServer) -> None:
+    asked = await server.write("both, please", channel=GROUP)
+    files = [attachment(data, name=name) for name, data in (("a.txt", b"one"), ("b.txt", b"three"))]
+    for data in (b"one", b"three"):
+        await desk.keep(data)
+    place = desk.place(chat=GROUP, message=asked)
+    outs = [desk.out("", to=place, key=f"s:1:{part}", file=file) for part, file in enumerate(files)]
+    await desk.platform.send(outs[0])
+    for message in server.messages[GROUP].values():
+        message.pop("nonce", None)  # it is long ago
+    assert await desk.platform.probe(outs[0]) is not None
+    assert await desk.platform.probe(outs[1]) is None
 
 
 async def test_no_token_gets_into_a_log(desk: Desk, stage: DiscordStage, caplog: pytest.LogCaptureFixture) -> None:
@@ -413,16 +408,6 @@ async def test_no_token_gets_into_a_log(desk: Desk, stage: DiscordStage, caplog:
         await desk.platform.send(desk.out("hello"))
     assert caplog.text
     assert TOKEN not in caplog.text
-
-
-async def test_a_file_comes_with_the_text_that_takes_a_draft_s_place(desk: Desk, server: DiscordServer) -> None:
-    await desk.keep(b"a report")
-    remote = await desk.platform.send(desk.out("he …"))
-    file = attachment(b"a report", name="report.txt")
-    for _ in range(2):
-        await desk.platform.send(desk.out("here", edits=remote, attachments=(file,)))
-    (shown,) = server.shown(CHAT)
-    assert (shown["content"], [it["filename"] for it in shown["attachments"]]) == ("here", ["report.txt"])
 
 
 async def test_a_reply_whose_draft_was_deleted_is_sent(desk: Desk, server: DiscordServer) -> None:

@@ -11,7 +11,21 @@ import sys
 import time
 from typing import Any
 
-TOOLS = ["echo", "big", "die", "hang", "refuse", "secret", "key", "picture", "news", "nonsense", "structured", "pid"]
+TOOLS = [
+    "echo",
+    "big",
+    "die",
+    "hang",
+    "refuse",
+    "secret",
+    "key",
+    "picture",
+    "files",
+    "news",
+    "nonsense",
+    "structured",
+    "pid",
+]
 
 
 def send(message: dict[str, Any]) -> None:
@@ -35,6 +49,10 @@ def call(name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str
         send({"method": "notifications/tools/list_changed"})
     if name == "picture":
         return {"content": [{"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"}]}
+    if name == "files":
+        uri = "file:///etc/secrets/report.pdf"
+        about = {"uri": uri, "mimeType": "application/pdf", "blob": str(arguments.get("blob"))}
+        return {"content": [{"type": "resource", "resource": about}]}
     if name == "structured":
         return {"content": [], "structuredContent": {"answer": 42}}
     if name == "nonsense":

@@ -23,7 +23,7 @@ from everhold.core.turn import Ran, Run
 from everhold.errors import EverholdError
 from everhold.flow import perform
 from everhold.flow.gates import Gates
-from everhold.ports.tool import Effect, Result, ToolContext
+from everhold.ports.tool import Effect, File, Result, ToolContext
 from everhold.secret import Secret
 from everhold.testing.house import Diary
 from everhold.tools import mcp
@@ -221,9 +221,26 @@ async def test_news_of_more_tools_reaches_the_agents(crooked: Office) -> None:
     assert "odd_late" in crooked.servers.tools(crooked.agent)
 
 
-async def test_what_cannot_be_read_is_named_and_what_is_structured_is_shown(crooked: Office) -> None:
-    assert (await crooked.run("odd_picture")).text == "[image/png, 6 bytes, which cannot be shown here]"
+async def test_what_is_structured_is_shown(crooked: Office) -> None:
     assert json.loads((await crooked.run("odd_structured")).text) == {"answer": 42}
+
+
+async def test_files_are_kept_to_be_attached_and_their_names_are_no_paths(crooked: Office) -> None:
+    picture = await crooked.run("odd_picture")
+    assert picture.text == "[image.png (image/png, 5 bytes, id 2cf24dba5fb0): `attach` sends it]"
+    assert picture.files == (File(data=b"hello", name="image.png", media="image/png"),)
+    document = await crooked.run("odd_files", blob="aGVsbG8=")
+    assert document.files == (File(data=b"hello", name="report.pdf", media="application/pdf"),)
+
+
+async def test_a_file_that_is_too_large_or_none_at_all_is_named(
+    crooked: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp, "LARGEST_FILE", 3)
+    for blob in ("aGVsbG8gdGhlcmU=", "*** no base64 ***", ""):
+        document = await crooked.run("odd_files", blob=blob)
+        assert document.files == ()
+        assert document.text == "[application/pdf, which is too large to keep or cannot be read]"
 
 
 async def test_the_key_of_a_call_goes_with_it(crooked: Office) -> None:

@@ -265,7 +265,7 @@ class AgentSettings(Part):
     """Who shares a session with whom."""
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
-    tools: tuple[Text, ...] = ("memory", "session_search")
+    tools: tuple[Text, ...] = ("memory", "session_search", "attach")
     """What the agent can use; `mcp:NAME` for a server from `mcp`."""
     send_to: tuple[Text, ...] = ()
     """Whom the agent may write to of its own accord: `agent:NAME`, or the address of a chat. Nobody if not given."""

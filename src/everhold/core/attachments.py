@@ -1,12 +1,13 @@
-"""A file that came with a message: known by what is in it. Its name is a label and is never a path."""
+"""A file that comes or goes with a message: known by what is in it. Its name is a label and is never a path."""
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
+from collections.abc import Iterable
 from typing import Final
 
-from everhold.core.entries import Attachment
+from everhold.core.entries import Attachment, Entry, Heard, Returned
 
 LONGEST_NAME: Final = 120
 
@@ -19,6 +20,38 @@ def attachment(data: bytes, *, name: str = "", media: str = "") -> Attachment:
 def absent(*, name: str, media: str = "", size: int = 0) -> Attachment:
     """A file that was not taken in: it was too large, or it could not be fetched. That it was there is kept."""
     return Attachment(blob="", name=label(name), media=media[:100], size=size)
+
+
+def brought(entry: Entry) -> tuple[Attachment, ...]:
+    """The files that came into a conversation with an entry."""
+    match entry.body:
+        case Heard(attachments=files) | Returned(files=files):
+            return files
+        case _:
+            return ()
+
+
+def fitting(text: str, files: Iterable[Attachment], *, most: int) -> tuple[str, tuple[Attachment, ...]]:
+    """A reply with those of its files that have at most `most` bytes; the others it names."""
+    taken: list[Attachment] = []
+    for file in files:
+        if file.size <= most:
+            taken.append(file)
+        else:
+            text = f"{text}\n{not_sent(file, most=most)}"
+    return text, tuple(taken)
+
+
+def not_sent(file: Attachment, *, most: int | None = None) -> str:
+    """What a chat is told instead of a file that does not fit it."""
+    name = file.name or "a file"
+    match most:
+        case None:
+            return f"[{name} was not sent: its {file.size:,} bytes are more than this chat takes]"
+        case 0:
+            return f"[{name} was not sent: files cannot be sent here]"
+        case _:
+            return f"[{name} was not sent: it has {file.size:,} bytes, and this chat takes {most:,}]"
 
 
 def label(name: str) -> str:

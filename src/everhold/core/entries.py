@@ -53,7 +53,7 @@ class Place(Record, frozen=True):
 
 
 class Attachment(Record, frozen=True):
-    """A file that came with a message, kept by content hash."""
+    """A file that comes or goes with a message, kept by content hash."""
 
     blob: str
     name: str = ""
@@ -175,6 +175,10 @@ class Returned(Record, frozen=True):
     text: str = ""
     error: bool = False
     unknown: bool = False
+    files: tuple[Attachment, ...] = ()
+    """What it gave back besides words, kept by content hash."""
+    attached: tuple[Attachment, ...] = ()
+    """Files that go with the turn's reply."""
 
 
 class Noted(Record, frozen=True):
@@ -199,7 +203,7 @@ class Said(Record, frozen=True):
     parts: tuple[str, ...] = ()
     hops: int = 0
     attachments: tuple[Attachment, ...] = ()
-    """Files that go with the last part."""
+    """Files that go with it, each a part of its own behind those of the text."""
     stamp: Stamp = Stamp()
 
 

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct, structs
 
 from everhold.core.entries import (
+    Attachment,
     Began,
     Body,
     Call,
@@ -54,6 +55,8 @@ class Turn(Struct, frozen=True, kw_only=True):
     left_over: bool = False
     """Taken up from somebody else: what is started may be done, half done, or not."""
     over: bool = False
+    attached: tuple[Attachment, ...] = ()
+    """Files that go with its reply."""
 
 
 # -- events: what happened ---------------------------------------------------------------------------------------------
@@ -136,6 +139,8 @@ class Finish(Struct, frozen=True, kw_only=True):
     ended: Ended
     bodies: tuple[Body, ...] = ()
     reply: str = ""
+    attached: tuple[Attachment, ...] = ()
+    """Files that go with the reply."""
     notice: str = ""
     """What the chat is told instead of, or beside, a reply."""
 
@@ -201,8 +206,9 @@ def _record(turn: Turn, bodies: tuple[Body, ...]) -> Turn:
                 turn = structs.replace(turn, rounds=turn.rounds + 1, open=calls, started={}, usage=turn.usage + usage)
             case Called(call=call):
                 turn = structs.replace(turn, started={**turn.started, call: body})
-            case Returned(call=call):
-                turn = structs.replace(turn, open=tuple(c for c in turn.open if c.id != call))
+            case Returned(call=call, attached=attached):
+                files = tuple(dict.fromkeys((*turn.attached, *attached)))
+                turn = structs.replace(turn, open=tuple(c for c in turn.open if c.id != call), attached=files)
             case Ended():
                 turn = structs.replace(turn, over=True)
             case _:
@@ -239,14 +245,15 @@ def _answered(turn: Turn, thought: Thought, effects: Mapping[str, Effect]) -> Ta
     thought = structs.replace(thought, calls=_distinct(thought.calls, turn.rounds))
     if not thought.calls:
         usage = turn.usage + thought.usage
-        if not thought.text.strip():
+        reply = thought.text if thought.text.strip() else ", ".join(file.name or "a file" for file in turn.attached)
+        if not reply:
             reason = "the model answered nothing"
             return Finish(
                 ended=Ended(outcome="failed", reason=reason, usage=usage),
                 bodies=(thought,),
                 notice=_failure_notice(reason),
             )
-        return Finish(ended=Ended(usage=usage), bodies=(thought,), reply=thought.text)
+        return Finish(ended=Ended(usage=usage), bodies=(thought,), reply=reply, attached=turn.attached)
     # the first call's start can be recorded together with the thought: both come before anything runs
     first = thought.calls[0]
     effect = effects.get(first.tool, Effect.ONCE)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
+from everhold.core.attachments import attachment
 from everhold.core.entries import Returned, Thought, cleansed
 from everhold.core.turn import Answered, Broken, Event, Overlong, Ran, Run, Unreachable
 from everhold.errors import EverholdError, InDoubt, LeaseLost, Misuse, Overloaded, Refused, TooLong, Transient
@@ -86,7 +87,10 @@ async def run(
         result = Result(text=f"There is no tool {task.call.tool!r}.", error=True)
     else:
         result = cleansed(await _attempt(gates, tool, task, context, still_ours))
-    returned = Returned(call=task.call.id, text=result.text, error=result.error)
+    files = tuple(attachment(file.data, name=file.name, media=file.media) for file in result.files)
+    returned = Returned(
+        call=task.call.id, text=result.text, error=result.error, files=files, attached=tuple(result.attached)
+    )
     return Ran(returned), result
 
 

@@ -8,10 +8,12 @@ import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from everhold.core.entries import Body, Place, Stamp, Usage
+from everhold.core.attachments import fitting
+from everhold.core.entries import Attachment, Body, Place, Said, Stamp, Usage
 from everhold.core.mailbox import Busy
 from everhold.core.naming import Origin
 from everhold.core.pace import Pace
+from everhold.core.split import split
 from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_request, weigh_tools
 from everhold.flow import remember, voice
 from everhold.flow.facts import Facts
@@ -87,6 +89,8 @@ class Runtime:
     most_output: int = 4_096
     """Tokens an answer may have, as far as a budget is concerned."""
     text_limit: Callable[[Place], int] = lambda _: 4_000
+    file_limit: Callable[[Place], int] = lambda _: 0
+    """The largest file that a place takes, in bytes; 0: it takes none."""
     pulls: Callable[[Place], bool] = lambda _: False
     """Whether whoever is there reads the log itself, so that a committed reply is a delivered one."""
 
@@ -105,6 +109,11 @@ class Runtime:
     @property
     def author(self) -> str:
         return f"agent:{self.agent}"
+
+    def said(self, text: str, to: Place, *, hops: int, stamp: Stamp, files: Sequence[Attachment] = ()) -> Said:
+        """A reply as its place takes it: in parts, and with those of its files that fit."""
+        text, fit = fitting(text, files, most=self.file_limit(to))
+        return Said(text=text, to=to, parts=split(text, self.text_limit(to)), hops=hops, attachments=fit, stamp=stamp)
 
     def voices(self, bodies: Iterable[Body]) -> tuple[Wake, ...]:
         """The voice lanes that have something to deliver once these bodies are committed."""

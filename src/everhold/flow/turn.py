@@ -23,7 +23,6 @@ from everhold.core.entries import (
     Kind,
     Noted,
     Place,
-    Said,
     Stamp,
     Thought,
     Told,
@@ -117,6 +116,7 @@ class Seat:
         wakes: tuple[Wake, ...] = (),
         spends: tuple[Spend, ...] = (),
         beside: Beside | None = None,
+        files: tuple[bytes, ...] = (),
         pause: bool = False,
     ) -> Committed:
         """Commit under this mind's claim."""
@@ -133,7 +133,7 @@ class Seat:
                 lane=lane,
                 wakes=self.bells.offer(wakes),
                 spends=spends,
-                blobs=self.views.unkept(beside.blobs),
+                blobs=self.views.unkept(beside.blobs) + files,
                 records=beside.records,
                 pause=pause,
             )
@@ -425,8 +425,9 @@ class TurnWork:
         _, recorded = step(self.turn, event, self.runtime.effects)
         assert isinstance(recorded, Record)
         notes = tuple(facts.kept(note, tool=task.call.tool, context=context) for note in result.notes)
-        sayings = tuple(self._said(saying.text, saying.to, hops=saying.hops) for saying in result.sayings)
-        return await self._record((*recorded.bodies, *notes, *sayings, *self._noticed(notes)))
+        sayings = tuple(self.runtime.said(it.text, it.to, hops=it.hops, stamp=self.stamp) for it in result.sayings)
+        files = tuple(file.data for file in result.files)
+        return await self._record((*recorded.bodies, *notes, *sayings, *self._noticed(notes)), files=files)
 
     def _noticed(self, notes: tuple[Noted, ...]) -> tuple[Told, ...]:
         """A word in the chat about what was remembered, true once it is committed, whatever the providers do."""
@@ -442,12 +443,12 @@ class TurnWork:
             raise LeaseLost(f"session {self.session.id}: operation {self.op} is in other hands")
         return found[0]
 
-    async def _record(self, bodies: tuple[Body, ...]) -> Event:
+    async def _record(self, bodies: tuple[Body, ...], *, files: tuple[bytes, ...] = ()) -> Event:
         """Commit what happened, so that it is never done again."""
         step_ = _STEPS[kind_of(bodies[0])]
         drafts = tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies)
         wakes, spends, beside = self._wakes(bodies), self._spends(bodies), self._beside(bodies)
-        done = await self.seat.commit(step_, drafts, op=self.op, wakes=wakes, spends=spends, beside=beside)
+        done = await self.seat.commit(step_, drafts, op=self.op, wakes=wakes, spends=spends, beside=beside, files=files)
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
         return Recorded(bodies)
@@ -513,7 +514,8 @@ class TurnWork:
         """The turn's end is one commit: said, ended, usage, and every lane that has to know."""
         bodies: list[Body] = list(task.bodies)
         if task.reply and self.origin is not None:
-            bodies.append(self._said(task.reply, self.origin, hops=self.hops + 1))
+            hops, files = self.hops + 1, task.attached
+            bodies.append(self.runtime.said(task.reply, self.origin, hops=hops, files=files, stamp=self.stamp))
         if task.notice and self.origin is not None:
             limit = self.runtime.text_limit(self.origin)
             bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
@@ -566,9 +568,6 @@ class TurnWork:
 
     def _author(self, body: Body) -> str:
         return "system" if isinstance(body, Told | Ended) else self.runtime.author
-
-    def _said(self, text: str, to: Place, *, hops: int) -> Said:
-        return Said(text=text, to=to, parts=split(text, self.runtime.text_limit(to)), hops=hops, stamp=self.stamp)
 
     def _wakes(self, bodies: Iterable[Body]) -> tuple[Wake, ...]:
         bodies = tuple(bodies)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
-from everhold.core.entries import Body, Entry, Kind, Place, Said, Told
+from msgspec import structs
+
+from everhold.core.attachments import not_sent
+from everhold.core.entries import Attachment, Body, Entry, Kind, Place, Said, Told
+from everhold.errors import TooLong
 from everhold.flow.lane import Load, Look, Notice
 from everhold.ports.platform import Delivery, Outgoing, Platform
 from everhold.ports.store import Claim, Flight, Item, Store
+
+Part: TypeAlias = str | Attachment
+"""What is sent at once: a piece of the text, or a file."""
 
 DRAFT = -1
 """A draft's place among the parts of a reply: before all of them. It is filed under the operation, since the reply has
@@ -84,8 +92,16 @@ class Voice:
         return await self._load(claim, entry, item.part, last=flight.upto == entry.seq)
 
     async def deliver(self, load: Load) -> Mapping[str, str]:
-        assert isinstance(load.payload, Outgoing)
-        return {load.payload.key: await self.platform.send(load.payload)}
+        out = load.payload
+        assert isinstance(out, Outgoing)
+        try:
+            return {out.key: await self.platform.send(out)}
+        except TooLong:
+            if out.file is None:
+                raise
+            # the place takes less than was known when the reply was made
+            instead = structs.replace(out, file=None, text=not_sent(out.file))
+            return {out.key: await self.platform.send(instead)}
 
     async def arrived(self, load: Load) -> Sequence[str]:
         assert isinstance(load.payload, Outgoing)
@@ -99,19 +115,21 @@ class Voice:
         assert place is not None
         key = f"{claim.session}:{entry.seq}:{part}"
         hops = entry.body.hops if isinstance(entry.body, Said) else 0
+        text, file = (what, None) if isinstance(what := parts[part], str) else ("", what)
         edits = await self._draft(claim, entry) if self.drafts and part == 0 else ""
         out = Outgoing(
             to=place,
-            text=parts[part],
+            text=text,
             key=key,
             edits=edits,
             hops=hops,
             notice=isinstance(entry.body, Told),
-            attachments=entry.body.attachments if isinstance(entry.body, Said) and part == len(parts) - 1 else (),
+            file=file,
         )
         # until its last part has gone, the position stays before the entry
         upto = entry.seq if last else entry.seq - 1
-        digest = hashlib.sha256(f"{key}\n{place}\n{out.text}".encode()).hexdigest()
+        said = f"{key}\n{place}\n{file.blob if file else text}"
+        digest = hashlib.sha256(said.encode()).hexdigest()
         return Load(items=(Item(seq=entry.seq, part=part, key=key),), upto=upto, digest=digest, payload=out)
 
     async def _draft(self, claim: Claim, entry: Entry) -> str:
@@ -138,15 +156,15 @@ class Voice:
         return bool(found and found[0].undone_at)
 
 
-def spoken(entry: Entry) -> tuple[Place | None, tuple[str, ...]]:
+def spoken(entry: Entry) -> tuple[Place | None, tuple[Part, ...]]:
     """Where an entry is to be said, and in which parts."""
     return spoken_to(entry.body)
 
 
-def spoken_to(body: Body | None) -> tuple[Place | None, tuple[str, ...]]:
+def spoken_to(body: Body | None) -> tuple[Place | None, tuple[Part, ...]]:
     match body:
-        case Said(to=to, parts=parts, text=text):
-            return to, parts or (text,)
+        case Said(to=to, parts=parts, text=text, attachments=files):
+            return to, (*(parts or (text,)), *files)
         case Told(to=to, parts=parts, text=text):
             return to, parts or (text,)
         case _:

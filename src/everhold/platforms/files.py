@@ -1,4 +1,4 @@
-"""Files that come with messages: fetched a few times over, and named where they could not be had."""
+"""Files that come with messages, fetched a few times over and named where they could not be had; and those that go."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Final
 from msgspec import structs
 
 from everhold.core.attachments import absent, attachment
-from everhold.errors import EverholdError, Refused, Transient
+from everhold.core.entries import Attachment
+from everhold.errors import EverholdError, Refused, TooLong, Transient
 from everhold.ports.log import Log
 from everhold.ports.platform import Incoming
-from everhold.ports.plugin import Fetched, Station
+from everhold.ports.plugin import Context, Fetched, Station
 
 TRIES: Final = 3
 
@@ -42,3 +43,13 @@ async def fetched(station: Station, url: str, *, size: int, headers: Mapping[str
         except Transient as error:
             await station.sleep(error.retry_after or float(attempt))
     return await station.fetch(url, headers=headers)
+
+
+async def contents(context: Context, file: Attachment, *, most: int) -> bytes:
+    """What is in a file that is to be sent. Raises Refused for one that was erased since, TooLong for a large one."""
+    data = await context.blob(file.blob) if context.blob is not None else None
+    if data is None:
+        raise Refused(f"{file.name or 'the file'} is not kept any more")
+    if len(data) > most:
+        raise TooLong(f"{file.name or 'the file'} has {len(data):,} bytes, and {most:,} are taken")
+    return data

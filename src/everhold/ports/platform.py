@@ -84,8 +84,9 @@ class Outgoing(Struct, frozen=True, kw_only=True):
     hops: int = 0
     notice: bool = False
     """A word of the gateway's own: platforms that can tell notices from messages send it as one."""
-    attachments: tuple[Attachment, ...] = ()
-    """Files to go with it; what is in them is found by `Context.blob`."""
+    file: Attachment | None = None
+    """A file to be sent instead of a text; what is in it is found by `Context.blob`. TooLong says that it is too large
+    here, and the chat is then told so."""
 
 
 class Platform(Protocol):
@@ -118,6 +119,14 @@ class Drafting(Protocol):
 
     async def revise(self, remote: str, out: Outgoing) -> None:
         """Show more of it."""
+
+
+@runtime_checkable
+class Carrying(Protocol):
+    """What a platform may offer besides: files that go with a reply. `Outgoing.file` is only sent to those that do."""
+
+    file_limit: int
+    """The largest file that may be sent, in bytes."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from everhold.core.entries import Noted, Place, Stamp
+from everhold.core.entries import Attachment, Noted, Place, Stamp
 from everhold.ports.model import ToolSpec
 
 
@@ -49,13 +49,25 @@ class Saying(Struct, frozen=True, kw_only=True):
     hops: int = 0
 
 
+class File(Struct, frozen=True, kw_only=True):
+    """A file that a tool made or found. Its name is a label: nobody opens it as a path."""
+
+    data: bytes
+    name: str = ""
+    media: str = ""
+
+
 class Result(Struct, frozen=True, kw_only=True):
-    """What a tool gives back; notes and sayings commit together with it."""
+    """What a tool gives back; notes, sayings and files commit together with it."""
 
     text: str
     error: bool = False
     notes: Sequence[Noted] = ()
     sayings: Sequence[Saying] = ()
+    files: Sequence[File] = ()
+    """Kept by content hash, so that they can be attached to a reply, now or later."""
+    attached: Sequence[Attachment] = ()
+    """Files that are kept, to go with the turn's reply."""
 
 
 class Tool(Protocol):

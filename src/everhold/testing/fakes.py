@@ -100,12 +100,14 @@ class FakePlatform:
         name: str = "fake",
         account: str = "main",
         text_limit: int = 4_000,
+        file_limit: int = 1_000_000,
         visible_after: float = 0.0,
     ) -> None:
         self.delivery = delivery
         self.name = name
         self.account = account
         self.text_limit = text_limit
+        self.file_limit = file_limit
         self.visible_after = visible_after
         self.faults = Faults()
         self.shown: list[Outgoing] = []

@@ -27,7 +27,7 @@ from everhold.flow.runtime import Runtime
 from everhold.flow.supervise import Supervisor
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.memory import MemoryProvider
-from everhold.ports.platform import Drafting, Incoming, Platform, Verdict
+from everhold.ports.platform import Carrying, Drafting, Incoming, Platform, Verdict
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
 from everhold.stores.sqlite import SqliteStore
@@ -100,12 +100,17 @@ class Furniture:
             tools=self.tools,
             memories=tuple(self.memories),
             text_limit=self._limit,
+            file_limit=self._file_limit,
             **self.settings,
         )
 
     def _limit(self, place: Place) -> int:
         platform = self.platform(place.platform, place.account)
         return platform.text_limit if platform else 4_000
+
+    def _file_limit(self, place: Place) -> int:
+        platform: object = self.platform(place.platform, place.account)
+        return platform.file_limit if isinstance(platform, Carrying) else 0
 
     def platform(self, name: str, account: str) -> Platform | None:
         return self.platforms.get((name, account))

@@ -8,19 +8,23 @@ an error as the result; the server is started again, after a wait that grows.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
+import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from everhold.config.problems import Problem
 from everhold.config.settings import AgentSettings, McpSettings
+from everhold.core.attachments import attachment, label
 from everhold.errors import InDoubt, Misuse, Transient
 from everhold.ports.log import Log
 from everhold.ports.model import ToolSpec
-from everhold.ports.tool import Effect, Result, Tool, ToolContext
+from everhold.ports.tool import Effect, File, Result, Tool, ToolContext
 from everhold.secret import Secret
+from everhold.tools.attach import shown
 from everhold.tools.mcp_program import Program, usual
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ COMING_SECONDS: Final = 15.0
 """How long a turn waits for a server that is just being started."""
 LONGEST_RESULT: Final = 100_000
 """Characters of a result; the rest is cut, and the model is told so."""
+LARGEST_FILE: Final = 20_000_000
+"""Bytes of a file in a result; a larger one is named and left."""
 LONGEST_DESCRIPTION: Final = 4_000
 MOST_TOOLS: Final = 200
 KEY: Final = "everhold/key"
@@ -240,7 +246,8 @@ class Server:
         self._bell.set()
 
     def shown(self, result: types.CallToolResult) -> Result:
-        return Result(text=cut(self._hide(text_of(result))), error=bool(result.is_error))
+        files = files_of(result)
+        return Result(text=cut(self._hide(text_of(result))), error=bool(result.is_error), files=files)
 
     def hide(self, text: str) -> str:
         return self._hide(text)
@@ -392,17 +399,50 @@ def text_of(result: types.CallToolResult) -> str:
     return "\n".join(parts) or "(nothing)"
 
 
+def files_of(result: types.CallToolResult) -> tuple[File, ...]:
+    """Everything in a result that is a file. None that is too large, or no file after all."""
+    return tuple(file for block in result.content if (file := _file(block)) is not None)
+
+
 def _part(block: types.ContentBlock) -> str:
     match block.type:
         case "text":
             return block.text
-        case "image" | "audio":
-            return f"[{block.mime_type or block.type}, {len(block.data) * 3 // 4:,} bytes, which cannot be shown here]"
         case "resource_link":
             return f"[{block.name}: {block.uri}]"
+        case "resource" if isinstance(text := getattr(block.resource, "text", None), str):
+            return text
+        case _:
+            file = _file(block)
+            if file is None:
+                return f"[{_media(block) or 'something'}, which is too large to keep or cannot be read]"
+            return f"[{shown(attachment(file.data, name=file.name, media=file.media))}: `attach` sends it]"
+
+
+def _file(block: types.ContentBlock) -> File | None:
+    name, data = "", ""
+    match block.type:
+        case "image" | "audio":
+            name, data = str(block.type), block.data
         case "resource":
-            text = getattr(block.resource, "text", None)
-            return text if isinstance(text, str) else f"[{block.resource.uri}, which cannot be shown here]"
+            name, data = label(str(block.resource.uri)), getattr(block.resource, "blob", None) or ""
+        case _:
+            pass
+    if not data or len(data) > LARGEST_FILE * 4 // 3 + 4:
+        return None
+    try:
+        found = base64.b64decode(data, validate=True)
+    except ValueError:
+        return None
+    media = _media(block)
+    if "." not in name:
+        name += mimetypes.guess_extension(media) or ""
+    return File(data=found, name=name, media=media)
+
+
+def _media(block: types.ContentBlock) -> str:
+    about = block.resource if block.type == "resource" else block
+    return getattr(about, "mime_type", None) or ""
 
 
 def cut(text: str) -> str:

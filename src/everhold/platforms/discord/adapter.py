@@ -12,7 +12,7 @@ import functools
 import hashlib
 import io
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import discord
 import msgspec
@@ -21,24 +21,22 @@ from discord.http import MultipartParameters, Route, handle_message_parameters
 from everhold.core.access import NOTICE
 from everhold.core.entries import Place
 from everhold.core.retry import wait_seconds
-from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
+from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.platforms.discord import faults, reading
 from everhold.platforms.discord.backlog import Backlog
 from everhold.platforms.discord.client import Client, Halted, Rest, Resume
 from everhold.platforms.discord.reading import Channel
 from everhold.platforms.discord.settings import NAME, DiscordSettings
-from everhold.platforms.files import fetched, taken_in
+from everhold.platforms.files import contents, fetched, taken_in
 from everhold.platforms.unreadable import unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
 
 T = TypeVar("T")
-Files: TypeAlias = list[tuple[str, bytes]]
-"""What goes with a message: names, and what is in them."""
-
 TEXT_CHARACTERS: Final = 2_000
-MOST_FILES: Final = 10
+FILE_BYTES: Final = 10 * 1024 * 1024
+"""What a server takes that nobody pays for."""
 MOST_COMMANDS: Final = 100
 LONG_SECONDS: Final = 60.0
 NONCE_SECONDS: Final = 120.0
@@ -59,11 +57,12 @@ TEXT_OPTION: Final = {"type": 3, "name": "text", "description": "what goes with 
 
 
 class Discord:
-    """One account. Implements `Platform`, `Drafting`, `Typing`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.KEYED
     text_limit = TEXT_CHARACTERS
+    file_limit = FILE_BYTES
     visible_after = 0.0
 
     def __init__(self, settings: DiscordSettings, context: Context) -> None:
@@ -284,7 +283,7 @@ class Discord:
         return await self._found(out) or await self._say(out)
 
     async def probe(self, out: Outgoing) -> str | None:
-        return await self._found(out, look=True)
+        return await self._found(out, look=True) or None
 
     async def draft(self, out: Outgoing) -> str:
         return await self._say(out)
@@ -302,34 +301,20 @@ class Discord:
             # in a server an answer hangs on what it answers
             reference = {"message_id": out.to.message, "channel_id": _channel(out.to), "fail_if_not_exists": False}
 
-        async def say(text: str, files: Files) -> str:
-            with _parameters(text, files, nonce=nonce(out.key), message_reference=reference) as params:
-                told = await self._ask(
-                    lambda rest: rest.send_message(_channel(out.to), params=params), what="a message", to=out.to
-                )
-            return str(told["id"])
-
-        return await self._fitting(out, say)
+        text, file = await self._worded(out), await self._file(out)
+        with _parameters(text, file, nonce=nonce(out.key), message_reference=reference) as params:
+            told = await self._ask(
+                lambda rest: rest.send_message(_channel(out.to), params=params),
+                what="a file" if file else "a message",
+                to=out.to,
+            )
+        return str(told["id"])
 
     async def _edit(self, remote: str, out: Outgoing) -> None:
-        async def edit(text: str, files: Files) -> None:
-            with _parameters(text, files) as params:
-                await self._ask(
-                    lambda rest: rest.edit_message(_channel(out.to), remote, params=params), what="an edit", to=out.to
-                )
-
-        await self._fitting(out, edit)
-
-    async def _fitting(self, out: Outgoing, show: Callable[[str, Files], Awaitable[T]]) -> T:
-        """Show a message with as many of its files as it takes. The words are worth more than the files."""
-        text = await self._worded(out)
-        files = await self._files(out)
-        try:
-            return await show(_without(text, files[MOST_FILES:]), files[:MOST_FILES])
-        except TooLong:
-            if not files or len(text) > TEXT_CHARACTERS:
-                raise
-        return await show(_without(text, files), [])
+        with _parameters(await self._worded(out), None) as params:
+            await self._ask(
+                lambda rest: rest.edit_message(_channel(out.to), remote, params=params), what="an edit", to=out.to
+            )
 
     async def _replace(self, out: Outgoing) -> str:
         """Put the final text in a draft's place. A repeat changes nothing, so a lost answer is no doubt."""
@@ -348,15 +333,10 @@ class Discord:
         marked = out.notice and not (await self._kind(out.to)).direct
         return NOTICE + out.text if marked and len(out.text) + len(NOTICE) <= TEXT_CHARACTERS else out.text
 
-    async def _files(self, out: Outgoing) -> Files:
-        found: Files = []
-        for file in out.attachments:
-            data = await self._context.blob(file.blob) if self._context.blob is not None else None
-            if data is None:
-                self._log.warning("file.unknown", name=file.name)
-                continue
-            found.append((file.name or "file", data))
-        return found
+    async def _file(self, out: Outgoing) -> tuple[str, bytes] | None:
+        if out.file is None:
+            return None
+        return out.file.name or "file", await contents(self._context, out.file, most=FILE_BYTES)
 
     async def _found(self, out: Outgoing, *, look: bool = False) -> str:
         """The message, if it was sent before Discord forgot its nonce. No reply is older than what it answers."""
@@ -375,7 +355,7 @@ class Discord:
                 continue
             known = message.get("nonce")
             reference = str((message.get("message_reference") or {}).get("message_id") or "")
-            same = asked and reference == out.to.message and message.get("content") == text
+            same = asked and reference == out.to.message and message.get("content") == text and _carries(message, out)
             if known == nonce(out.key) or (known is None and same):
                 return str(message["id"])
         return ""
@@ -420,22 +400,21 @@ def nonce(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=12).hexdigest()
 
 
-def _without(text: str, files: Files) -> str:
-    """The text, with the word that some files are not there."""
-    if not files:
-        return text
-    note = f"\n[{', '.join(name for name, _ in files)} did not fit]"[:500]
-    return text[: TEXT_CHARACTERS - len(note)] + note
+def _carries(message: Any, out: Outgoing) -> bool:
+    """Whether a message carries the file that was to be sent, as far as its size tells: names are changed there."""
+    sizes = [it.get("size") for it in message.get("attachments") or ()]
+    return sizes == ([out.file.size] if out.file is not None else [])
 
 
 def _channel(to: Place) -> str:
     return to.thread or to.chat
 
 
-def _parameters(text: str, files: Files, **more: Any) -> MultipartParameters:
+def _parameters(text: str, file: tuple[str, bytes] | None, **more: Any) -> MultipartParameters:
+    missing: Any = discord.utils.MISSING
     return handle_message_parameters(
-        content=text,
-        files=[discord.File(io.BytesIO(data), filename=name) for name, data in files] or discord.utils.MISSING,
+        content=text or missing,
+        file=discord.File(io.BytesIO(file[1]), filename=file[0]) if file else missing,
         # a model that was talked into calling everybody calls nobody
         allowed_mentions=discord.AllowedMentions(everyone=False, roles=False, users=True, replied_user=True),
         **more,

@@ -18,6 +18,7 @@ from everhold.core.attachments import absent, attachment
 from everhold.core.entries import Attachment, Place
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.platforms.files import contents
 from everhold.platforms.matrix import client, reading
 from everhold.platforms.matrix.reading import OURS
 from everhold.platforms.matrix.settings import NAME, MatrixSettings
@@ -28,6 +29,8 @@ from everhold.ports.store import Position
 
 TEXT_UNITS: Final = 8_000
 """An event holds 64 KiB; an edit says its text twice, and a unit may take three bytes."""
+FILE_BYTES: Final = 50_000_000
+"""What homeservers take if they are not told otherwise."""
 TYPING_SECONDS: Final = 6.0
 FETCH_TRIES: Final = 3
 MOST_SENDERS: Final = 5_000
@@ -39,11 +42,12 @@ MOST_PASSED: Final = 50
 
 
 class Matrix:
-    """One account. Implements `Platform`, `Drafting`, `Typing`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.KEYED
     text_limit = TEXT_UNITS
+    file_limit = FILE_BYTES
     visible_after = 0.0
 
     def __init__(self, settings: MatrixSettings, context: Context) -> None:
@@ -318,10 +322,9 @@ class Matrix:
     # -- saying ------------------------------------------------------------------------------------------------------
 
     async def send(self, out: Outgoing) -> str:
-        remote = await self._put(out, await self._content(out), part="")
-        for number, file in enumerate(out.attachments):
-            await self._attach(out, file, number)
-        return remote
+        if out.file is not None:
+            return await self._attach(out, out.file)
+        return await self._put(out, await self._content(out), part="")
 
     async def probe(self, out: Outgoing) -> str | None:
         raise Refused("Matrix recognises what is sent twice: nobody has to ask")
@@ -395,14 +398,11 @@ class Matrix:
             direct = False
         return {} if direct else {"m.relates_to": replies}
 
-    async def _attach(self, out: Outgoing, file: Attachment, number: int) -> None:
-        data = await self._context.blob(file.blob) if self._context.blob is not None else None
-        if data is None:
-            self._log.warning("file.unknown", name=file.name)
-            return
+    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+        data = await contents(self._context, file, most=FILE_BYTES)
         name = file.name or "file"
         kind = file.media.partition("/")[0]
-        content = {
+        event = {
             "msgtype": f"m.{kind}" if kind in ("image", "audio", "video") else "m.file",
             "body": name,
             "filename": name,
@@ -412,4 +412,4 @@ class Matrix:
             **await self._relation(out.to),
             OURS: {"hops": out.hops},
         }
-        await self._put(out, content, part=f"\nfile {number}")
+        return await self._put(out, event, part="\nfile")

@@ -19,9 +19,9 @@ from everhold.core.access import NOTICE
 from everhold.core.entries import Attachment, Place
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
-from everhold.platforms.files import fetched, taken_in
+from everhold.platforms.files import contents, fetched, taken_in
 from everhold.platforms.slack import faults, reading, wording
-from everhold.platforms.slack.backlog import Backlog, key, later
+from everhold.platforms.slack.backlog import Backlog, key
 from everhold.platforms.slack.line import Envelope, Line
 from everhold.platforms.slack.settings import NAME, SlackSettings
 from everhold.platforms.unreadable import unreadable
@@ -36,6 +36,7 @@ MOST_CHARACTERS: Final = 40_000
 """What is longer, Slack cuts off without a word."""
 SLOW_SECONDS: Final = 1.5
 """After this what comes behind a message no longer waits for its files: an event is to be confirmed within three."""
+FILE_BYTES: Final = 1_000_000_000
 CALL_SECONDS: Final = 20.0
 NEEDED: Final = frozenset({"chat:write", "im:history", "im:read"})
 """Without these even a direct chat does not work."""
@@ -46,11 +47,12 @@ MOST_REVISED: Final = 1_000
 
 
 class Slack:
-    """One account. Implements `Platform`, `Drafting`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.PROBE
     text_limit = TEXT_UNITS
+    file_limit = FILE_BYTES
     visible_after = 2.0
 
     def __init__(self, settings: SlackSettings, context: Context) -> None:
@@ -285,19 +287,22 @@ class Slack:
     # -- saying ------------------------------------------------------------------------------------------------------
 
     async def send(self, out: Outgoing) -> str:
-        remote = ""
-        if out.attachments:
-            # what is in several messages may have arrived in part
-            remote, out = await self._left(out)
-        if not remote:
-            remote = await (self._replace(out) if out.edits else self._say(out))
-        for file in out.attachments:
-            await self._attach(out, file)
-        return remote
+        if out.file is not None:
+            return await self._attach(out, out.file)
+        return await (self._replace(out) if out.edits else self._say(out))
 
     async def probe(self, out: Outgoing) -> str | None:
-        remote, left = await self._left(out)
-        return remote if remote and not left.attachments else None
+        me = (await self._who()).user
+        async for message in self._recent(out.to):
+            metadata = message.get("metadata") or {}
+            if metadata.get("event_type") == reading.METADATA:
+                if metadata.get("event_payload", {}).get("key") == out.key:
+                    return str(message["ts"])
+            elif out.file is not None and message.get("user") == me:
+                for it in message.get("files", ()):  # Slack carries no key with a file: its name and size have to do
+                    if (it.get("name"), it.get("size")) == (out.file.name or "file", out.file.size):
+                        return str(it.get("id"))
+        return None
 
     async def draft(self, out: Outgoing) -> str:
         return await self._say(out)
@@ -359,11 +364,8 @@ class Slack:
             metadata=msgspec.json.encode({"event_type": reading.METADATA, "event_payload": payload}).decode(),
         )
 
-    async def _attach(self, out: Outgoing, file: Attachment) -> None:
-        data = await self._context.blob(file.blob) if self._context.blob is not None else None
-        if data is None:
-            self._log.warning("file.unknown", name=file.name)
-            return
+    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+        data = await contents(self._context, file, most=FILE_BYTES)
         name, to = file.name or "file", out.to
         place = await self._call(
             "files.getUploadURLExternal", what="a file", quiet=to.chat, filename=name, length=str(len(data))
@@ -386,26 +388,7 @@ class Slack:
             files=msgspec.json.encode([{"id": place["file_id"], "title": name}]).decode(),
             **{name: value for name, value in given.items() if value},
         )
-
-    async def _left(self, out: Outgoing) -> tuple[str, Outgoing]:
-        """What of a message has arrived: its id, if its text has, and what is still to be sent."""
-        remote, after = "", ""
-        files = list(out.attachments)
-        shared: list[tuple[str, str, int]] = []
-        async for message in self._recent(out.to):
-            metadata = message.get("metadata") or {}
-            if metadata.get("event_type") == reading.METADATA:
-                if metadata.get("event_payload", {}).get("key") == out.key:
-                    remote = after = str(message["ts"])
-            elif message.get("user") == (await self._who()).user:
-                shared += [
-                    (message["ts"], it.get("name") or "", it.get("size") or 0) for it in message.get("files", ())
-                ]
-        for ts, name, size in shared:
-            found = next((it for it in files if (it.name or "file", it.size) == (name, size)), None)
-            if after and later(ts, after) and found is not None:
-                files.remove(found)
-        return remote, msgspec.structs.replace(out, attachments=tuple(files))
+        return str(place["file_id"])
 
     async def _recent(self, to: Place) -> Any:
         """What was said at a place, back to what is answered there, or else the last of it."""

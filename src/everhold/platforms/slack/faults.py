@@ -19,7 +19,7 @@ TOKEN: Final = frozenset(
 )
 """The account's trouble, not the message's: somebody mends it, and then it goes on."""
 GONE: Final = frozenset("message_not_found cant_update_message edit_window_closed".split())
-_TOO_LONG: Final = frozenset("msg_too_long msg_blocks_too_long".split())
+_TOO_LONG: Final = frozenset("msg_too_long msg_blocks_too_long file_upload_size_restricted".split())
 _MAYBE: Final = frozenset("internal_error fatal_error service_unavailable request_timeout".split())
 """Slack says of these that some of it may have been done all the same."""
 _WAIT: Final = frozenset("ratelimited rate_limited message_limit_exceeded".split())

@@ -10,13 +10,13 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 from telegram import Bot, BotCommand, InputFile, Message, MessageEntity, ReplyParameters, Update
-from telegram.error import ChatMigrated, Conflict, InvalidToken, RetryAfter, TelegramError
+from telegram.error import BadRequest, ChatMigrated, Conflict, InvalidToken, RetryAfter, TelegramError
 from telegram.request import HTTPXRequest
 
 from everhold.core.access import NOTICE
@@ -25,6 +25,7 @@ from everhold.core.entries import Attachment, Place
 from everhold.core.retry import wait_seconds
 from everhold.core.split import units
 from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.platforms.files import contents
 from everhold.platforms.hook import Hook
 from everhold.platforms.telegram import faults, reading
 from everhold.platforms.telegram.settings import NAME, TelegramSettings, WebhookSettings
@@ -37,7 +38,10 @@ from everhold.secret import Secret
 
 API: Final = "https://api.telegram.org"
 TEXT_UNITS: Final = 4096
-CAPTION_UNITS: Final = 1024
+FILE_BYTES: Final = 50_000_000
+PICTURE_BYTES: Final = 10_000_000
+PICTURES: Final = frozenset({"image/jpeg", "image/png"})
+"""What is shown in the chat. Other files are sent as they are."""
 MOST_COMMANDS: Final = 100
 FETCH_TRIES: Final = 3
 IDLE_SECONDS: Final = 5 * 86_400.0
@@ -59,11 +63,12 @@ class Polling(HTTPXRequest):
 
 
 class Telegram:
-    """One account. Implements `Platform`, `Drafting`, `Typing`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.BLIND
     text_limit = TEXT_UNITS
+    file_limit = FILE_BYTES
     visible_after = 0.0
 
     def __init__(self, settings: TelegramSettings, context: Context) -> None:
@@ -292,16 +297,10 @@ class Telegram:
     # -- saying ------------------------------------------------------------------------------------------------------
 
     async def send(self, out: Outgoing) -> str:
+        if out.file is not None:
+            return await self._attach(out, out.file)
         text = self._worded(out)
-        if out.edits:
-            remote = await self._replace(out, text)
-            await self._attach(out, out.attachments)
-            return remote
-        if len(out.attachments) == 1 and units(text) <= CAPTION_UNITS:
-            return await self._attach(out, out.attachments, caption=text)
-        remote = await self._say(out, text)
-        await self._attach(out, out.attachments)
-        return remote
+        return await (self._replace(out, text) if out.edits else self._say(out, text))
 
     async def probe(self, out: Outgoing) -> str | None:
         raise Refused("Telegram cannot be asked what was sent")
@@ -359,33 +358,36 @@ class Telegram:
                 reply_parameters=_reply(out.to),
             )
 
-        async with self._calling("a message", out.to):
-            try:
-                return str((await say(_chat(out.to))).message_id)
-            except ChatMigrated as moved:
-                return str((await say(moved.new_chat_id)).message_id)
+        return await self._show(out.to, "a message", say)
 
-    async def _attach(self, out: Outgoing, files: tuple[Attachment, ...], *, caption: str | None = None) -> str:
-        remote = ""
-        for file in files:
-            data = await self._context.blob(file.blob) if self._context.blob is not None else None
-            if data is None:
-                self._log.warning("file.unknown", name=file.name)
-                continue
-            async with self._calling("a file", out.to):
-                plain, entities = self._formatted(caption or "")
-                sent = await self._bot.send_document(
-                    _chat(out.to),
-                    InputFile(data, filename=file.name or "file"),
-                    caption=plain or None,
-                    caption_entities=entities,
-                    message_thread_id=_number(out.to.thread),
-                    reply_parameters=_reply(out.to),
-                )
-                remote = str(sent.message_id)
-        if not remote and caption is not None:
-            return await self._say(out, caption)
-        return remote
+    async def _attach(self, out: Outgoing, file: Attachment) -> str:
+        data = await contents(self._context, file, most=FILE_BYTES)
+        thread, reply = _number(out.to.thread), _reply(out.to)
+
+        async def picture(chat: int | str) -> Message:
+            shown = InputFile(data, filename=file.name or "picture")
+            return await self._bot.send_photo(chat, shown, message_thread_id=thread, reply_parameters=reply)
+
+        async def document(chat: int | str) -> Message:
+            sent = InputFile(data, filename=file.name or "file")
+            return await self._bot.send_document(chat, sent, message_thread_id=thread, reply_parameters=reply)
+
+        if file.media in PICTURES and len(data) <= PICTURE_BYTES:
+            try:
+                return await self._show(out.to, "a picture", picture)
+            except Refused as error:
+                if not isinstance(error.__cause__, BadRequest):
+                    raise
+                # too wide, too flat, or no picture at all: then as what it is
+        return await self._show(out.to, "a file", document)
+
+    async def _show(self, to: Place, what: str, show: Callable[[int | str], Awaitable[Message]]) -> str:
+        """Put something into a chat; its id there."""
+        async with self._calling(what, to):
+            try:
+                return str((await show(_chat(to))).message_id)
+            except ChatMigrated as moved:
+                return str((await show(moved.new_chat_id)).message_id)
 
     def _calling(self, what: str, to: Place) -> Calling:
         return Calling(self, what, to)

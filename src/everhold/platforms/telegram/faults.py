@@ -29,6 +29,7 @@ _NEVER_LEFT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeou
 # the library announces another type for this one, and both are understood here
 warnings.filterwarnings("ignore", message=".*retry_after.*", category=PTBDeprecationWarning)
 
+TOO_MUCH: Final = ("too long", "too_long", "too large", "too big")
 NOT_MODIFIED: Final = "message is not modified"
 GONE: Final = ("message to edit not found", "message can't be edited", "message_id_invalid")
 
@@ -47,7 +48,7 @@ def ours(error: TelegramError, *, what: str, token: Secret) -> EverholdError:
             return Refused(f"Telegram refuses {what}: {token.hide(error.message)}")
         case ChatMigrated():
             return Refused(f"the group has a new id: {error.new_chat_id}")
-        case BadRequest() if "too long" in error.message.lower() or "too_long" in error.message.lower():
+        case BadRequest() | NetworkError() if any(word in error.message.lower() for word in TOO_MUCH):
             return TooLong(f"Telegram refuses {what}: {token.hide(error.message)}")
         case BadRequest():
             return Refused(f"Telegram refuses {what}: {token.hide(error.message)}")

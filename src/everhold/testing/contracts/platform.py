@@ -17,16 +17,24 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pytest
 
 from everhold.core.attachments import attachment
-from everhold.errors import InDoubt, Refused, Transient
+from everhold.core.entries import Attachment
+from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.ports.platform import Delivery, Drafting, Leaving, Outgoing, Typing
 from everhold.testing.contracts.platform_desk import HOUR, PATIENCE_SECONDS, Desk, Seen, Stage
 
 __all__ = ["Desk", "PlatformContract", "Seen", "Stage"]
+
+
+PICTURE: Final = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
+)
+"""A black dot, as a PNG."""
 
 
 class Stages(Protocol):
@@ -387,10 +395,57 @@ class PlatformContract:
     async def test_a_file_goes_out_with_its_message(self, desk: Desk) -> None:
         file = attachment(b"a report", name="report.txt", media="text/plain")
         await desk.keep(b"a report")
-        await desk.within(desk.platform.send(desk.out("here it is", attachments=(file,))))
+        await desk.within(desk.platform.send(desk.out("here it is")))
+        await desk.within(desk.platform.send(desk.out("", key="s:1:1", file=file)))
         seen = desk.stage.shown(desk.stage.chat)
         assert [data for it in seen for data in it.files] == [b"a report"]
         assert [it.text for it in seen if it.text] == ["here it is"]
+
+    @promise("files")
+    async def test_a_picture_goes_out_as_it_is(self, desk: Desk) -> None:
+        file = attachment(PICTURE, name="dot.png", media="image/png")
+        await desk.keep(PICTURE)
+        await desk.within(desk.platform.send(desk.out("", file=file)))
+        assert [data for it in desk.stage.shown(desk.stage.chat) for data in it.files] == [PICTURE]
+
+    @promise("files")
+    async def test_a_lost_answer_about_a_file_is_no_answer(self, desk: Desk) -> None:
+        file = attachment(b"a report", name="report.txt", media="text/plain")
+        await desk.keep(b"a report")
+        desk.stage.fail("drop file after")
+        out = desk.out("", file=file)
+        error = await self._failure(desk, out)
+        match desk.platform.delivery:
+            case Delivery.KEYED | Delivery.UPSERT:
+                assert isinstance(error, InDoubt | Transient)
+                await desk.within(desk.platform.send(out))
+            case Delivery.PROBE:
+                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+                await asyncio.sleep(desk.platform.visible_after)
+                assert await desk.within(desk.platform.probe(out)) is not None
+                other = desk.out("", file=attachment(b"another", name="other.txt"), key="s:9:0")
+                assert await desk.within(desk.platform.probe(other)) is None
+            case _:
+                assert isinstance(error, InDoubt), "it may have arrived, and nobody says so"
+        shown = [data for it in desk.stage.shown(desk.stage.chat) for data in it.files]
+        assert shown == [b"a report"], "it is there, and once"
+
+    @promise("files")
+    async def test_a_file_that_is_too_large_there_is_refused_as_such(self, desk: Desk) -> None:
+        file = attachment(b"a report", name="report.txt", media="text/plain")
+        await desk.keep(b"a report")
+        desk.stage.fail("file too large")
+        error = await self._failure(desk, desk.out("", file=file))
+        assert isinstance(error, TooLong), "whoever sends it can say so instead"
+        await desk.within(desk.platform.send(desk.out("it was too large")))
+        assert [it.text for it in desk.stage.shown(desk.stage.chat)] == ["it was too large"]
+
+    @promise("files")
+    async def test_a_file_that_is_not_kept_is_looked_for_nowhere_else(self, desk: Desk) -> None:
+        for name in ("/etc/hostname", "../../etc/hostname", "C:\\boot.ini"):
+            file = Attachment(blob=name, name=name, media="text/plain", size=1)
+            assert isinstance(await self._failure(desk, desk.out("", file=file)), Refused)
+        assert desk.stage.shown(desk.stage.chat) == []
 
     async def _failure(self, desk: Desk, out: Outgoing) -> Exception:
         try:

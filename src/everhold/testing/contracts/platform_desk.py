@@ -77,7 +77,7 @@ class Stage(Protocol):
 
     def fail(self, how: str) -> None:
         """The next send goes wrong: `drop before`, `drop after`, `hang`, `limit` (wait 7 s), `broken` (an error of
-        theirs), `dead` (this chat is gone for good)."""
+        theirs), `dead` (this chat is gone for good); with files also `drop file after` and `file too large`."""
 
     def cut(self) -> None:
         """The far side cannot be reached, until `mend`."""

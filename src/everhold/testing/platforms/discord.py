@@ -88,6 +88,8 @@ class DiscordServer(SocketLoopback):
         self.channels: dict[str, dict[str, Any]] = {}
         self.messages: dict[str, dict[str, dict[str, Any]]] = {}
         self.gone: dict[str, Failed] = {}
+        self.most_bytes = MOST_BYTES
+        """The largest file that is taken."""
         self.busy: dict[str, float] = {}
         """Channels that answer 429 to the next call, with the seconds to wait."""
         self.typing: list[str] = []
@@ -459,7 +461,7 @@ class DiscordServer(SocketLoopback):
         }
 
     def _uploads(self, request: Request) -> list[dict[str, Any]]:
-        if sum(len(data) for _, data in request.files.values()) > MOST_BYTES:
+        if sum(len(data) for _, data in request.files.values()) > self.most_bytes:
             raise Failed(413, 40005, "Request entity too large")
         return [self._filed(name, data) for name, data in request.files.values()]
 

@@ -73,6 +73,8 @@ class SlackServer(SocketLoopback):
         """channel -> ts -> message, as the history has it."""
         self.gone: dict[str, str] = {}
         """Channels that cannot be written to, and what is said about it."""
+        self.most_bytes = 1_000_000_000
+        """The largest file that is taken."""
         self.busy: dict[str, int] = {}
         """Channels that answer 429 to the next call, with the seconds to wait."""
         self.files: dict[str, dict[str, Any]] = {}
@@ -348,6 +350,8 @@ class SlackServer(SocketLoopback):
         return self._page(found, "messages", given)
 
     async def _files_getUploadURLExternal(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
+        if int(given["length"]) > self.most_bytes:
+            raise Failed("file_upload_size_restricted")
         id = f"F{next(self._count)}"
         self.files[id] = {"id": id, "name": given["filename"], "size": int(given["length"]), "mode": "hosted"}
         return {"upload_url": f"{self.url}/upload/{id}", "file_id": id}

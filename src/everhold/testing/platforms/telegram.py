@@ -21,6 +21,7 @@ from everhold.testing.platforms.loopback import Answer, Loopback, Request
 MOST_UNITS: Final = 4096
 MOST_CAPTION: Final = 1024
 MOST_FILE: Final = 20_000_000
+MOST_PICTURE: Final = 10_000_000
 _NOT_MODIFIED: Final = (
     "Bad Request: message is not modified: specified new message content and reply markup are exactly the same as a "
     "current content and reply markup of the message"
@@ -95,6 +96,8 @@ class TelegramServer(Loopback):
         """Chats that cannot be written to, and what is said about it."""
         self.busy: dict[int, int] = {}
         """Chats that answer 429 to the next call, with the seconds to wait."""
+        self.most_bytes = 50_000_000
+        """The largest file that bots may send."""
         self.typing: list[int] = []
         self.files: dict[str, tuple[str, bytes]] = {}
         self._messages = itertools.count(1)
@@ -240,10 +243,16 @@ class TelegramServer(Loopback):
         if _units(str(given.get("caption") or "")) > MOST_CAPTION:
             raise Failed(400, "Bad Request: message caption is too long")
         chat = self._open(given)
-        if not request.files:
-            raise Failed(400, "Bad Request: there is no document in the request")
-        file = next(iter(request.files.values()))
-        return self._say(bot, chat, str(given.get("caption") or ""), given, file=file)
+        return self._say(bot, chat, str(given.get("caption") or ""), given, file=self._sent(request, "document"))
+
+    async def _sendPhoto(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
+        chat = self._open(given)
+        name, data = self._sent(request, "photo")
+        if not data.startswith((b"\x89PNG", b"\xff\xd8\xff")):
+            raise Failed(400, "Bad Request: IMAGE_PROCESS_FAILED")
+        if len(data) > MOST_PICTURE:
+            raise Failed(400, "Bad Request: file is too big")
+        return self._say(bot, chat, str(given.get("caption") or ""), given, file=(name, data))
 
     async def _editMessageText(self, bot: Bot, given: dict[str, Any], request: Request) -> Any:
         text = _text(given.get("text"))
@@ -296,6 +305,14 @@ class TelegramServer(Loopback):
         if id not in self.files:
             raise Failed(404, "Not Found")
         return Answer(body=self.files[id][1], media="application/octet-stream")
+
+    def _sent(self, request: Request, what: str) -> tuple[str, bytes]:
+        if not request.files:
+            raise Failed(400, f"Bad Request: there is no {what} in the request")
+        name, data = next(iter(request.files.values()))
+        if len(data) > self.most_bytes:
+            raise Failed(413, "Request Entity Too Large")
+        return name, data
 
     # -- within ------------------------------------------------------------------------------------------------------
 
