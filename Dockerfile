@@ -1,0 +1,22 @@
+# The gateway in a container: docs/how-to/run-as-a-service.md. No secret belongs into an image: they are in .env in the home,
+# which is the volume. Other extras: docker build --build-arg EXTRAS=telegram,honcho .
+FROM python:3.13-slim AS build
+ARG EXTRAS=telegram,discord,slack,matrix
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY src ./src
+RUN python -m venv /opt/everhold && /opt/everhold/bin/pip install --no-cache-dir ".[$EXTRAS]"
+
+FROM python:3.13-slim
+# The number is part of what a bind mount has to be owned by; it stays.
+RUN useradd --uid 10001 --create-home everhold && install -d -o everhold -g everhold -m 700 /data
+COPY --from=build /opt/everhold /opt/everhold
+ENV PATH=/opt/everhold/bin:$PATH EVERHOLD_HOME=/data PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+USER everhold
+VOLUME /data
+EXPOSE 8765
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=10s --start-period=10m \
+    CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8765, timeout=5); c.request('GET', '/ready'); raise SystemExit(c.getresponse().status != 200)"]
+ENTRYPOINT ["everhold"]
+CMD ["up", "--port", "8765"]

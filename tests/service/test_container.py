@@ -1,0 +1,119 @@
+"""The container's description: what it copies can be built, what it runs exists, nothing secret gets in.
+
+There is no container engine here, so that the image itself is not built; every part of it that needs none is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from everhold.cli.main import parse
+from tests.cli.house import House, make_plugin
+
+ROOT = Path(__file__).parents[2]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile, one instruction each."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
+
+
+def last(word: str) -> str:
+    return [rest for name, rest in instructions() if name == word][-1]
+
+
+def compose() -> dict[str, Any]:
+    told: dict[str, Any] = YAML(typ="safe").load(ROOT / "compose.yaml")
+    return told
+
+
+def health() -> list[str]:
+    words: list[str] = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
+    return words
+
+
+def test_what_is_copied_can_be_built_and_is_let_in(tmp_path: Path) -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY" and not rest.startswith("--from")]
+    names = [name for words in copied for name in words]
+    assert set(names) == allowed
+    context = tmp_path / "context"
+    context.mkdir()
+    for name in names:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, context / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, context)
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(words, cwd=context, capture_output=True, check=True)
+    assert list(tmp_path.glob("everhold-*.whl"))
+
+
+def test_its_extras_are_extras() -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(last("ARG").partition("=")[2].split(",")) <= set(known)
+
+
+def test_it_runs_as_nobody_special_and_everything_it_keeps_is_in_the_volume() -> None:
+    user = last("USER")
+    assert re.search(rf"useradd --uid 1\d{{4}} .*{user}\b", dict(instructions())["RUN"]), "a user with a fixed number"
+    home = re.search(r"EVERHOLD_HOME=(\S+)", last("ENV"))
+    assert home is not None
+    assert last("VOLUME") == home[1]
+    service = compose()["services"]["everhold"]
+    (volume,) = service["volumes"]
+    name, _, where = volume.partition(":")
+    assert (name in compose()["volumes"], where) == (True, home[1])
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert "ports" not in service, "nobody is let in who was not asked in"
+    assert "env_file" not in service
+    assert "environment" not in service
+
+
+def test_what_it_starts_is_a_command_of_ours() -> None:
+    (program,) = json.loads(last("ENTRYPOINT"))
+    assert program == "everhold"
+    service = compose()["services"]["everhold"]
+    assert json.loads(last("CMD")) == service["command"]
+    told = parse(service["command"])
+    assert (told.module, told.port) == ("up", 8765)
+    assert f", {told.port}," in health()[-1]
+    assert last("STOPSIGNAL") == service["stop_signal"] == "SIGTERM"
+    assert service["stop_grace_period"] == "60s"
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Any:
+    made = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
+    yield made
+    made.close()
+
+
+def test_its_health_is_what_the_gateway_says(house: House) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def healthy() -> bool:
+        words = [sys.executable, *health()[1:-1], health()[-1].replace("8765", str(port))]
+        environ = {"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}  # not for ourselves
+        return subprocess.run(words, env=environ, capture_output=True, check=False).returncode == 0
+
+    assert not healthy()
+    gateway = house.up("--port", str(port))
+    assert healthy()
+    gateway.kill()
+    assert not healthy()
