@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from everhold.testing.services.base import Service
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
@@ -22,6 +24,11 @@ WRITES = {
     "supermemory": "/document$",
 }
 """Where an exchange arrives."""
+every_write = pytest.mark.parametrize("write", ["turn", "async", "session", 3])
+one_write = pytest.mark.parametrize(
+    "write", ["turn", *(pytest.param(write, marks=pytest.mark.prove) for write in ("async", "session", 3))]
+)
+"""For what takes long: the others in `make prove`; tests/rules/test_writing.py has them all in virtual time."""
 
 
 @dataclass
@@ -82,9 +89,13 @@ class Services:
             quick["visible_seconds"] = 0.3
         return {**quick, **more}
 
-    def config(self, *names: str, agent: dict[str, Any] | None = None, **more: Any) -> str:
+    def config(
+        self, *names: str, agent: dict[str, Any] | None = None, write: str | int | None = None, **more: Any
+    ) -> str:
         chosen = names or NAMES
         memories = {name: self.settings(name, **more.get(name, {})) for name in chosen}
+        if write is not None:
+            memories = {name: {**given, "write": write} for name, given in memories.items()}
         # the search over everything is not what is looked at here
         main = {"memories": list(chosen), "recall": {"deadline_ms": 5_000}, **(agent or {})}
         return json.dumps({"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories})

@@ -11,11 +11,15 @@ import pytest
 
 from everhold.core.entries import Changed, Named, Noted
 from tests.e2e.town import Town
-from tests.memories.services import NAMES, Services
+from tests.memories.services import NAMES, Services, every_write, one_write
 
 
-async def everywhere(t: Town, services: Services, words: list[str], names: tuple[str, ...] = NAMES) -> None:
+async def everywhere(
+    t: Town, services: Services, words: list[str], names: tuple[str, ...] = NAMES, *, write: str | int = "turn"
+) -> None:
     """Until every service has these, in this order, and nothing else that people said."""
+    if write != "turn":
+        await t.say("/new")  # where the talk takes a turn, nothing is held back
     try:
         await t.until(lambda: all(len(services.said(name)) >= len(words) for name in names), seconds=60)
         await t.rest(seconds=60)
@@ -103,8 +107,9 @@ async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, servic
 
 
 @pytest.mark.slow
+@one_write
 async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
-    tmp_path: Path, services: Services
+    tmp_path: Path, services: Services, write: str | int
 ) -> None:
     faults: list[tuple[str, dict[str, Any]]] = [
         ("after", {}),
@@ -120,22 +125,25 @@ async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
         ("refuse", {"status": 503}),
         ("drop", {}),
     ]
-    async with Town(tmp_path, services.config()) as t:
+    async with Town(tmp_path, services.config(write=write)) as t:
         words = ["first"]
         await t.ask("first")
-        await everywhere(t, services, words)
+        await everywhere(t, services, words, write=write)
         for how, more in faults:
             services.fault(how, **more)
             words.append(f"{how} {more}")
             await t.ask(words[-1])
-            await everywhere(t, services, words)
+            await everywhere(t, services, words, write=write)
         await t.sound()
 
 
-async def test_an_outage_costs_nobody_a_memory_and_the_chat_goes_on(tmp_path: Path, services: Services) -> None:
-    async with Town(tmp_path, services.config()) as t:
+@every_write
+async def test_an_outage_costs_nobody_a_memory_and_the_chat_goes_on(
+    tmp_path: Path, services: Services, write: str | int
+) -> None:
+    async with Town(tmp_path, services.config(write=write)) as t:
         await t.ask("before")
-        await everywhere(t, services, ["before"])
+        await everywhere(t, services, ["before"], write=write)
         for name in NAMES:
             await services[name].stop()
         session = (await t.say("during")).session
@@ -145,7 +153,7 @@ async def test_an_outage_costs_nobody_a_memory_and_the_chat_goes_on(tmp_path: Pa
         for name in NAMES:
             await services[name].start()
         await t.ask("after")
-        await everywhere(t, services, ["before", "during", "after"])
+        await everywhere(t, services, ["before", "during", "after"], write=write)
         await t.until(lambda: all(services.noted(name) == ["kept while nobody listened"] for name in NAMES), seconds=30)
         await t.sound()
 
@@ -212,23 +220,27 @@ async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
 # -- who, where, and nothing else --------------------------------------------------------------------------------------
 
 
-async def test_no_other_work_makes_a_session_over_there(tmp_path: Path, services: Services) -> None:
+@every_write
+async def test_no_other_work_makes_a_session_over_there(tmp_path: Path, services: Services, write: str | int) -> None:
     agents = {"main": {"memories": ["honcho"]}, "silent": {"memories": ["honcho"]}}
-    config = json.dumps({"agents": agents, "memories": {"honcho": services.settings("honcho")}})
+    memories = {"honcho": services.settings("honcho", write=write)}
+    config = json.dumps({"agents": agents, "memories": memories})
     town = Town(tmp_path, config)
     async with town as t:
         await t.ask("hello")
-        await t.until(lambda: services.said("honcho") == ["hello"])
-        for command in ("/compress", "/status", "/new", "/title Tea", "/background think about it"):
+        await everywhere(t, services, ["hello"], ("honcho",), write=write)
+        for command in ("/compress", "/status", "/new", "/title Tea", "/background think about it", "/new"):
             await t.say(command)
             await t.rest()
         await t.ask("again")
         t.configure(config.replace('"silent"', '"quiet"'))
         await t.ask("and again")
+        await t.say("/new")
         await t.rest()
     async with town as t:
         await t.rest()
         await t.ask("after a restart")
+        await t.say("/new")
         await t.until(lambda: "after a restart" in services.said("honcho"))
     assert len(services.honcho.state.created) == 1
     assert {peer for _, peer in services.honcho.state.peers} == {"ada", "main"}

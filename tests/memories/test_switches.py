@@ -14,7 +14,7 @@ from everhold.core.pace import REST_SECONDS
 from everhold.ports.platform import Incoming
 from everhold.testing.modelserver import ModelServer
 from tests.e2e.town import Town, endpoint
-from tests.memories.services import NAMES, Services
+from tests.memories.services import NAMES, Services, one_write
 from tests.memories.street import Street
 
 
@@ -25,11 +25,6 @@ class Ahead(SystemClock):
 
     def now(self) -> float:
         return super().now() + self.seconds
-
-
-def every(services: Services, turns: int) -> str:
-    """All four memories, told after so many turns."""
-    return services.config(**{name: {"retain_every_n_turns": turns} for name in NAMES})
 
 
 def rows(services: Services, name: str) -> list[tuple[str, str]]:
@@ -63,12 +58,13 @@ async def only(t: Town, services: Services, wanted: list[tuple[str, str]]) -> No
 # -- a batch that is not full ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("switch", ["/resume", "/compress here 0", "rest"])
+@pytest.mark.parametrize("switch", ["/resume", "/branch", "/new", "/compress here 0", "rest"])
+@pytest.mark.parametrize("write", [4, pytest.param("session", marks=pytest.mark.prove)])
 async def test_what_waits_for_more_goes_out_once_where_it_was_said(
-    tmp_path: Path, services: Services, switch: str
+    tmp_path: Path, services: Services, write: str | int, switch: str
 ) -> None:
     clock = Ahead()
-    async with Town(tmp_path, every(services, 4), clock=clock) as t:
+    async with Town(tmp_path, services.config(write=write), clock=clock) as t:
         other = (await t.say("elsewhere", chat="other")).session
         await t.said(other)
         session = (await t.say("one")).session
@@ -95,19 +91,25 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
             await only(t, services, wanted)
             # what is said from here on belongs to where it is said, and waits for its own batch
             there = (await t.say("three")).session
-            assert there == (other if switch == "/resume" else session)
-            await t.said(there, 2 if switch == "/resume" else 3)
+            if switch == "/branch":
+                assert (await t.app.store.session(there)).parent == session
+            else:
+                assert there == (other if switch == "/resume" else session)
+            await t.said(there, {"/resume": 2, "/branch": 1}.get(switch, 3))
             await t.until(lambda: not t.app.supervisor.tasks)
             await only(t, services, wanted)
             await t.ask("/new")
             left = ["elsewhere", "three"] if switch == "/resume" else ["three"]
             await only(t, services, [*wanted, *((there, word) for word in left)])
+            if switch == "/branch":
+                lineage = [f"parent:{session}" in row["tags"] for row in services.hindsight.state.documents.values()]
+                assert lineage == [False, False, True]
         await t.sound()
 
 
 @pytest.mark.slow
 async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Services) -> None:
-    street = Street(tmp_path, every(services, 3))
+    street = Street(tmp_path, services.config(write=3))
     try:
         await street.start()
         await street.ready()
@@ -136,11 +138,12 @@ async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Ser
 # -- two people in one place -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("turns", [1, 3])
+@one_write
 async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
-    tmp_path: Path, services: Services, turns: int
+    tmp_path: Path, services: Services, write: str | int
 ) -> None:
-    t = Town(tmp_path, every(services, turns))
+    config = services.config(write=write)
+    t = Town(tmp_path, config)
     said: list[tuple[str, str]] = []
     sessions: set[str] = set()
 
@@ -159,10 +162,10 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
         for who in ("ada", "bob", "ada"):
             await speak(who)
         # another persona builds the agent anew, another deadline its memories
-        t.configure(every(services, turns).replace('"tools": []', '"tools": [], "persona": {"text": "Be brief."}'))
+        t.configure(config.replace('"tools": []', '"tools": [], "persona": {"text": "Be brief."}'))
         for who in ("bob", "ada"):
             await speak(who)
-        t.configure(every(services, turns).replace('"deadline_seconds": 1.0', '"deadline_seconds": 1.5'))
+        t.configure(config.replace('"deadline_seconds": 1.0', '"deadline_seconds": 1.5'))
         for who in ("bob", "ada"):
             await speak(who)
     async with t:
@@ -190,16 +193,20 @@ async def test_two_people_in_one_thread_are_two_peers_whatever_is_rebuilt(
 
 @pytest.mark.parametrize("deadline_ms", [300, 30_000], ids=["given-up", "waited-for"])
 @pytest.mark.parametrize("switch", ["/resume", "/new", "elsewhere"])
+@one_write
 async def test_what_was_recalled_for_one_session_never_reaches_another(
-    tmp_path: Path, services: Services, switch: str, deadline_ms: int
+    tmp_path: Path, services: Services, write: str | int, switch: str, deadline_ms: int
 ) -> None:
     async with ModelServer() as server:
-        given = json.loads(services.config(agent={"recall": {"deadline_ms": deadline_ms}, "model": "m"}))
+        given = json.loads(services.config(write=write, agent={"recall": {"deadline_ms": deadline_ms}, "model": "m"}))
         given["models"] = {"m": endpoint(server.openai)}
         async with Town(tmp_path, json.dumps(given)) as t:
             other = (await t.say("good morning", chat="other")).session
             await t.said(other)
             await t.ask("the garden lies in Assam", chat="past")
+            if write != "turn":
+                for chat in ("other", "past"):
+                    await t.say("/new", chat=chat)  # where the talk takes a turn, nothing is held back
             await t.until(lambda: all(len(services.said(name)) == 2 for name in NAMES))
             asked = len(server.requests)
             for name in NAMES:
