@@ -330,14 +330,18 @@ class Index:
             return []
         ranked = self._rank(asking, scopes, skip)
         found: list[tuple[Row, Ranked]] = []
+        texts: dict[int, str] = {}
         for low in range(0, len(ranked), asking.limit):
             some = ranked[low : low + asking.limit]
-            rows = lookup.heads(db, (one.first for one in some))
-            found += [(rows[one.first], one) for one in some if one.first in rows and rows[one.first].live]
+            heads = lookup.heads(db, (one.first for one in some))
+            texts |= {first: text for first, (_, text) in heads.items()}
+            found += [(heads[one.first][0], one) for one in some if one.first in heads and heads[one.first][0].live]
             if len(found) >= asking.limit:
                 break
         shown = [(row, one, _passage(row, one)) for row, one in _most(found[: asking.limit], asking.letters)]
-        texts = lookup.texts(db, (id for *_, passage in shown for id in passage))
+        more = [id for *_, passage in shown for id in passage if id not in texts]
+        if more:
+            texts |= lookup.texts(db, more)
         return [_hit(row, one.score, passage, texts) for row, one, passage in shown]
 
     def _rank(self, asking: Asking, scopes: Sequence[Scope], skip: Sequence[int]) -> list[Ranked]:

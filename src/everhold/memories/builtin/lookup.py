@@ -216,14 +216,14 @@ def following(db: apsw.Connection, items: Iterable[Row]) -> dict[int, Row]:
     return found
 
 
-def heads(db: apsw.Connection, firsts: Iterable[int]) -> dict[int, Row]:
-    """First chunk -> its item."""
-    found = db.execute(
-        f"select {_ITEM} from json_each(?) j join chunks c on c.id = j.value join items i on i.pos = c.pos",
+def heads(db: apsw.Connection, firsts: Iterable[int]) -> dict[int, tuple[Row, str]]:
+    """First chunk -> its item, and what it says."""
+    found: list[Any] = db.execute(
+        f"select c.self, {_ITEM} from json_each(?) j join chunks c on c.id = j.value join items i on i.pos = c.pos",
         (_list(firsts),),
-    )
-    rows = (Row(*row) for row in found)
-    return {row.first: row for row in rows}
+    ).fetchall()
+    rows = ((Row(*row[1:]), row[0]) for row in found)
+    return {row.first: (row, text) for row, text in rows}
 
 
 def texts(db: apsw.Connection, chunks: Iterable[int]) -> dict[int, str]:

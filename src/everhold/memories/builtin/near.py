@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 import apsw
@@ -20,6 +21,8 @@ CANDIDATES: Final = 200
 """Chunks each way of looking may propose, of each scope."""
 EACH: Final = 4
 """Chunks of a candidate that are judged besides those that were found."""
+HUMAN, NOTED, AFTER = int(Flag.HUMAN), int(Flag.NOTED), int(Flag.AFTER)
+"""As plain numbers: a column is compared with them, not a single flag."""
 
 
 class Asked(Struct, frozen=True):
@@ -102,11 +105,12 @@ def _matches(db: apsw.Connection, shelf: Shelf, terms: Sequence[str]) -> tuple[P
     if not walked:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
     counts = np.array([count for count, _, _ in walked])
+    sizes = [len(rows) for _, rows, _ in walked]
     rarity = np.maximum(np.log((total - counts + 0.5) / (counts + 0.5)), 1e-6)
-    rarity = np.repeat(rarity, [len(rows) for _, rows, _ in walked])
-    here: Places = np.array([row for _, rows, _ in walked for row in rows], np.int64)
+    rarity = np.repeat(rarity, sizes)
+    here: Places = np.fromiter(chain.from_iterable(rows for _, rows, _ in walked), np.int64, sum(sizes))
     after = shelf.after[here].astype(np.int64)
-    beside = (after >= 0) & ((shelf.flags[after] & Flag.AFTER) > 0)
+    beside = (after >= 0) & ((shelf.flags[after] & AFTER) > 0)
     rows = np.concatenate([here, after[beside]])
     weight = np.concatenate([np.ones(len(here)), np.full(int(beside.sum()), BESIDE)])
     long = SATURATION * (1 - LENGTH + LENGTH * shelf.length(rows) / max(shelf.mean, 1.0))
@@ -134,7 +138,7 @@ def _near(db: apsw.Connection, stack: Stack, rows: Places, asked: Asked) -> Floa
 
 def _alike(db: apsw.Connection, stack: Stack, table: Table, rows: Places, wanted: Sequence[int]) -> Floats:
     """The share of the question's words that each chunk, or what it is read with, has something like."""
-    reads = (stack.column("flags", rows) & Flag.AFTER) > 0
+    reads = (stack.column("flags", rows) & AFTER) > 0
     before = stack.link("before", rows)
     every = _union(rows, before[reads])
     best = table.best(wanted, stack.pieces(db, every))
@@ -216,7 +220,7 @@ def _settle(stack: Stack, items: Places, scores: Floats, authors: Sequence[int],
     smoothed[place] += knobs.smooth * scores[follows]
     flags, at = stack.column("flags", items), stack.column("at", items)
     age_days = (at.max() - at) / DAY
-    extra = knobs.human * ((flags & Flag.HUMAN) > 0) + knobs.noted * ((flags & Flag.NOTED) > 0)
+    extra = knobs.human * ((flags & HUMAN) > 0) + knobs.noted * ((flags & NOTED) > 0)
     extra = extra + knobs.recent * 0.5 ** (age_days / knobs.half_life_days)
     if authors:
         extra = extra + knobs.named * np.isin(stack.column("author", items), authors)

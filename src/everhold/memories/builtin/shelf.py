@@ -29,6 +29,7 @@ SURE: Final = 2
 ROOM_BYTES: Final = 192 * 1024 * 1024
 """What all scopes together may take up; the ones not asked about for longest go first."""
 _READ: Final = 20_000
+_AFTER: Final = int(Flag.AFTER)
 _NOWHERE: Final = -1
 
 
@@ -90,7 +91,7 @@ class Vectors:
             return near
         there = self.there[rows]
         if self._exact is not None:
-            near[there] = np.einsum("ij,j->i", self._exact[rows[there]].astype(np.float32), question)
+            near[there] = np.einsum("ij,j->i", self._exact.take(rows[there], axis=0).astype(np.float32), question)
             return near
         read = dict(_read(db, f"select chunk, vector from {self.kept}", self._low, rows[there]))
         if read:
@@ -144,7 +145,7 @@ class Shelf:
     def length(self, rows: Places) -> npt.NDArray[np.int64]:
         """Telling word pieces of these chunks together with what they are read with."""
         own = self.size[rows].astype(np.int64)
-        reads = (self.flags[rows] & Flag.AFTER) > 0
+        reads = (self.flags[rows] & _AFTER) > 0
         own[reads] += self.size[self.before[rows[reads]]]
         return own
 
@@ -321,7 +322,8 @@ class Shelves:
         found = []
         grew = False
         for scope in scopes:
-            shelf = self._shelves.setdefault(scope.id, Shelf(scope.id, deep=self._deep))
+            shelf = self._shelves.get(scope.id) or Shelf(scope.id, deep=self._deep)
+            self._shelves[scope.id] = shelf
             self._shelves.move_to_end(scope.id)
             grew |= scope.chunks > len(shelf.head)
             shelf.refresh(db, scope.chunks)

@@ -58,13 +58,14 @@ class Table:
         data = resources.files("everhold.memories.builtin") / "data"
         vocabulary = (data / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
         # a message is cut for its vector, for its words, and once more as what the next one is read with
-        self._ids = functools.lru_cache(maxsize=REMEMBERED)(WordPiece(vocabulary).ids)
+        self._cut = WordPiece(vocabulary)
+        self._ids = functools.lru_cache(maxsize=REMEMBERED)(self._cut.ids)
         self._rows: Bytes = np.frombuffer((data / "table.int8").read_bytes(), np.int8).reshape(-1, DIMENSIONS)
         assert len(self._rows) == len(vocabulary) - FIRST, "the table and its vocabulary do not belong together"
         self._silent = frozenset(
             id for id, piece in enumerate(vocabulary) if id < FIRST or piece in STOP or not any(map(str.isalnum, piece))
         )
-        self._narrow = self._rows[:, :NARROW]
+        self._narrow: Bytes = np.ascontiguousarray(self._rows[:, :NARROW])
         length = np.sqrt(np.einsum("ij,ij->i", self._narrow, self._narrow, dtype=np.float32))
         self._inverse: Floats = (1 / np.maximum(length, 1e-9)).astype(np.float32)
         self._rarity: Floats = np.log(1 + np.arange(3, 3 + len(self._rows))).astype(np.float32)
@@ -96,7 +97,7 @@ class Table:
 
     def rarity(self, word: str) -> int:
         """How rare a word is: its place in the vocabulary, which begins with what is common."""
-        ids = self._ids(word)
+        ids = self._cut.word(word) if word.isascii() else self._cut.ids(word)
         return ids[0] if len(ids) == 1 else len(self._rows) + FIRST
 
     def rarest(self, rows: Iterable[int], most: int) -> list[int]:
@@ -121,7 +122,7 @@ class Table:
     def best(self, question: Sequence[int], kept: Sequence[bytes]) -> Floats:
         """Per word of the question (rows) and packed text (columns): how alike the most similar word is."""
         np = self.np
-        counts = np.array([len(one) // 2 for one in kept], np.int64)
+        counts = np.fromiter(map(len, kept), np.int64, len(kept)) // 2
         best: Floats = np.zeros((len(question), len(kept)), np.float32)
         full = counts.nonzero()[0]
         if len(full) and len(question):
@@ -132,9 +133,9 @@ class Table:
             place = np.zeros(len(self._rows), np.uint16)
             place[distinct] = np.arange(len(distinct))
             near = self._products(distinct, self._units(np.array(question)).T)
-            near = np.maximum(near - LIKE, 0.0) / (1.0 - LIKE)
             starts = np.concatenate(([0], np.cumsum(counts[full])[:-1]))
-            best[:, full] = np.maximum.reduceat(near[place[joined]], starts, axis=0).T
+            most = np.maximum.reduceat(near.take(place.take(joined), axis=0), starts, axis=0).T
+            best[:, full] = np.maximum(most - LIKE, 0.0) / (1.0 - LIKE)
         return best
 
     def _products(self, rows: npt.NDArray[np.int64], wanted: Floats) -> Floats:
@@ -144,8 +145,11 @@ class Table:
         np = self.np
         near: Floats = np.empty((len(rows), wanted.shape[1]), np.float32)
         step = max(8, STEP // wanted.shape[1])
+        room: Floats = np.empty((step, NARROW), np.float32)  # the same for every step: it stays near the processor
         for low in range(0, len(rows), step):
-            np.matmul(self._narrow[rows[low : low + step]].astype(np.float32), wanted, out=near[low : low + step])
+            some = self._narrow.take(rows[low : low + step], axis=0)
+            room[: len(some)] = some
+            np.matmul(room[: len(some)], wanted, out=near[low : low + step])
         near *= self._inverse[rows, None]
         return near
 

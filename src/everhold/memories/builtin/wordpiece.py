@@ -31,10 +31,11 @@ class WordPiece:
             text = _IDEOGRAPH.sub(r" \1 ", text)
         found: list[int] = []
         for word in _WORD.findall(text.replace("_", " _ ")):
-            found += self._word(word)
+            found += self.word(word)
         return found
 
-    def _word(self, word: str) -> list[int]:
+    def word(self, word: str) -> list[int]:
+        """The numbers of the pieces of one word in small letters, without marks above them."""
         known = self._words.get(word)
         if known is None:
             known = self._cut(word)
