@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from everhold.cli import moving
+from everhold.cli.parser_memory import setting_up_memory
 from everhold.cli.parser_plugin import plugins
 from everhold.cli.parser_service import services, setting_up, supervised
 
@@ -459,6 +460,7 @@ def _setting_up(setup: _Group) -> None:
     model.add_argument("--no-test", action="store_true", help="write it without having tried it")
     for name in ("telegram", "discord", "slack", "matrix"):
         _setting_up_platform(setup, name)
+    setting_up_memory(setup)
     setting_up(setup)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from everhold.secret import Secret
+
+ASKED: Final = {"everhold": "asked"}
+"""Marks what `everhold setup memory` asks for; the rest has defaults that do."""
 
 
 class Section(BaseModel):
@@ -14,7 +19,9 @@ class Section(BaseModel):
 class Remote(Section):
     """A service behind an address."""
 
-    api_key: Secret | None = Field(default=None, description="write `api_key_env`: the variable that holds it")
+    api_key: Secret | None = Field(
+        default=None, description="write `api_key_env`: the variable that holds it", json_schema_extra={**ASKED}
+    )
     deadline_seconds: float = Field(default=30.0, gt=0, le=600, description="after which a write is given up")
     visible_seconds: float = Field(
         default=5.0, ge=0, le=600, description="how long after its deadline a write may still be carried out there"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
 from everhold.core.entries import Stamp
 from everhold.ports.platform import Delivery
+from everhold.ports.plugin import Context
 from everhold.ports.tool import Tool
 
 
@@ -184,6 +185,39 @@ class Capability(StrEnum):
     HEALTH = "health"
     CLOSE = "close"
     SIGNATURE = "cache_busting_signature"
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Something a provider has to be told before it can be used."""
+
+    key: str
+    question: str
+    secret: bool = False
+    needed: bool = False
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    variable: str = ""
+    """The environment variable it is known by, if it is known by one."""
+    when: Mapping[str, str] = {}
+    """Only asked if these were answered so."""
+    defaults: Mapping[str, str] = {}
+    """The default by the answer to `defaults_by`."""
+    defaults_by: str = ""
+
+
+@runtime_checkable
+class Interviewing(Protocol):
+    """A factory whose providers keep settings of their own, besides their section in config.yaml."""
+
+    async def questions(self, settings: Any, context: Context) -> Sequence[Wanted]: ...
+
+    async def answered(self, settings: Any, context: Context, answers: Mapping[str, str]) -> Mapping[str, Any]:
+        """Keep what is no secret where it belongs; what else has to stand in its section. Of a secret, `answers` holds
+        the name of its variable.
+        """
+
+    async def tried(self, settings: Any, context: Context) -> str:
+        """Try it, without leaving a trace; what it is called. Raises what is wrong."""
 
 
 class MemoryProvider(Protocol):

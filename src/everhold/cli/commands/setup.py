@@ -71,6 +71,10 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         from everhold.cli.commands import service
 
         return service.set_up(args, screen)
+    if args.action == "memory":
+        from everhold.cli.commands import setup_memory
+
+        return setup_memory.run(args, screen)
     if args.action not in ("model", None):
         from everhold.cli.commands import setup_platform
 

@@ -52,7 +52,7 @@ class Host:
     ) -> None:
         self._what = what
         self._python = python or sys.executable
-        self._home = home
+        self.home = home
         self._environ = environ
         self._log = log
         self._clock = clock
@@ -87,6 +87,17 @@ class Host:
                 raise Transient(f"the plug-in died, and is started again in {wait:.0f} s: {self.problem}")
             await self._start()
 
+    async def introduce(self) -> dict[str, Any]:
+        """What the plug-in says about itself, whether or not it could be used: its questions, for example."""
+        async with self._starting:
+            if not self.running:
+                await self._load()
+        return self.card
+
+    async def save(self, values: dict[str, str]) -> bool:
+        """Let the plug-in keep its own settings; whether it has a way to."""
+        return bool(await self._ask("save", {"values": values, "home": str(self.home)}, deadline=START_SECONDS))
+
     async def close(self) -> None:
         """Let the plug-in leave in its own way, for a while."""
         process = self._process
@@ -103,9 +114,16 @@ class Host:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        process = await self._load()
+        if not self.card.get("available"):
+            await self._end(process)
+            self._died("the plug-in says that it is not available: a package or a setting of its own is missing")
+            raise Transient(self.problem, remedy=f"look into its settings in {self.home}")
+
+    async def _load(self) -> asyncio.subprocess.Process:
         environ = {name: value for name, value in os.environ.items() if name in PASSED_ON}
-        environ |= {**self._environ, "HERMES_HOME": str(self._home), "PYTHONUNBUFFERED": "1"}
-        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        environ |= {**self._environ, "HERMES_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             process = await asyncio.create_subprocess_exec(
                 self._python,
@@ -116,7 +134,7 @@ class Host:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=environ,
-                cwd=self._home,
+                cwd=self.home,
                 limit=MOST_BYTES,
             )
         except OSError as error:
@@ -131,15 +149,12 @@ class Host:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         try:
-            self.card = await self._ask("load", {"what": self._what, "home": str(self._home)}, deadline=START_SECONDS)
+            self.card = await self._ask("load", {"what": self._what, "home": str(self.home)}, deadline=START_SECONDS)
         except (Refused, InDoubt) as error:
             await self._end(process)
             self._died(str(error))
             raise Transient(f"the plug-in does not load: {error}") from error
-        if not self.card.get("available"):
-            await self._end(process)
-            self._died("the plug-in says that it is not available: a package or a setting of its own is missing")
-            raise Transient(self.problem, remedy=f"look into its settings in {self._home}")
+        return process
 
     async def _ask(self, method: str, params: dict[str, Any], *, deadline: float) -> Any:
         process = self._process

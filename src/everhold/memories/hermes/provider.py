@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,18 +62,8 @@ class HermesPlugin:
         directory = Path(context.directory)
         self._card_file = directory / "card.json"
         self._known_file = directory / "sessions.json"
-        home = Path(settings.hermes_home).expanduser() if settings.hermes_home else directory / "hermes"
-        passed = {name: os.environ[name] for name in settings.environ_from if name in os.environ}
         self._files = ""
-        self._host = Host(
-            what=settings.path,
-            python=os.path.expanduser(settings.python),
-            home=home.absolute(),
-            environ={**passed, **settings.environ},
-            log=context.log,
-            clock=context.clock,
-            changed=self._changed,
-        )
+        self._host = host_of(settings, context, changed=self._changed)
         self._card: dict[str, Any] = _read(self._card_file)
         self._built_from = _digest(self._card)
         self._known: dict[str, dict[str, str]] = _read(self._known_file)
@@ -266,6 +256,21 @@ class HermesPlugin:
 
     def _changed(self, files: str) -> None:
         self._files = files
+
+
+def host_of(settings: HermesSettings, context: Context, *, changed: Callable[[str], None]) -> Host:
+    home = Path(settings.hermes_home).expanduser() if settings.hermes_home else Path(context.directory) / "hermes"
+    passed = {name: os.environ[name] for name in settings.environ_from if name in os.environ}
+    given = {name: it if isinstance(it, str) else it.reveal() for name, it in settings.environ.items()}
+    return Host(
+        what=settings.path,
+        python=os.path.expanduser(settings.python),
+        home=home.absolute(),
+        environ={**passed, **given},
+        log=context.log,
+        clock=context.clock,
+        changed=changed,
+    )
 
 
 class PluginTool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from everhold.memories.settings import Section
+from everhold.secret import Secret
 
 
 class HermesSettings(Section):
@@ -13,7 +14,9 @@ class HermesSettings(Section):
     )
     python: str = Field(default="", description="the interpreter it is installed in; our own if left out")
     hermes_home: str = Field(default="", description="where it finds its own files; a place in the home if left out")
-    environ: dict[str, str] = Field(default_factory=dict, description="variables it is started with, as they are")
+    environ: dict[str, str | Secret] = Field(
+        default_factory=dict, description="variables it is started with; `NAME_env` names the one that holds a secret"
+    )
     environ_from: tuple[str, ...] = Field(default=(), description="variables passed on from our own environment")
     tools: tuple[str, ...] | None = Field(default=None, description="which of its tools may be used; all if left out")
     most_tools: int = Field(default=16, ge=0, le=32, description="how many of its tools are offered at most")

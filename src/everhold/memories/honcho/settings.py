@@ -6,15 +6,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from everhold.memories.settings import Remote
+from everhold.memories.settings import ASKED, Remote
 
 
 class HonchoSettings(Remote):
     """A Honcho workspace, and who is who in it."""
 
-    base_url: str = Field(default="https://api.honcho.dev", description="where Honcho is served")
+    base_url: str = Field(
+        default="https://api.honcho.dev", description="where Honcho is served", json_schema_extra={**ASKED}
+    )
     workspace: str = Field(
-        default="everhold", min_length=1, description="what is kept in one workspace is kept together"
+        default="everhold",
+        min_length=1,
+        description="the workspace; what is kept in one is kept together",
+        json_schema_extra={**ASKED},
     )
     ai_peer: str = Field(default="{agent}", min_length=1, description="the agent's own peer")
     peer_name: str = Field(default="", description="the peer of whoever speaks, if it is pinned or nobody knows better")

@@ -6,15 +6,20 @@ from typing import Literal
 
 from pydantic import Field
 
-from everhold.memories.settings import Remote
+from everhold.memories.settings import ASKED, Remote
 
 
 class SupermemorySettings(Remote):
     """A Supermemory account, and which namespaces are used."""
 
-    base_url: str = Field(default="", description="where Supermemory is served; empty for its own cloud")
+    base_url: str = Field(
+        default="", description="where Supermemory is served; empty for its own cloud", json_schema_extra={**ASKED}
+    )
     namespace: str = Field(
-        default="{agent}", min_length=1, description="the namespace; {agent} and {person} are filled in"
+        default="{agent}",
+        min_length=1,
+        description="the namespace; {agent} and {person} are filled in",
+        json_schema_extra={**ASKED},
     )
     task: Literal["memory", "superrag"] = Field(
         default="memory", description="superrag keeps texts to be found, and learns nothing from them"

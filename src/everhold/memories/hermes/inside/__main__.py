@@ -134,8 +134,15 @@ class Host:
         seat = self._seats.take(session, identity)
         seat.ask("on_session_switch", session, parent_session_id=parent, reset=reset)
 
-    def do_save(self, values: dict[str, Any], home: str) -> None:
-        self._make().save_config(values, home)
+    def do_save(self, values: dict[str, Any], home: str) -> bool:
+        from .offered import MemoryProvider
+
+        made = self._make()
+        own = getattr(type(made), "save_config", None)
+        if own is None or own is MemoryProvider.save_config:
+            return False
+        made.save_config(values, home)
+        return True
 
     def do_close(self) -> list[str]:
         return self._seats.leave() if self._seats is not None else []

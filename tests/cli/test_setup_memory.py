@@ -1,0 +1,165 @@
+"""`everhold setup memory`: asks, tries it live, writes what works, shows no key, and says what comes next."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everhold.testing.services.base import Service
+from everhold.testing.services.hindsight import HindsightService
+from everhold.testing.services.honcho import HonchoService
+from everhold.testing.services.mem0 import Mem0Service
+from everhold.testing.services.supermemory import SupermemoryService
+from tests.cli.house import CONFIG, Done, House, until
+
+KEY = "canary-0123456789abcdef"
+SERVICES: dict[str, type[Service]] = {
+    "hindsight": HindsightService,
+    "honcho": HonchoService,
+    "mem0": Mem0Service,
+    "supermemory": SupermemoryService,
+}
+PLUGIN = """
+import json, os
+from agent.memory_provider import MemoryProvider
+from hermes_constants import get_hermes_home
+
+class Shy(MemoryProvider):
+    name = "shy"
+    def _config(self):
+        path = get_hermes_home() / "shy.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+    def is_available(self): return bool(os.environ.get("SHY_TOKEN")) and self._config().get("mode") == "cloud"
+    def get_config_schema(self):
+        return [{"key": "mode", "description": "Mode", "choices": ["local", "cloud"], "default": "local"},
+                {"key": "token", "description": "Shy's token", "secret": True, "required": True, "env_var": "SHY_TOKEN",
+                 "url": "https://shy.example/keys", "when": {"mode": "cloud"}},
+                {"key": "depth", "description": "How deep", "default_from": {"field": "mode", "map": {"cloud": "3"}}}]
+    def save_config(self, values, hermes_home):
+        (get_hermes_home() / "shy.json").write_text(json.dumps(values))
+    def get_tool_schemas(self): return []
+    def initialize(self, session_id, **kwargs): self.session = session_id
+    def sync_turn(self, user_content, assistant_content, *, session_id=""):
+        with open(get_hermes_home() / "kept.jsonl", "a") as file:
+            file.write(json.dumps([user_content, os.environ["SHY_TOKEN"], self._config()]) + "\\n")
+"""
+
+
+@pytest.fixture
+def house(house: House) -> House:
+    (house.path / "config.yaml").write_text("# mine, and it stays\n" + CONFIG)
+    return house
+
+
+@contextlib.contextmanager
+def served(name: str) -> Iterator[Service]:
+    with SERVICES[name](key=KEY).threaded() as service:
+        yield service
+
+
+def setup(house: House, *more: str, input: str = f"{KEY}\n") -> Done:
+    """In this process: a new one for each of them would take longer than everything it does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO(input))
+        done = house.ask("setup", "memory", *more)
+    assert KEY not in done.out + done.err
+    return done
+
+
+def config(house: House) -> str:
+    return (house.path / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(house: House, name: str) -> None:
+    with served(name) as service:
+        done = setup(house, name, "--no-input", "--stdin", "--set", f"base_url={service.url}").ok()
+        assert f"{name} answers" in done.out
+        assert "everhold up" in done.out
+        assert f"everhold memory backfill {name}" in done.out
+        assert "remembers for: main" in done.out
+        assert "# mine, and it stays" in config(house)
+        assert f"api_key_env: {name.upper()}_API_KEY" in config(house)
+        assert f"{name.upper()}_API_KEY={KEY}" in (house.path / ".env").read_text()
+        again = setup(house, name, "--no-input", "--set", "share_agents=true", input="").ok()
+        assert f"{name} answers" in again.out, "the key and the address that are there will do"
+        assert "share_agents: true" in config(house)
+        assert config(house).count(f"{service.url}") == 1
+    check = house.ask("config", "get", "defaults.memories", "--json")
+    assert json.loads(check.ok().out) == [name]
+
+
+def test_what_does_not_answer_is_not_written(house: House) -> None:
+    with served("honcho") as service:
+        before = config(house)
+        wrong = setup(house, "honcho", "--no-input", "--stdin", "--set", f"base_url={service.url}", input="nonsense\n")
+        assert wrong.code == 1
+        gone = setup(house, "honcho", "--no-input", "--stdin", "--set", "base_url=http://127.0.0.1:9")
+        assert gone.code != 0
+        assert (config(house), (house.path / ".env").exists()) == (before, False)
+        asked = setup(house, "honcho", input=f"nonsense\n{service.url}\n\nyes\n{KEY}\n{service.url}\nhome\n").ok()
+        assert "honcho answers" in asked.out, "and one may try again"
+        assert "workspace: home" in config(house)
+    untried = setup(house, "other", "--provider", "honcho", "--no-input", "--no-test", "--no-attach").ok()
+    assert "nobody yet" in untried.out
+
+
+def test_a_plugin_asks_its_own_questions_and_gets_the_answers(house: House, tmp_path: Path) -> None:
+    plugin = tmp_path / "shy"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(PLUGIN)
+    flags = ("shy", "--provider", f"hermes-plugin:{plugin}", "--no-input")
+    local = setup(house, *flags, input="")
+    assert local.code != 0
+    assert "not available" in local.err, "it was asked whether it can be used"
+    assert "hermes-plugin" not in config(house)
+    assert "one of local, cloud" in setup(house, *flags, "--set", "mode=moon").err
+    assert "nobody asks for 'colour'" in setup(house, *flags, "--set", "colour=red").err
+    assert "token is not given" in setup(house, *flags, "--set", "mode=cloud", input="").err
+    done = setup(house, "shy", "--provider", f"hermes-plugin:{plugin}", input=f"cloud\n{KEY}\n\n").ok()
+    assert "https://shy.example/keys" in done.err
+    assert "SHY_TOKEN_env: SHY_TOKEN" in config(house)
+    assert f"SHY_TOKEN={KEY}" in (house.path / ".env").read_text()
+
+    house.up()
+    house.ask("send", "hello").ok()
+    (kept,) = [
+        *house.path.glob("memories/shy/*/kept.jsonl"),
+        house.path / "memories" / "shy" / "hermes" / "kept.jsonl",
+    ][:1]
+    until(kept.exists)
+    assert json.loads(kept.read_text()) == ["hello", KEY, {"mode": "cloud", "depth": "3"}]
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        (["notes", "--no-input"], "--provider"),
+        (["honcho", "--no-input", "--set", "api_key=x"], "cannot be set like this"),
+        (["honcho", "--no-input", "--agent", "nobody"], "no agent 'nobody'"),
+        (["honcho", "--no-input", "--set", "colour=red"], "colour"),
+        (["nothing", "--provider", "nothing", "--no-input"], "nothing"),
+        (["notes", "--provider", "hermes-plugin", "--no-input"], "--set path="),
+    ],
+)
+def test_what_makes_no_sense_is_said(house: House, more: list[str], told: str) -> None:
+    before = config(house)
+    done = setup(house, *more)
+    assert done.code != 0
+    assert told in done.err
+    assert config(house) == before
+
+
+def test_one_agent_only(house: House) -> None:
+    with (house.path / "config.yaml").open("a") as file:
+        file.write("agents: {main: {}, coder: {persona: You write code.}}\n")
+    with served("hindsight") as service:
+        done = setup(house, "work", "--provider", "hindsight", "--agent", "coder", "--no-input", "--stdin",
+                     "--set", f"base_url={service.url}", "--json").ok()  # fmt: skip
+    assert (done.json["agents"], done.json["provider"]) == (["coder"], "hindsight")
+    assert "WORK_API_KEY" in done.json["variables"]
