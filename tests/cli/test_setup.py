@@ -98,6 +98,20 @@ def test_comments_and_other_keys_stay(fresh: House, server: ModelServer) -> None
     assert "old" not in text
 
 
+def test_it_ends_with_the_doctor_s_word_on_what_was_set_up(fresh: House) -> None:
+    done = fresh.run("setup", "model", "--provider", "offline", "--no-input").ok()
+    assert "nothing wrong" in done.out
+    fresh.run("send", "hello").ok()
+    (fresh.path / "everhold.db").chmod(0o644)
+    (fresh.path / "config.yaml").write_text("memories: {honcho: {api_key_env: NOT_THERE}}\n")
+    done = fresh.run("setup", "model", "--provider", "offline", "--no-input").ok()
+    assert "others may read" in done.out
+    assert "chmod 600" in done.out
+    assert "NOT_THERE" not in done.out, "that is not what was set up"
+    told = fresh.run("setup", "model", "--provider", "offline", "--no-input", "--json").ok().json
+    assert [finding["check"] for finding in told["doctor"]] == ["permissions"]
+
+
 def test_json_is_for_programs(fresh: House, server: ModelServer) -> None:
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin", "--json")
     told = unseen(fresh.run(*FLAGS, *flags, input=KEY)).ok().json

@@ -37,6 +37,7 @@ def test_a_bot_is_tried_written_and_told_what_to_do_next(house: House, server: T
     assert "everhold up" in done.out
     assert "https://t.me/my_bot" in done.out
     assert "pairing approve" in done.out
+    assert "the doctor finds nothing wrong" in done.out
     assert "token_env: TELEGRAM_MAIN_TOKEN" in config(house)
     assert "# mine, and it stays" in config(house)
     assert TOKEN not in config(house)
@@ -44,6 +45,18 @@ def test_a_bot_is_tried_written_and_told_what_to_do_next(house: House, server: T
     assert (house.path / ".env").stat().st_mode & 0o077 == 0
     again = setup(house, server, "--no-input", input="").ok()
     assert "@my_bot" in again.out, "the token that is there will do"
+
+
+def test_a_token_that_stopped_working_is_told_by_the_doctor(house: House, server: TelegramServer) -> None:
+    setup(house, server, "--no-input", "--stdin").ok()
+    house.run("doctor").ok()
+    (house.path / ".env").write_text("TELEGRAM_MAIN_TOKEN=123456:wrong\n")
+    told = house.run("doctor", "--json")
+    assert told.code == 1
+    (finding,) = told.json["findings"]
+    assert (finding["check"], "telegram/main" in finding["text"]) == ("platform", True)
+    assert "BotFather" in finding["remedy"]
+    house.run("doctor", "--offline").ok()
 
 
 def test_it_asks_for_what_it_is_not_told(house: House, server: TelegramServer) -> None:

@@ -1,5 +1,5 @@
-"""Tries what is configured on the real thing: each model with one small question, each memory with a canary that is
-deleted again. What cannot be deleted is not written.
+"""Tries what is configured on the real thing: each model with one small question, each platform with its own word for
+"who am I", each memory with a canary that is deleted again. What cannot be deleted is not written.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from everhold.app import App, SystemClock
-from everhold.config import Settings
+from everhold.config import Settings, plugin_settings
+from everhold.config.settings import AccountSettings
 from everhold.core.entries import Stamp
 from everhold.doctor.finding import Finding
-from everhold.errors import EverholdError
+from everhold.doctor.meeting import introduced
+from everhold.errors import EverholdError, NotFound
 from everhold.flow.memory import Attached
 from everhold.home import Home
 from everhold.logs import open_log
+from everhold.plugins import PLATFORMS
 from everhold.ports.memory import Batch, Capability, Note, Query
 from everhold.ports.model import Message, Model, Request
 
@@ -36,6 +39,10 @@ async def trials(home: Home, settings: Settings, *, environ: Mapping[str, str]) 
                 if model.name not in asked and (finding := await _model(model, settings)) is not None:
                     yield finding
                 asked.add(model.name)
+        for platform, accounts in settings.platforms.items():
+            for name, account in accounts.items():
+                if (finding := await _account(home, platform, name, account)) is not None:
+                    yield finding
         for agent in settings.agents.values():
             for memory in agent.memories:
                 finding = await _memory(app, memory.name, agent.name)
@@ -56,6 +63,21 @@ async def _model(model: Model, settings: Settings) -> Finding | None:
         return Finding("model", f"{name}: {error.message}", remedy=error.remedy or "everhold setup model")
     except TimeoutError:
         return Finding("model", f"{name} did not answer within {TRIAL_SECONDS:g} s", remedy="is its address right?")
+    return None
+
+
+async def _account(home: Home, platform: str, name: str, account: AccountSettings) -> Finding | None:
+    """Whether a platform knows us. An account that is off, or lacks something, was told of already."""
+    if not account.enabled or not account.ready:
+        return None
+    try:
+        settings = plugin_settings(account, PLATFORMS.load(platform).Settings)
+        await introduced(platform, name, settings, directory=home.path)
+    except NotFound:
+        return None  # the configuration has told it already
+    except EverholdError as error:
+        remedy = error.remedy or f"everhold setup {platform} --account {name}"
+        return Finding("platform", f"{platform}/{name}: {error.message}", remedy=remedy)
     return None
 
 

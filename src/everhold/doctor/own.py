@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +67,14 @@ class Look:
         yield from self._disk()
         yield from self._gateway()
         yield from self._service()
+
+    def concerning(self, keys: Sequence[str]) -> Iterator[Cure]:
+        """The short look after something was written: the files it went to, and what is said about these keys."""
+        yield from self._files()
+        for cure in self._configuration():
+            if any(key in cure.finding.text for key in keys):
+                yield cure
+        yield from self._disk()
 
     # -- files -------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import Any, Final, TextIO
 from urllib.parse import urlsplit
 
 from everhold.app import SystemClock, plugin_check, settings_of
+from everhold.cli.checkup import checkup
 from everhold.cli.progress import waiting
 from everhold.cli.reach import answering, home_of
 from everhold.cli.render import Screen, count, safe
@@ -319,7 +320,7 @@ def _write(home: Home, wish: Wish, screen: Screen, before: Settings, *, told: Tr
         settings = _set(home, "defaults.model", wish.alias)
     running = asyncio.run(_runs(home))
     if screen.json:
-        screen.show(_report(home, wish, told, settings))
+        screen.show({**_report(home, wish, told, settings), "doctor": checkup(home, screen, *_keys(wish))})
         return 0
     if told is not None:
         how = "streaming" if told.pieces > 1 else "in one piece"
@@ -328,6 +329,7 @@ def _write(home: Home, wish: Wish, screen: Screen, before: Settings, *, told: Tr
         screen.say(f"{who} answered in {told.seconds:.1f} s, {how}, {spent}")
     where = [str(home.config), *([f"{wish.variable} in {home.env}"] if wish.key else [])]
     screen.say(f"written: {' and '.join(where)}")
+    checkup(home, screen, *_keys(wish))
     _remarks(wish, settings, screen)
     screen.say("next: everhold chat" + ("  (the gateway takes it from the next message on)" if running else ""))
     return 0
@@ -344,6 +346,11 @@ def _write_model(home: Home, wish: Wish, before: Settings) -> None:
         value = wish.section().get(key)
         if value is not None or key in written[wish.alias]:
             _set(home, f"models.{_quoted(wish.alias)}.{key}", value)
+
+
+def _keys(wish: Wish) -> tuple[str, ...]:
+    """Where the configuration speaks of it."""
+    return (f"models.{wish.alias}", "defaults.model")
 
 
 def _quoted(name: str) -> str:

@@ -7,30 +7,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import os
 import sys
-from typing import Any, Final
+from typing import Any
 
 from pydantic import BaseModel
 
-from everhold.app import SystemChance, SystemClock, plugin_check, settings_of
+from everhold.app import plugin_check, settings_of
+from everhold.cli.checkup import checkup
 from everhold.cli.commands.setup import Asking, environment
 from everhold.cli.progress import waiting
 from everhold.cli.reach import answering, home_of
 from everhold.cli.render import Screen, safe
 from everhold.config import Settings, plugin_problems, set_key, set_secret
 from everhold.config.literals import env_name_for, is_secret_key
-from everhold.core.commands import COMMANDS
+from everhold.doctor.meeting import introduced
 from everhold.errors import EverholdError, Misuse, Refused
-from everhold.fetch import Fetcher
 from everhold.home import Home
 from everhold.plugins import PLATFORMS
-from everhold.ports.platform import Introducing, Introduction, Leaving
-from everhold.ports.plugin import Context, Station
+from everhold.ports.platform import Introduction
 from everhold.secret import Secret
-
-TRIAL_SECONDS: Final = 30.0
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -123,44 +119,9 @@ async def _introduced(
     platform: str, account: str, values: dict[str, Any], screen: Screen, home: Home
 ) -> Introduction | None:
     """Connect once, and hear who we are there. Raises what the adapter says is wrong."""
-    from everhold.logs import open_log
-
-    factory = PLATFORMS.load(platform)
-    clock = SystemClock()
-    log = open_log(clock=clock, stream=io.StringIO())  # what is wrong is raised, and said
-    station = Station(
-        account=account,
-        positions=_Nowhere(),
-        fetch=Fetcher(),
-        chance=SystemChance(),
-        sleep=asyncio.sleep,
-        commands=COMMANDS,
-        report=lambda trouble="", remedy="": None,
-    )
-    context = Context(agent="", instance=account, directory=home.path, log=log, clock=clock, station=station)
-    made: object = factory(factory.Settings.model_validate(values), context)
-    if not isinstance(made, Introducing):
-        return None
-    try:
-        async with waiting(screen, f"asking {platform}"):
-            async with asyncio.timeout(TRIAL_SECONDS):
-                return await made.introduce()
-    except TimeoutError:
-        raise Refused(
-            f"{platform} did not answer within {TRIAL_SECONDS:g} s", remedy="is this machine online?"
-        ) from None
-    finally:
-        if isinstance(made, Leaving):
-            await made.aclose()
-
-
-class _Nowhere:
-    """Positions of an account that only introduces itself."""
-
-    async def read(self, name: str) -> str | None:
-        return None
-
-    async def move(self, name: str, value: str) -> None: ...
+    settings = PLATFORMS.load(platform).Settings.model_validate(values)
+    async with waiting(screen, f"asking {platform}"):
+        return await introduced(platform, account, settings, directory=home.path)
 
 
 def _write(
@@ -195,12 +156,15 @@ def _tell(
     running = asyncio.run(_runs(home))
     if screen.json:
         name = None if me is None else me.name
-        screen.show({"platform": platform, "account": account, "name": name, "file": str(home.config)})
+        found = checkup(home, screen, f"platforms.{platform}.{account}")
+        told = {"platform": platform, "account": account, "name": name, "file": str(home.config), "doctor": found}
+        screen.show(told)
         return 0
     if me is not None:
         screen.say(f"{screen.paint('ok', 'green')} · {platform} knows it as {safe(me.name)}")
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in variables)]
     screen.say(f"written: {' and '.join(where)}")
+    checkup(home, screen, f"platforms.{platform}.{account}")
     access = settings.platforms[platform][account].access
     steps = [] if running else ["everhold up"]
     hello = me.hello if me is not None and me.hello else "write to it"
