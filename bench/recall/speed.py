@@ -34,6 +34,8 @@ class Times(Struct, frozen=True, kw_only=True):
     cpu_p95_ms: float
     fresh_ms: float
     """How much longer a search lasts if something new was committed just before it, which it finds."""
+    turn_ms: float
+    """CPU of taking in one turn, a message and its answer, by itself: more than what it costs among others."""
     file_mb: float
 
 
@@ -93,12 +95,14 @@ async def measure(items: int, *, use: Use) -> Times:
         cold, _ = await ask(questions[0])
         asked = [await ask(question) for question in questions]
         fresh = sorted([await _sooner(store, ask, number) for number in range(NEW)])[NEW // 2]
+        turns = zip(texts[items::2], texts[items + 1 :: 2], strict=True)
+        turn = _at(sorted([await _turn(store, index, said) for said in turns]), 50)
         size = _megabytes(Path(home))
         await index.close()
     walls, cpus = sorted(wall for wall, _ in asked), sorted(cpu for _, cpu in asked)
     return Times(
         items=items, take_in_ms=take_in, cold_ms=cold, p50_ms=_at(walls, 50), p95_ms=_at(walls, 95),
-        cpu_p50_ms=_at(cpus, 50), cpu_p95_ms=_at(cpus, 95), fresh_ms=fresh, file_mb=size,
+        cpu_p50_ms=_at(cpus, 50), cpu_p95_ms=_at(cpus, 95), fresh_ms=fresh, turn_ms=turn, file_mb=size,
     )  # fmt: skip
 
 
@@ -108,6 +112,13 @@ async def _sooner(store: Feed, ask: Callable[[str], Awaitable[tuple[float, float
     first, _ = await ask("aardvark")
     again = min([(await ask("aardvark"))[0] for _ in range(3)])
     return first - again
+
+
+async def _turn(store: Feed, index: Index, said: Sequence[str]) -> float:
+    store.texts += said
+    started = time.process_time()
+    await index.catch_up(store)  # type: ignore[arg-type]
+    return (time.process_time() - started) * 1e3
 
 
 def _megabytes(home: Path) -> float:

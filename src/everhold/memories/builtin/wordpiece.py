@@ -9,6 +9,7 @@ from typing import Final
 
 _WORD: Final = re.compile(r"\w+|[^\w\s]")
 _IDEOGRAPH: Final = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f])")
+_FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
 LONGEST: Final = 100
 """Letters of a word beyond which it is no word."""
 REMEMBERED: Final = 100_000
@@ -27,7 +28,7 @@ class WordPiece:
         """The numbers of the pieces of a text."""
         text = text.lower()
         if not text.isascii():
-            text = "".join(mark for mark in unicodedata.normalize("NFD", text) if unicodedata.category(mark) != "Mn")
+            text = _FOREIGN.sub(_unmarked, unicodedata.normalize("NFD", text))
             text = _IDEOGRAPH.sub(r" \1 ", text)
         found: list[int] = []
         for word in _WORD.findall(text.replace("_", " _ ")):
@@ -58,3 +59,8 @@ class WordPiece:
             else:
                 return self._unknown
         return found
+
+
+def _unmarked(found: re.Match[str]) -> str:
+    """Characters without the marks above and below them."""
+    return "".join(mark for mark in found[0] if unicodedata.category(mark) != "Mn")
