@@ -83,6 +83,7 @@ def test_a_service_is_tried_written_attached_and_what_comes_next_is_said(house: 
         assert "everhold up" in done.out
         assert f"everhold memory backfill {name}" in done.out
         assert "remembers for: main" in done.out
+        assert "the doctor finds nothing wrong" in done.out
         assert "# mine, and it stays" in config(house)
         assert f"api_key_env: {name.upper()}_API_KEY" in config(house)
         assert f"{name.upper()}_API_KEY={KEY}" in (house.path / ".env").read_text()

@@ -14,7 +14,7 @@ from everhold.home import Home
 
 def checkup(home: Home, screen: Screen, *keys: str) -> list[dict[str, Any]]:
     """Say what is wrong with the files, and with what stands under `keys`; for programs, give it back."""
-    look = Look(home, os.environ, time.time(), alone=False)
+    look = Look(home, os.environ, time.time(), alone=False, status={})  # whether it runs is not what was set up
     findings = [cure.finding for cure in look.concerning(keys)]
     if screen.json:
         return [finding_json(finding) for finding in findings]

@@ -74,6 +74,8 @@ class Look:
         for cure in self._configuration():
             if any(key in cure.finding.text for key in keys):
                 yield cure
+        if "service" in keys:
+            yield from self._service()
         yield from self._disk()
 
     # -- files -------------------------------------------------------------------------------------------------------

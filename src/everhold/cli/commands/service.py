@@ -251,4 +251,9 @@ def set_up(args: argparse.Namespace, screen: Screen) -> int:
         done = run_program(*LINGER)
         if done.code:
             screen.note(f"{' '.join(LINGER)}: {safe(' '.join(done.err.split()))}; ask whoever runs this machine")
-    return asyncio.run(install(args, screen, manager, home))
+    code = asyncio.run(install(args, screen, manager, home))
+    if not screen.json:
+        from everhold.cli.checkup import checkup
+
+        checkup(home, screen, "service")
+    return code

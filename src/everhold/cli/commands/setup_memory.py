@@ -17,6 +17,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from everhold.app import SystemClock, plugin_check, settings_of
+from everhold.cli.checkup import checkup
 from everhold.cli.commands.setup import Asking, environment
 from everhold.cli.progress import waiting
 from everhold.cli.reach import answering, home_of
@@ -322,12 +323,14 @@ def _write(desk: Desk, before: Settings, draft: Draft) -> int:
     running = asyncio.run(_runs(home))
     if screen.json:
         report = {"memory": draft.name, "provider": draft.provider, "called": draft.called or None, "agents": whose}
-        screen.show({**report, "file": str(home.config), "variables": sorted(draft.secrets)})
+        found = checkup(home, screen, path)
+        screen.show({**report, "file": str(home.config), "variables": sorted(draft.secrets), "doctor": found})
         return 0
     if draft.called:
         screen.say(f"{screen.paint('ok', 'green')} · {safe(draft.name)} answers ({safe(draft.called)})")
     where = [str(home.config), *(f"{variable} in {home.env}" for variable in draft.secrets)]
     screen.say(f"written: {' and '.join(where)}")
+    checkup(home, screen, path)
     screen.say(f"remembers for: {', '.join(map(safe, whose)) or 'nobody yet; --agent NAME attaches it'}")
     step = "everhold memory status" if running else "everhold up; then everhold memory status"
     screen.say(f"next: {step}; everhold memory backfill {safe(draft.name)} hands over what was said before")
