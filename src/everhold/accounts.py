@@ -25,6 +25,7 @@ from everhold.config import AccountSettings, Problem, Settings, plugin_settings
 from everhold.core.commands import COMMANDS
 from everhold.errors import EverholdError, HomeBusy, Misuse, Refused
 from everhold.fetch import Fetcher
+from everhold.moves import Moves
 from everhold.plugins import PLATFORMS, Catalogue
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
@@ -79,6 +80,7 @@ class Accounts:
         fetch: Fetch | None = None,
         catalogue: Catalogue[Platform] = PLATFORMS,
         locks: Callable[[], Path],
+        moves: Moves | None = None,
         look_again: float = LOOK_AGAIN_SECONDS,
     ) -> None:
         self.accounts: dict[Key, Account] = {}
@@ -93,6 +95,7 @@ class Accounts:
         self._fetch = fetch or Fetcher()
         self._catalogue = catalogue
         self._locks = locks
+        self._moves = moves or Moves(store, clock=clock, log=log)
         self._look_again = look_again
         self._settings: Settings | None = None
         self._problems: dict[Key, Problem] = {}
@@ -220,6 +223,7 @@ class Accounts:
                 sleep=asyncio.sleep,
                 commands=COMMANDS,
                 report=report,
+                moved=functools.partial(self._moves.moved, platform),
                 friends=functools.partial(self._friends, account.key),
             ),
         )

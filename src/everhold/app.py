@@ -28,6 +28,7 @@ from everhold.instances import Instances
 from everhold.logs import Logger
 from everhold.memories.builtin import Builtin, Index, keep_filling, provider as builtin
 from everhold.memory import Memory
+from everhold.moves import Moves
 from everhold.platforms import agent as between
 from everhold.platforms.reading import Reading
 from everhold.plugins import MEMORIES, MODELS, PLATFORMS, TOOLS
@@ -150,7 +151,9 @@ class App:
             ),
             coming=lambda agent: self.mcp.coming(agent),
         )
+        moves = Moves(self.store, clock=self.clock, log=log)
         self.reception = Reception(
+            moves=moves,
             settings=lambda: self.agents.settings,
             store=self.store,
             platforms=self.platforms,
@@ -178,6 +181,7 @@ class App:
             directory=home.path,
             keep=self.supervisor.keep,
             locks=lambda: locks_directory(environ),
+            moves=moves,
         )
         self.schedules = Schedules(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from everhold.config import AccountSettings, Settings
+from everhold.config.settings import ChatSettings
 from everhold.core import access
 from everhold.core.access import Admission, Speaker
 from everhold.core.address import derive, parse as parse_address
@@ -20,11 +21,14 @@ from everhold.core.commands import OWNERS_ONLY, parse as parse_command
 from everhold.core.entries import Command, Draft, Heard, Kind, Place, Stamp
 from everhold.errors import EverholdError
 from everhold.flow.accept import dedup_key
+from everhold.moves import Moves
 from everhold.pairing import Pairing
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
 from everhold.ports.platform import UNREADABLE, Incoming, Outgoing, Platform
 from everhold.ports.store import Change, Position, Step, Store, Wake
+
+T = TypeVar("T")
 
 AGENTS: Final = "agent"
 LOCAL: Final = frozenset({"terminal", "http", AGENTS})
@@ -51,6 +55,7 @@ class Reception:
         clock: Clock,
         chance: Chance,
         log: Log,
+        moves: Moves | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -58,6 +63,7 @@ class Reception:
         self._clock = clock
         self._chance = chance
         self._log = log
+        self._moves = moves or Moves(store, clock=clock, log=log)
         self.pairing = Pairing(store, clock=clock, chance=chance, log=log)
         self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
         """Where agents answered each other too often: (agent, platform, chat) -> how often, and when last."""
@@ -68,13 +74,15 @@ class Reception:
         settings, origin = self._settings(), incoming.origin
         speaker = await self.speaker(incoming, settings)
         account = settings.platforms.get(origin.platform, {}).get(origin.account)
-        agent = _agent(incoming, account, settings)
+        first = await self._moves.first(origin.platform, origin.chat)
+        chat = _of(account.chats, origin.chat, first) if account is not None else None
+        agent = _agent(incoming, account, chat, settings)
         if agent not in settings.agents:
             return Admission(agent=agent, person=speaker.person, refusal=f"there is no agent {agent!r}")
         sessions = settings.agents[agent].sessions
-        if account is not None and origin.chat in account.chats:
-            sessions = account.chats[origin.chat].sessions or sessions
-        found = Admission(agent=agent, person=speaker.person, group=sessions.group, threads=sessions.thread)
+        if chat is not None:
+            sessions = chat.sessions or sessions
+        found = Admission(agent=agent, person=speaker.person, group=sessions.group, threads=sessions.thread, chat=first)
         if origin.platform not in LOCAL:
             if account is None:
                 return msgspec.structs.replace(found, refusal=f"{origin.platform}/{origin.account} is not connected")
@@ -103,7 +111,7 @@ class Reception:
     ) -> Admission:
         origin, owners = incoming.origin, settings.access.owners
         direct = incoming.kind == "dm"
-        allowed = account.access.direct if direct else account.access.groups.get(origin.chat, ())
+        allowed = account.access.direct if direct else _of(account.access.groups, origin.chat, found.chat) or ()
         admitted = access.may_speak(speaker, allowed, owners=owners)
         if direct and not admitted:
             admitted = await self.pairing.admits(origin.platform, origin.account, incoming.sender)
@@ -119,8 +127,9 @@ class Reception:
         if direct:
             return found
         manners = account.groups
-        if origin.chat in account.chats:
-            manners = account.chats[origin.chat].groups or manners
+        chat = _of(account.chats, origin.chat, found.chat)
+        if chat is not None:
+            manners = chat.groups or manners
         order = self._order(incoming, settings)
         asks = incoming.addressed or manners.answer == "always" or order is not None
         if not asks and not manners.observe:
@@ -148,7 +157,7 @@ class Reception:
         if hops >= settings.loops.max_hops:
             self._broken(found.agent, origin, hops)
             return msgspec.structs.replace(found, asks=False, hops=hops)
-        asks = found.asks and (origin.platform, origin.chat) not in await self._halted()
+        asks = found.asks and (origin.platform, found.chat) not in await self._halted()
         return msgspec.structs.replace(found, asks=asks, hops=hops)
 
     # -- strangers ---------------------------------------------------------------------------------------------------
@@ -211,13 +220,13 @@ class Reception:
         if order == "halt":
             by = {"by": speaker.person, "at": self._clock.now()}
             value = msgspec.json.encode(by).decode()
-        position = Position(platform=origin.platform, account="", name=HALT + origin.chat, value=value)
+        position = Position(platform=origin.platform, account="", name=HALT + found.chat, value=value)
         await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
         if order == "halt":
-            halted[(origin.platform, origin.chat)] = speaker.person
+            halted[(origin.platform, found.chat)] = speaker.person
             await self._pass_on(incoming, found, speaker)
         else:
-            halted.pop((origin.platform, origin.chat), None)
+            halted.pop((origin.platform, found.chat), None)
             self.loops = {key: it for key, it in self.loops.items() if key[1:] != (origin.platform, origin.chat)}
         self._log.info(
             "chat.halted" if order == "halt" else "chat.resumed", platform=origin.platform, by=speaker.person
@@ -229,7 +238,7 @@ class Reception:
         for lane in await self._store.lanes(reader="mind", waiting=True):
             session = await self._store.session(lane.session)
             address = parse_address(session.address)
-            here = (address.platform, address.chat) == (incoming.origin.platform, incoming.origin.chat)
+            here = (address.platform, address.chat) == (incoming.origin.platform, found.chat)
             if not here or session.address == own:
                 continue
             body = Heard(
@@ -272,7 +281,7 @@ class Reception:
                 platform=origin.platform,
                 account=origin.account,
                 kind=incoming.kind,
-                chat=origin.chat,
+                chat=found.chat,
                 thread=origin.thread,
                 sender=incoming.sender,
                 group=found.group,
@@ -306,10 +315,14 @@ class Reception:
         }
 
 
-def _agent(incoming: Incoming, account: AccountSettings | None, settings: Settings) -> str:
+def _of(given: Mapping[str, T], *names: str) -> T | None:
+    """What is configured for a chat, under whichever of its ids."""
+    return next((given[name] for name in names if name in given), None)
+
+
+def _agent(incoming: Incoming, account: AccountSettings | None, chat: ChatSettings | None, settings: Settings) -> str:
     if incoming.agent:
         return incoming.agent
     if account is None:
         return settings.default_agent
-    chat = account.chats.get(incoming.origin.chat)
     return (chat.agent if chat is not None else None) or account.agent

@@ -19,7 +19,7 @@ from everhold.errors import NotFound
 from everhold.flow.plan import PLATFORM, PREFIX
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
-from everhold.ports.platform import Accept, Incoming
+from everhold.ports.platform import SCHEDULED, Accept, Incoming
 from everhold.ports.store import Change, Position, Step, Store
 
 LOOK_SECONDS: Final = 20.0
@@ -68,7 +68,7 @@ class Schedules:
                 text=schedule.text,
                 sender=schedule.sender,
                 kind=schedule.kind,
-                event=PLATFORM,
+                event=SCHEDULED,
                 agent=schedule.agent,
                 position=_position(said),
             )

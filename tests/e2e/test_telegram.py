@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from everhold.core.entries import Call
 from everhold.testing.modelserver import ModelServer, Reply
-from everhold.testing.platforms.telegram import TelegramServer
+from everhold.testing.platforms.telegram import Failed, TelegramServer
 from tests.e2e.town import KEY, Town, endpoint
 from tests.platforms.telegram_stage import TOKEN
 
@@ -204,3 +205,43 @@ async def test_no_secret_is_written_anywhere(tmp_path: Path, telegram: TelegramS
     ]:
         assert TOKEN.encode() not in file.read_bytes(), file
     assert TOKEN not in town.log.getvalue() + status
+
+
+async def test_a_group_that_becomes_a_supergroup_keeps_its_session(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer
+) -> None:
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        await telegram.write("@everhold_bot one", chat=-100)
+        await said(town, telegram, -100, 1)
+        await telegram.upgrade(-100, -1009)
+        await telegram.write("@everhold_bot two", chat=-1009)
+        assert await said(town, telegram, -1009, 1) == ["You said: Ada: @everhold_bot two"]
+        (session,) = await town.app.store.sessions()
+        assert session.address.startswith("agent:main:telegram:group:-100:")
+        assert "@everhold_bot one" in str(model.requests[-1].body), "it remembers"
+        await town.rest()
+        await town.sound()
+
+
+async def test_a_group_that_moved_while_an_answer_was_made_gets_it(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer
+) -> None:
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        telegram.gone[-100] = Failed(400, "Bad Request: group chat was upgraded", migrate_to_chat_id=-1009)
+        await telegram.write("@everhold_bot one", chat=-100)
+        assert await said(town, telegram, -1009, 1) == ["You said: Ada: @everhold_bot one"]
+        await telegram.write("@everhold_bot two", chat=-1009)  # and nobody ever told that it moved
+        await said(town, telegram, -1009, 2)
+        assert len(await town.app.store.sessions()) == 1
+
+
+async def test_a_file_goes_with_a_reply(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:
+    call = Call(id="c1", tool="attach", arguments={"name": "table.csv", "text": "a,b"})
+    model.script(Reply(text="", calls=(call,)), Reply(text="Here it is."))
+    settings = config(telegram, model).replace("tools: []", "tools: [attach]")
+    async with Town(tmp_path, settings, env=ENV) as town:
+        await telegram.write("as a table, please")
+        await town.until(lambda: any(it.file for it in telegram.shown(1001)))
+        await town.rest()
+        assert [it.file or it.text for it in telegram.shown(1001)][1:] == ["Here it is.", ("table.csv", b"a,b")]
+        await town.sound()

@@ -9,6 +9,7 @@ from everhold.config import Settings, parse
 from everhold.core.entries import Entry, Heard, Place
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
+from everhold.moves import Moves
 from everhold.ports.platform import Incoming, Verdict
 from everhold.reception import Reception
 from everhold.stores.sqlite import SqliteStore
@@ -57,7 +58,9 @@ class Door:
 
     def reopened(self) -> Reception:
         """The reception as another process would find it."""
+        self.moves = Moves(self.store, clock=self.clock, log=self.log)
         return Reception(
+            moves=self.moves,
             settings=lambda: self.settings,
             store=self.store,
             platforms={("fake", "main"): self.fake, ("other", "main"): self.other},

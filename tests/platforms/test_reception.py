@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from everhold.config import parse
 from everhold.core import pairing
-from everhold.core.entries import Place
+from everhold.core.entries import Heard, Place
 from everhold.errors import Misuse, NotFound
 from everhold.ports.platform import Incoming
 from tests.platforms.stage import CONFIG, Door
@@ -351,6 +352,43 @@ async def test_an_order_that_was_obeyed_and_not_kept_is_kept_when_it_comes_again
     door.reception = door.reopened()
     assert (await door.say("!halt", chat="room", id="h")).outcome == "accepted"
     assert not (await door.heard("hello?", chat="room")).asks
+
+
+async def test_a_chat_that_gets_another_id_stays_the_conversation_it_was(door: Door) -> None:
+    before = await door.say("hello", chat="room")
+    assert (await door.say("hello", chat="hall")).outcome == "denied"
+    await door.moves.moved("fake", "room", "hall")
+    for _ in range(2):
+        after = await door.say("hello", chat="hall")
+        assert (after.outcome, after.session) == ("accepted", before.session)
+        assert (await door.say("hello", chat="hall", sender="666")).outcome == "denied"
+        entry = await door.store.entry(after.session, after.seq)
+        assert isinstance(entry.body, Heard)
+        assert entry.body.origin.chat == "hall", "the answer goes where it is now"
+        first = await door.store.entry(before.session, before.seq)
+        assert isinstance(first.body, Heard)
+        assert entry.body.stamp == first.body.stamp, "and memory files it with what was there before"
+        door.reception = door.reopened()
+        await door.moves.moved("fake", "room", "hall")  # platforms say so more than once
+    await door.moves.moved("fake", "hall", "castle")
+    assert (await door.say("hello", chat="castle")).session == before.session
+    assert await door.store.verify() == []
+
+
+async def test_a_halt_holds_and_is_lifted_under_the_chat_s_new_id(door: Door) -> None:
+    await door.heard("!halt", chat="room")
+    await door.moves.moved("fake", "room", "hall")
+    assert not (await door.heard("hello?", chat="hall")).asks
+    await door.heard("!resume", chat="hall")
+    assert (await door.heard("hello?", chat="hall")).asks
+    assert door.reception.about()["halted"] == []
+
+
+async def test_settings_are_found_under_either_id(door: Door) -> None:
+    door.settings = parse(CONFIG.replace("room: [ada", "hall: [ada").replace("watched", "room"))
+    await door.moves.moved("fake", "room", "hall")
+    assert (await door.say("hello", chat="hall")).outcome == "accepted"
+    assert (await door.say("hello", chat="hall", sender="666")).outcome == "denied"
 
 
 async def test_a_stranger_halts_nobody(door: Door) -> None:

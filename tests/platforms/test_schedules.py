@@ -13,7 +13,8 @@ from everhold.core.entries import Heard, Place
 from everhold.core.schedule import Schedule, parse
 from everhold.errors import NotFound
 from everhold.flow.plan import PLATFORM, PREFIX
-from everhold.ports.platform import Incoming, Verdict
+from everhold.flow.purse import Limit
+from everhold.ports.platform import SCHEDULED, Incoming, Verdict
 from everhold.ports.store import Change, Position, Step
 from everhold.schedules import Schedules
 from everhold.testing.contracts.platform_desk import Killed
@@ -129,4 +130,25 @@ def test_people_make_list_and_remove_schedules_where_they_talk(tmp_path: Path) -
         house.say(f"/schedule remove {id}")
         house.say("/schedule")
         assert house.heard_back()[-1].startswith("Nothing is scheduled here")
+        house.sound()
+
+
+def test_a_schedule_spends_what_background_work_may_and_nobody_else_s(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    house.furniture.settings["limits"] = lambda stamp: [Limit(purse=f"person:{stamp.person}", tokens=100_000)]
+    house.furniture.settings["job_limits"] = lambda: [Limit(purse="background:main", tokens=5_000)]
+
+    def spent(purse: str) -> int:
+        return house.run(house.store.spent(purse, "")).tokens
+
+    with house.awake():
+        house.say("good morning", event=SCHEDULED, id="schedule/s1@1")
+        assert (spent("background:main"), spent("agent:main"), spent("person:ada")) == (15, 15, 0)
+        house.say("hello", id="schedule/s1@2")
+        assert (spent("background:main"), spent("person:ada")) == (15, 15), "an id makes nobody a schedule"
+        house.furniture.settings["job_limits"] = lambda: [Limit(purse="background:main", tokens=20)]
+        house.say("good morning", event=SCHEDULED, id="schedule/s1@3")
+        assert "budget" in house.heard_back()[-1]
+        house.say("are you there?")
+        assert house.heard_back()[-1] == "You said: are you there?", "who speaks has a purse of their own"
         house.sound()

@@ -169,6 +169,18 @@ async def test_a_group_that_moved_is_found_at_its_new_id(desk: Desk, server: Tel
     server.gone[-55] = Failed(400, moved, migrate_to_chat_id=-10055)
     await desk.platform.send(desk.out("hello", to=desk.place(chat="-55")))
     assert server.said(-10055) == ["hello"]
+    assert desk.moves == [("-55", "-10055")]
+    remote = await desk.platform.send(desk.out("and this", to=desk.place(chat="-55"), key="s:2:0", edits="1"))
+    assert (server.said(-10055), server.shown(-10055)[-1].id) == (["hello", "and this"], int(remote))
+
+
+async def test_both_halves_of_a_group_that_moves_tell_of_it(desk: Desk, server: TelegramServer) -> None:
+    desk.start()
+    await server.upgrade(-55, -10055)
+    await server.write("here we are", chat=-10055)
+    await desk.until_heard("here we are")
+    assert desk.moves == [("-55", "-10055")] * 2
+    assert await desk.texts() == ["here we are"], "it is nothing that anybody said"
 
 
 @pytest.mark.parametrize(

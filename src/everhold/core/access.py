@@ -32,6 +32,8 @@ class Admission(Struct, frozen=True, kw_only=True):
     person: str
     group: str = "per-person"
     threads: str = "shared"
+    chat: str = ""
+    """The id that the chat was first known by, where it has another by now."""
     refusal: str = ""
     """Why the message is not heard; empty if it is."""
     ignored: bool = False

@@ -87,6 +87,8 @@ class Heard(Record, frozen=True):
     attachments: tuple[Attachment, ...] = ()
     mangled: bool = False
     """The text held code points that are no characters; they were replaced so that the rest could be kept."""
+    scheduled: bool = False
+    """Nobody spoke just now: its time had come."""
     busy: str = ""
     """How this message wants to be treated if a turn is running (`/queue`, `/steer`); empty: as configured."""
     stamp: Stamp = Stamp()

@@ -16,7 +16,7 @@ from everhold.core.entries import Draft, Heard, Place, Stamp, clean, cleansed
 from everhold.core.ids import session_id
 from everhold.errors import Conflict
 from everhold.flow.gates import Bells, Gates
-from everhold.ports.platform import UNREADABLE, Incoming, Verdict
+from everhold.ports.platform import SCHEDULED, UNREADABLE, Incoming, Verdict
 from everhold.ports.store import Change, Committed, Opening, Step, Wake
 
 Reception: TypeAlias = Callable[[Incoming], Awaitable[Admission]]
@@ -66,7 +66,7 @@ class Accept:
             platform=origin.platform,
             account=origin.account,
             kind=incoming.kind,
-            chat=origin.chat,
+            chat=admission.chat or origin.chat,
             thread=origin.thread,
             sender=incoming.sender,
             group=admission.group,
@@ -150,6 +150,7 @@ def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
         command=command,
         attachments=tuple(map(cleansed, incoming.attachments)),
         mangled=mangled,
+        scheduled=incoming.event == SCHEDULED,
         busy=busy,
         stamp=stamp,
     )

@@ -131,8 +131,10 @@ class Runtime:
         return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories if memory in hear)
 
 
-def purses_of(agent: str, stamp: Stamp) -> tuple[str, ...]:
-    """The purses that pay for a turn: the agent's, the person's, the conversation's."""
+def purses_of(agent: str, stamp: Stamp, *, scheduled: bool = False) -> tuple[str, ...]:
+    """The purses that pay for a turn: the agent's, the person's, the conversation's. Schedules are background work."""
+    if scheduled:
+        return f"background:{agent}", f"agent:{agent}"
     return f"agent:{agent}", f"person:{stamp.person}", f"chat:{stamp.address}"
 
 

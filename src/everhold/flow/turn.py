@@ -161,7 +161,7 @@ class TurnWork:
         self.stubs: frozenset[int] = frozenset()
         self.origin: Place | None = None
         self.stamp = Stamp()
-        self.hops = 0
+        self.hops, self.scheduled = 0, False
         self.turn = Turn(session=session.id, op=0)
         self.tail: int | None = None
         """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
@@ -223,6 +223,7 @@ class TurnWork:
                 if entry.body.asks or self.origin is None:
                     self.origin, self.stamp = entry.body.origin, entry.body.stamp
         self.hops = hops_of(self.heard.values())
+        self.scheduled = all(isinstance(it.body, Heard) and it.body.scheduled for it in self.heard.values())
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -323,7 +324,8 @@ class TurnWork:
         reading, writing = runtime.meter.most(weight), runtime.most_output
         worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
         try:
-            async with self.seat.purses.reserved(runtime.limits(self.stamp), worst):
+            limits = runtime.job_limits() if self.scheduled else runtime.limits(self.stamp)
+            async with self.seat.purses.reserved(limits, worst):
                 event = await self._unless_cut(asked)
         except Refused as error:
             asked.close()
@@ -593,6 +595,6 @@ class TurnWork:
         for body in bodies:
             if isinstance(body, Thought) and (body.usage.input or body.usage.output):
                 tokens = body.usage.input + body.usage.output
-                for purse in purses_of(self.runtime.agent, self.stamp):
+                for purse in purses_of(self.runtime.agent, self.stamp, scheduled=self.scheduled):
                     spends.append(Spend(purse=purse, day=self.seat.day(), usd=body.usage.usd, tokens=tokens))
         return tuple(spends)

@@ -16,6 +16,10 @@ UNREADABLE: Final = "unreadable"
 on behind it."""
 
 
+SCHEDULED: Final = "schedule"
+"""The event of a message whose time has come."""
+
+
 class Delivery(StrEnum):
     """How a repeated hand-over stays safe."""
 

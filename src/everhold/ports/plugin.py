@@ -41,6 +41,10 @@ class Report(Protocol):
     def __call__(self, trouble: str = "", remedy: str = "") -> None: ...
 
 
+async def _nothing_moved(old: str, new: str) -> None:
+    """Whoever plays a station need not care."""
+
+
 class Station(Struct, frozen=True, kw_only=True):
     """What a platform account is given besides: where it stands, and how it tells how it is doing."""
 
@@ -54,6 +58,8 @@ class Station(Struct, frozen=True, kw_only=True):
     """The commands to announce where the platform can show them: name -> what it does."""
     report: Report
     """To be told when the connection is made, and whenever it is lost."""
+    moved: Callable[[str, str], Awaitable[None]] = _nothing_moved
+    """To be told when a chat gets another id: what it was, and what it is now. It stays the conversation it was."""
     most_bytes: int = 20_000_000
     """The largest file that is taken in."""
     friends: Callable[[], frozenset[str]] = frozenset

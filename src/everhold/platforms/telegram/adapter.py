@@ -249,10 +249,12 @@ class Telegram:
             self._log.warning("update.unreadable", error=reason)
             id = str(raw.get("update_id") if isinstance(raw, dict) else position.value)
             return unreadable(raw, platform=NAME, account=self.account, id=id, reason=reason, position=position)
+        message = reading.message_of(update)
+        if message is not None and (moved := reading.moved(message)) is not None:
+            await self._station.moved(*moved)
         if heard is None:
             return None
         heard = msgspec.structs.replace(heard, position=position)
-        message = reading.message_of(update)
         file = reading.file_of(message) if message is not None else None
         return heard if file is None else await self._with_file(heard, file)
 
@@ -341,7 +343,7 @@ class Telegram:
         except Refused as error:
             cause = error.__cause__
             assert isinstance(cause, TelegramError | None)
-            if cause is not None and faults.says(cause, *faults.GONE):
+            if isinstance(cause, ChatMigrated) or (cause is not None and faults.says(cause, *faults.GONE)):
                 raise Gone(error.message) from cause
             if cause is None or not faults.says(cause, faults.NOT_MODIFIED):
                 raise
@@ -387,6 +389,7 @@ class Telegram:
             try:
                 return str((await show(_chat(to))).message_id)
             except ChatMigrated as moved:
+                await self._station.moved(to.chat, str(moved.new_chat_id))
                 return str((await show(moved.new_chat_id)).message_id)
 
     def _calling(self, what: str, to: Place) -> Calling:

@@ -38,6 +38,16 @@ def message_of(update: Update) -> Message | None:
     return update.message or update.edited_message or update.channel_post or update.edited_channel_post
 
 
+def moved(message: Message) -> tuple[str, str] | None:
+    """What a group was called and what it is called now, if it just became a supergroup. Both of them say so."""
+    here = str(message.chat.id)
+    if message.migrate_to_chat_id is not None:
+        return here, str(message.migrate_to_chat_id)
+    if message.migrate_from_chat_id is not None:
+        return str(message.migrate_from_chat_id), here
+    return None
+
+
 def incoming(update: Update, *, account: str, me: User) -> Incoming | None:
     """What an update says, or None for what is nothing to hear: somebody joined, a message was pinned."""
     message = message_of(update)

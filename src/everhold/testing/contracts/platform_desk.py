@@ -109,6 +109,8 @@ class Desk:
         self._door = Accept(gates, reception=self._admit, bells=Bells())
         self.waits: list[float] = []
         self.troubles: list[str] = []
+        self.moves: list[tuple[str, str]] = []
+        """Chats that got another id, as the adapter tells."""
         self.well = 0
         self.dies: str = ""
         """`before` or `after` the next commit."""
@@ -133,9 +135,13 @@ class Desk:
                 sleep=self._sleep,
                 commands=COMMANDS,
                 report=self._report,
+                moved=self._moved,
                 most_bytes=100_000,
             ),
         )
+
+    async def _moved(self, old: str, new: str) -> None:
+        self.moves.append((old, new))
 
     async def close(self) -> None:
         await self.stop()

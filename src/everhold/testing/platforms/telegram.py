@@ -151,6 +151,15 @@ class TelegramServer(Loopback):
             await self._put(bot, {"update_id": id, **update})
         return id
 
+    async def upgrade(self, old: int, new: int) -> None:
+        """A group becomes a supergroup, with another id. Both say so, and the old one takes nothing any more."""
+        told = "Bad Request: group chat was upgraded to a supergroup chat"
+        self.gone[old] = Failed(400, told, migrate_to_chat_id=new)
+        nobody = {"id": 1087968824, "is_bot": True, "first_name": "Group", "username": "GroupAnonymousBot"}
+        for chat, about in ((old, {"migrate_to_chat_id": new}), (new, {"migrate_from_chat_id": old})):
+            message = self._message(next(self._messages), chat, "", nobody, None, None)
+            await self.press({"message": {**message, **about}})
+
     async def redeliver(self, *, times: int = 1, chance: random.Random | None = None) -> None:
         """Everything that ever was told is told again, in any order."""
         for bot in self.bots.values():

@@ -1,0 +1,46 @@
+"""Chats that their platform gave another id: they stay the conversations they were.
+
+A chat is known for good by the id it had first. Sessions, memories, allow lists, chat settings and a halt hold on to
+that one; only what is sent goes to the id of the day.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from everhold.ports.clock import Clock
+from everhold.ports.log import Log
+from everhold.ports.store import Change, Position, Step, Store
+
+MOVED: Final = "moved/"
+
+
+class Moves:
+    """Which chats were known by another id first. Read from the store once, and kept up to date."""
+
+    def __init__(self, store: Store, *, clock: Clock, log: Log) -> None:
+        self._store = store
+        self._clock = clock
+        self._log = log
+        self._first: dict[tuple[str, str], str] | None = None
+
+    async def first(self, platform: str, chat: str) -> str:
+        """The id that a chat was first known by."""
+        return (await self._known()).get((platform, chat), chat)
+
+    async def moved(self, platform: str, old: str, new: str) -> None:
+        """A platform says that a chat has another id from now on. It may say so more than once."""
+        known = await self._known()
+        first = known.get((platform, old), old)
+        if new in ("", first) or known.get((platform, new)) == first:
+            return
+        position = Position(platform=platform, account="", name=MOVED + new, value=first)
+        await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
+        known[platform, new] = first
+        self._log.info("chat.moved", platform=platform, old=old, new=new)
+
+    async def _known(self) -> dict[tuple[str, str], str]:
+        if self._first is None:
+            found = await self._store.positions(prefix=MOVED)
+            self._first = {(it.platform, it.name.removeprefix(MOVED)): it.value for it in found}
+        return self._first
