@@ -51,6 +51,54 @@ def test_noise_in_a_page_is_refused_with_the_page_named(tmp_path: Path) -> None:
     refused(path, "(?i)page")
 
 
+def test_noise_in_a_page_names_whose_it_was_and_how_many_are_sound(tmp_path: Path) -> None:
+    """SQLite gives up in the middle of its own check; what it said until then stands."""
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.open("other")
+        for n in range(20):
+            await scene.hear(f"message {n} " + "m" * 500)
+            await scene.hear(f"elsewhere {n} " + "m" * 500, session="other")
+        await scene.hear("the last of all " + "m" * 3000)
+        await store.close()
+
+    run(play())
+    path = tmp_path / "log.db"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"the last of all") // 4096 * 4096
+    data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
+    path.write_bytes(data)
+    refused(path, rf"page {at // 4096 + 1}\b.*cannot be read whole: session s.*1 others read whole")
+
+
+def test_a_large_file_is_served_as_far_as_it_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not checked when it is opened; whoever reads what is damaged is told whose it is, and others go on."""
+    monkeypatch.setattr(migrate, "QUICK_CHECK_BYTES", 0)
+    path = tmp_path / "log.db"
+
+    async def play() -> None:
+        store, scene = await staged(path)
+        await scene.open("other")
+        for n in range(20):
+            await scene.hear(f"elsewhere {n} " + "m" * 500, session="other")
+        for n in range(20):
+            await scene.hear(f"message {n} " + "m" * 500)
+        await store.close()
+        data = bytearray(path.read_bytes())
+        at = data.index(b"message 12 ") // 4096 * 4096
+        data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
+        path.write_bytes(data)
+        store, scene = await staged(path)
+        assert len(await store.entries("other")) == 20
+        with pytest.raises(StoreDamaged, match="session s cannot be read whole") as caught:
+            await store.entries("s")
+        assert "everhold restore" in caught.value.remedy
+        await store.close()
+
+    run(play())
+
+
 def test_noise_below_a_log_that_is_still_needed_leaves_that_log_alone(tmp_path: Path) -> None:
     path = written(tmp_path)
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from everhold.cli.render import Screen
+from everhold.cli.render import Screen, safe
 from everhold.errors import HomeBusy, NotFound
 from everhold.home import Home
 from everhold.remote.client import Calls, Gone, RemoteControl
@@ -97,6 +97,12 @@ async def answering(home: Home) -> Reached | None:
         return None
 
 
+def tell_upgrade(app: App, screen: Screen) -> None:
+    """Say where what was there before an upgrade lies, whatever command came first."""
+    if app.store.saved is not None:
+        screen.note(f"the store was brought to this version's schema; as it was: {safe(str(app.store.saved))}")
+
+
 async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: str, starts: bool) -> Reached:
     from everhold.app import App, SystemClock, settings_of
     from everhold.config import ConfigError
@@ -117,6 +123,7 @@ async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: s
         clock=SystemClock(), home=home.path if starts else None, form=args.log or "text", stream=stream
     )  # fmt: skip
     app = App(home, settings, log=log, environ=os.environ)
+    tell_upgrade(app, screen)
     app.role = role
     if starts:
         try:

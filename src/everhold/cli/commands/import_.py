@@ -11,7 +11,7 @@ from typing import Final
 
 from everhold.app import App, SystemClock, local_user, settings_of
 from everhold.cli.commands import memory
-from everhold.cli.reach import home_of
+from everhold.cli.reach import home_of, tell_upgrade
 from everhold.cli.render import Screen, count, one_line, safe
 from everhold.errors import HomeBusy, Misuse
 from everhold.imports.run import Job, Report, foreign, report_json, run as bring
@@ -60,6 +60,7 @@ async def _run(args: argparse.Namespace, screen: Screen) -> Report:
             remedy="stop the gateway first; what it is told meanwhile waits at its platform"
             + ("" if foreign(source) else " (or --session ID: Markdown, told to the gateway)"),
         ) from None
+    tell_upgrade(app, screen)
     try:
         job = Job(
             source, home, settings, os.environ, local_user(), agent=args.agent, store=app.store, now=app.clock.now()

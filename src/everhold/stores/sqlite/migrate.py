@@ -210,9 +210,7 @@ def _version_in_wal(wal: Path, page_size: int) -> int:
 def _check(db: apsw.Connection, path: Path) -> None:
     if path.stat().st_size > QUICK_CHECK_BYTES:
         return
-    found = [str(row[0]) for row in db.execute("pragma quick_check(5)")]
-    if found != ["ok"]:
-        lines = [" ".join(line.split()) for line in found]
+    if lines := harm.complaints(db, most=5, quick=True):
         raise damaged(path, " / ".join(part for part in (*lines, harm.named(db)) if part))
 
 

@@ -49,7 +49,7 @@ from everhold.stores.sqlite import (
     sessions,
     verify,
 )
-from everhold.stores.sqlite.faults import translate
+from everhold.stores.sqlite.faults import damaged, translate
 from everhold.stores.sqlite.read import rows
 from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
@@ -223,7 +223,13 @@ class SqliteStore:
         limit: int | None = None,
     ) -> list[Entry]:
         sql, values = entries.query(session, after=after, upto=upto, kinds=kinds, limit=limit)
-        return [entries.of(row) for row in self._rows(sql, values)]
+        try:
+            found = rows(self._cursor, sql, values)
+        except apsw.CorruptError as error:  # a large file is not checked when it is opened
+            raise damaged(self.path, f"session {session} cannot be read whole: {error}") from error
+        except apsw.Error as error:
+            raise translate(error, self.path) from error
+        return [entries.of(row) for row in found]
 
     async def entry(self, session: str, seq: int) -> Entry:
         found = self._rows(entries.ONE, (session, seq))

@@ -1,0 +1,73 @@
+"""A store of another version, or a damaged one, seen from the command line: said with what helps, and left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from everhold.app import SystemChance
+from everhold.stores.sqlite import SqliteStore, migrate
+from tests.cli.house import House
+from tests.stores.home import fingerprint, run
+
+
+def older(path: Path) -> None:
+    """A store of the first build there was."""
+    store = SqliteStore.open(path, chance=SystemChance(), migrations=migrate.known()[:1])
+    run(store.close())
+
+
+def test_an_upgrade_says_where_what_was_there_lies(house: House) -> None:
+    older(house.path / "everhold.db")
+    done = house.run("status")
+    (saved,) = (house.path / "backups").iterdir()
+    assert str(saved) in done.err
+    assert apsw.Connection(str(saved), flags=apsw.SQLITE_OPEN_READONLY).pragma("user_version") == 1
+    assert str(saved) not in house.run("status").err, "once"
+    assert "hello" in house.run("send", "hello").ok().out
+
+
+def test_a_gateway_says_so_too(house: House) -> None:
+    older(house.path / "everhold.db")
+    gateway = house.up()
+    assert any("store.upgraded" in line and "before-" in line for line in gateway.log), gateway.log
+
+
+@pytest.mark.parametrize("command", [("send", "hello"), ("up", "--port", "0"), ("status",), ("backup",)])
+def test_a_store_of_a_later_version_is_left_alone(house: House, command: tuple[str, ...]) -> None:
+    house.run("send", "first").ok()
+    db = apsw.Connection(str(house.path / "everhold.db"))
+    db.pragma("user_version", migrate.known()[-1].number + 1)
+    db.close()
+    before = (house.path / "everhold.db").read_bytes()
+    done = house.run(*command)
+    assert done.code == 1
+    assert "install the newer everhold" in done.err
+    assert (house.path / "everhold.db").read_bytes() == before
+
+
+def test_a_damaged_store_is_refused_with_page_session_and_the_command_that_helps(house: House) -> None:
+    """And that command does help: the last copy is back, what was there is kept."""
+    for text in ("first", "second"):
+        house.run("send", "--session", text, f"{text} " + "m" * 3000).ok()
+    house.run("backup").ok()
+    store = house.path / "everhold.db"
+    data = bytearray(store.read_bytes())
+    at = data.index(b"second mmm") // 4096 * 4096
+    data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
+    store.write_bytes(data)
+    before = fingerprint(house.path / "backups")
+    for command in (("up", "--port", "0"), ("send", "hello")):
+        done = house.run(*command)
+        assert done.code == 1
+        assert "page" in done.err
+        assert "cannot be read whole: session 01" in done.err
+        assert "everhold restore" in done.err
+    assert store.read_bytes() == bytes(data)
+    assert fingerprint(house.path / "backups") == before
+    assert "does not read" in house.run("restore").ok().out
+    house.run("restore", "--yes").ok()
+    assert "second mmm" in house.run("sessions", "show", "last").ok().out
+    house.run("audit").ok()
