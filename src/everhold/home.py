@@ -21,6 +21,7 @@ READ_LIMIT: Final = 1 << 20
 _POSIX: Final = os.name == "posix"
 _NOFOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
+_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def read_file(path: Path, *, private: bool = False, limit: int = READ_LIMIT) -> 
     Raises ConfigError. Never blocks on a pipe or a device that stands where a file should.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | _NONBLOCK | os.O_CLOEXEC | (_NOFOLLOW if private else 0))
+        handle = os.open(path, os.O_RDONLY | _NONBLOCK | _CLOEXEC | (_NOFOLLOW if private else 0))
     except FileNotFoundError:
         if path.is_symlink():
             raise ConfigError([Problem("is a link that leads nowhere", f"rm {path}", file=str(path))]) from None
@@ -211,7 +212,7 @@ def write_file(path: Path, data: bytes, *, mode: int | None = FILE_MODE) -> None
             os.unlink(name)
         raise
     if _POSIX:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        directory = os.open(path.parent, os.O_RDONLY | _CLOEXEC)
         try:
             os.fsync(directory)
         finally:

@@ -49,6 +49,7 @@ _SECRET_SHAPE: Final = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+_CAREFULLY: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
 _SHORT: Final = 64
 _REMEMBERED: Final = 4_096
 _SHORTEST: Final = 6
@@ -207,7 +208,7 @@ class RotatingFile:
     def _open(self) -> int:
         path = self._names[0]
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _CAREFULLY, 0o600)
         self._size = os.fstat(file).st_size
         return file
 

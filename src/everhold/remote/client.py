@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from everhold.errors import Misuse, Transient
-from everhold.remote import place, wire
+from everhold.remote import loopback, place, wire
 
 AGAIN_SECONDS: Final = 0.05
 PATIENCE: Final = 100
@@ -165,29 +165,32 @@ class RemoteControl(Calls):
             writer.close()
 
     async def _ask(self, method: str, params: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        sock = await self._connect()
-        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=wire.LIMIT)
+        door = loopback.find(self.path)
+        sock = await self._connect(door)
+        reader, writer = await asyncio.open_connection(sock=sock, limit=wire.LIMIT)
         try:
+            if door is not None:
+                await loopback.enter(reader, writer, door)
             writer.write(wire.encode({"id": next(self._ids), "method": method, "params": params}))
             await writer.drain()
-        except OSError:
+        except OSError as error:
             writer.close()
-            raise _went() from None
+            raise _went() if door is None else _nobody(self.path, error) from None
         except BaseException:
             writer.close()
             raise
         return reader, writer
 
-    async def _connect(self) -> socket.socket:
+    async def _connect(self, door: loopback.Door | None) -> socket.socket:
         for attempt in itertools.count():
             try:
-                return place.connect(self.path)
+                return place.connect(self.path) if door is None else loopback.connect(door)
             except BlockingIOError:  # so many at once that this one has to stand in line
                 if attempt >= PATIENCE:
                     raise Transient(f"too many are asking at {self.path}", remedy="try again") from None
                 await asyncio.sleep(AGAIN_SECONDS)
             except OSError as error:
-                raise Gone(f"nobody answers at {self.path}: {error.strerror or error}", remedy="everhold up") from None
+                raise _nobody(self.path, error) from None
         raise AssertionError
 
     async def _next(self, reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -201,6 +204,10 @@ class RemoteControl(Calls):
         if "error" in message:
             raise wire.from_json(message["error"])
         return message
+
+
+def _nobody(path: Path, error: OSError) -> Gone:
+    return Gone(f"nobody answers at {path}: {error.strerror or error}", remedy="everhold up")
 
 
 def _went() -> Gone:

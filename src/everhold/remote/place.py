@@ -2,12 +2,13 @@
 
 A socket's name may have about 100 bytes, a home's path may have more. Linux then goes by the directory's own handle
 (`/proc/self/fd/N/control.sock`), other systems step into the directory for the moment of the call. So the socket is
-always in its home, and nothing has to be recorded elsewhere or guessed.
+always in its home, and nothing has to be recorded elsewhere or guessed. Where a home cannot hold one, loopback.py can.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -31,7 +32,7 @@ def listen(path: Path, *, handles: Path = _HANDLES) -> socket.socket:
     new = path.with_name(path.name + ".new")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _socket()
     try:
         with _name(new, handles) as name:
             sock.bind(name)
@@ -47,7 +48,7 @@ def listen(path: Path, *, handles: Path = _HANDLES) -> socket.socket:
 
 def connect(path: Path, *, timeout: float = 5.0, handles: Path = _HANDLES) -> socket.socket:
     """A socket connected to whoever listens at `path`. Raises OSError."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _socket()
     try:
         sock.settimeout(timeout)
         with _name(path, handles) as name:
@@ -57,6 +58,13 @@ def connect(path: Path, *, timeout: float = 5.0, handles: Path = _HANDLES) -> so
         sock.close()
         raise
     return sock
+
+
+def _socket() -> socket.socket:
+    family = getattr(socket, "AF_UNIX", None)
+    if family is None:
+        raise OSError(errno.EAFNOSUPPORT, "this system has no sockets in files")
+    return socket.socket(family, socket.SOCK_STREAM)
 
 
 def is_trusted(sock: socket.socket) -> bool:

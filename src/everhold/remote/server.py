@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from everhold.errors import EverholdError, Misuse, Transient
 from everhold.ports.log import Log
-from everhold.remote import place, wire
+from everhold.remote import loopback, place, wire
 from everhold.remote.methods import Methods
 
 MOST_CLIENTS: Final = 128
@@ -29,11 +29,12 @@ class Server:
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
         self._inode: int | None = None
+        self._door: loopback.Door | None = None
 
     async def open(self) -> None:
-        """Listen. A home on a file system without sockets still works, but for commands beside the gateway."""
+        """Listen. Where even loopback is no way, a home still works, but for commands beside the gateway."""
         try:
-            sock = place.listen(self.path)
+            sock = self._listen()
         except OSError as error:
             self.log.warning(
                 "control.closed",
@@ -42,7 +43,15 @@ class Server:
             )
             return
         self._inode = os.stat(self.path).st_ino
-        self._server = await asyncio.start_unix_server(self._connected, sock=sock, limit=wire.LIMIT)
+        self._server = await asyncio.start_server(self._connected, sock=sock, limit=wire.LIMIT)
+
+    def _listen(self) -> socket.socket:
+        try:
+            return place.listen(self.path)
+        except OSError as error:
+            sock, self._door = loopback.listen(self.path)
+            self.log.info("control.loopback", port=self._door.port, reason=error.strerror or str(error))
+            return sock
 
     async def close(self) -> None:
         """Stop listening and let go of every client."""
@@ -69,7 +78,7 @@ class Server:
 
     async def _serve(self, line: _Line) -> None:
         try:
-            if not place.is_trusted(line.socket):
+            if not await self._trusts(line):
                 self.log.warning("control.stranger")
                 return
             if len(self._clients) > MOST_CLIENTS:
@@ -83,6 +92,11 @@ class Server:
             self.log.debug("control.left", error=error)
         finally:
             line.close()
+
+    async def _trusts(self, line: _Line) -> bool:
+        if self._door is not None:
+            return await loopback.admit(line.reader, line.writer, self._door)
+        return place.is_trusted(line.socket)
 
     async def _answer(self, line: _Line, request: dict[str, Any]) -> None:
         id, name, params = request.get("id"), request.get("method"), request.get("params", {})

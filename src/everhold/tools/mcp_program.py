@@ -91,7 +91,7 @@ class Program:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
             finally:
-                _kill(process, signal.SIGKILL)
+                _kill(process, hard=True)
                 for stream in (incoming, theirs, ours, outgoing):
                     stream.close()
 
@@ -165,16 +165,19 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """Close its input, which ends a server in order; then ask; then insist."""
     if process.stdin is not None:
         process.stdin.close()
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for hard in (False, True):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
                 await process.wait()
                 break
-        _kill(process, number)
+        _kill(process, hard=hard)
     await process.wait()
 
 
-def _kill(process: asyncio.subprocess.Process, number: int) -> None:
-    """The program and whatever it started: they are a group of their own."""
+def _kill(process: asyncio.subprocess.Process, *, hard: bool) -> None:
+    """The program and whatever it started: they are a group of their own, but on Windows."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL if hard else signal.SIGTERM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         raise Misuse("chat is for people", remedy="everhold send --json 'hello'")
     signal.signal(signal.SIGTERM, _leave)
     terminal = Terminal(screen)
-    with Beside() as beside, _Nudge(beside):
+    # Windows has no such signal, and its line editor no such wait
+    with Beside() as beside, contextlib.nullcontext() if sys.platform == "win32" else _Nudge(beside):
         talk = beside.wait(_prepare(args, screen, terminal))
         try:
             terminal.remember(beside.wait(talk.open(args.session, agent=args.agent)))

@@ -31,7 +31,7 @@ class HomeLock:
         while True:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             if not _try(handle):
-                holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() if os.name != "nt" else ""
+                holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip() if sys.platform != "win32" else ""
                 os.close(handle)
                 raise HomeBusy(
                     f"another everhold{f' (process {holder})' if holder else ''} is using {self.path.parent}",
