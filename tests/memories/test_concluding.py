@@ -1,0 +1,72 @@
+"""The model concludes ten things at once, curates its facts and looks things up: all kept, each there once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from everhold.core.entries import Call
+from everhold.testing.modelserver import ModelServer, Reply
+from tests.e2e.town import Town, endpoint
+from tests.memories.services import Services, every_write
+
+FACTS = [f"fact {number}" for number in range(10)]
+ASKED = "please note: likes tea, lives in Oslo; no, likes coffee"  # only what a person said becomes a fact
+KEPT = "Kept; it will be delivered to Honcho."
+
+
+def calls(*wanted: tuple[str, dict[str, str]]) -> Reply:
+    return Reply(calls=tuple(Call(id=f"c{at}", tool=tool, arguments=given) for at, (tool, given) in enumerate(wanted)))
+
+
+@every_write
+@pytest.mark.parametrize("down", [False, True], ids=["being created", "down"])
+async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
+    tmp_path: Path, services: Services, write: str | int, down: bool
+) -> None:
+    honcho = services.honcho
+    if down:
+        await honcho.stop()
+    else:
+        honcho.fault("slow", "/sessions$", seconds=0.5)  # it is still being created while all this goes on
+        honcho.fault("after", "/conclusions$")
+    async with ModelServer() as server:
+        given = json.loads(services.config("honcho", write=write, agent={"model": "m", "tools": ["memory"]}))
+        given["models"] = {"m": endpoint(server.openai)}
+        async with Town(tmp_path, json.dumps(given)) as t:
+            server.script(
+                calls(
+                    *(("honcho_conclude", {"conclusion": fact}) for fact in FACTS),
+                    ("memory", {"action": "add", "content": "likes tea"}),
+                    ("memory", {"action": "add", "content": "lives in Oslo"}),
+                    ("honcho_search", {"query": "tea"}),
+                    ("honcho_context", {}),
+                    ("honcho_profile", {}),
+                ),
+                calls(
+                    ("memory", {"action": "replace", "old_text": "likes tea", "content": "likes coffee"}),
+                    ("memory", {"action": "remove", "old_text": "lives in Oslo"}),
+                    ("honcho_conclude", {"conclusion": "fact 10"}),
+                ),
+                Reply(text="all done"),
+            )
+            session = (await t.say(ASKED)).session
+            noted = [t.app.control.note(session, f"thing {number}") for number in range(10)]
+            assert all(await asyncio.gather(*noted))
+            await t.said(session, seconds=60)
+            results = [it["content"] for it in server.last.json["messages"] if it["role"] == "tool"]
+            assert results.count(KEPT) == 11, results
+            await t.ask("and more")
+            if down:
+                await honcho.start()
+            await t.say("/new")  # where the talk takes a turn, nothing is held back
+            wanted = sorted([*FACTS, "fact 10", "likes coffee", *(f"thing {number}" for number in range(10))])
+            await t.until(lambda: sorted(honcho.concluded()) == wanted, seconds=60)
+            await t.until(lambda: services.said("honcho") == [ASKED, "and more"], seconds=60)
+            await t.rest(seconds=60)
+            assert sorted(honcho.concluded()) == wanted
+            await t.sound()
+    assert len(honcho.state.created) == 1
