@@ -12,6 +12,7 @@ import pytest
 from tests.cli.house import House
 from tests.hermes.built import Built
 from tests.hermes.test_doctor import forked, healthy
+from tests.hermes.test_log import line
 
 SECRET = "sk-doctor-0123456789abcdefghij"
 
@@ -162,6 +163,8 @@ def test_a_foreign_home_is_looked_at_mended_and_taken_back(house: House, tmp_pat
     built = healthy(home)
     forked(built)
     built.close()
+    (home / "logs").mkdir()
+    (home / "logs" / "agent.log").write_text(line(1, "started", "f-1") + line(2, "done", "f-2", messages="50->9"))
     other = Built(home / "profiles" / "coder")
     other.talk(other.session("c-1"), "a")
     other.close()
@@ -172,10 +175,13 @@ def test_a_foreign_home_is_looked_at_mended_and_taken_back(house: House, tmp_pat
     dry = house.run("doctor", str(home), "--fix", "--dry-run")
     assert dry.code == 1
     assert "_branched_from" in dry.out
+    assert "nothing was changed" in dry.out
     done = house.run("doctor", str(home), "--fix", "--json")
     assert done.code == 0, done.out
     journal = done.json["mended"][0]["journal"]
     assert json.loads(Path(journal).read_text())["changes"]
+    assert "log-renamed" in house.run("doctor", str(home)).ok().out, "it happened, and it was mended"
+    assert house.run("doctor", str(home / "logs" / "agent.log")).code == 1
     house.run("doctor", str(home), "--undo", journal).ok()
     assert house.run("doctor", str(home)).code == 1
 

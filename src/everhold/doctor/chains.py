@@ -117,7 +117,7 @@ def _renamed(case: Case, told: Told) -> Iterator[Finding]:
     if silent:
         yield Finding(
             "no-calls",
-            f"{len(silent)} continuations have messages, and no model was ever asked there: {', '.join(silent)}",
+            f"continuations with messages where no model was ever asked: {len(silent)} ({', '.join(silent)})",
             where=tuple(silent),
             count=len(silent),
             lost="nothing, if the conversation went on elsewhere; the answers, if it did not",
@@ -125,7 +125,7 @@ def _renamed(case: Case, told: Told) -> Iterator[Finding]:
         )
     yield Finding(
         "id-changed",
-        f"compressions changed a conversation's id {len(chain.sessions) - 1} times: {' → '.join(chain.ids)}",
+        f"compressions changed a conversation's id: {' → '.join(chain.ids)}",
         where=tuple(chain.ids),
         count=len(chain.sessions) - 1,
         remedy=f"all its messages are kept under {tip.id}; what was summed up stays archived and searchable",
@@ -147,7 +147,7 @@ def _twice(case: Case, told: Told) -> Iterator[Finding]:
     for session, ids in doubled.items():
         yield Finding(
             "written-twice",
-            f"{len(ids)} messages of session {session} stand there twice",
+            f"messages that stand twice in session {session}: {len(ids)}",
             where=(session, f"rows {_span(ids)}"),
             count=len(ids),
             remedy="the second of each is archived",
@@ -165,7 +165,7 @@ def _unread(case: Case, told: Told) -> Iterator[Finding]:
         edits = tuple(Edit("messages", (("session_id", tip),), (("active", 1),), copies=id) for id in lost)
         yield Finding(
             "archived-unread",
-            f"{len(lost)} messages of session {fold.session} came while a summary was made, and were archived unread",
+            f"messages that came to session {fold.session} during a compression, and were archived unread: {len(lost)}",
             where=(fold.session, f"rows {_span(lost)}"),
             count=len(lost),
             lost="no model has seen them: they are neither in the summary nor in what is live",
@@ -200,7 +200,7 @@ def _wedges(case: Case, told: Told) -> Iterator[Finding]:
     if results:
         yield Finding(
             "result-without-call",
-            f"{len(results)} tool results of session {session} belong to no call",
+            f"tool results in session {session} that belong to no call: {len(results)}",
             where=(session, f"rows {_span(results)}"),
             count=len(results),
             remedy="they are archived",
@@ -209,7 +209,7 @@ def _wedges(case: Case, told: Told) -> Iterator[Finding]:
     if calls:
         yield Finding(
             "call-without-result",
-            f"{len(calls)} messages of session {session} call tools whose results are missing",
+            f"messages in session {session} that call tools whose results are missing: {len(calls)}",
             where=(session, f"rows {_span(calls)}"),
             count=len(calls),
             lost="what those tools returned",
@@ -219,7 +219,7 @@ def _wedges(case: Case, told: Told) -> Iterator[Finding]:
     if pairs:
         yield Finding(
             "unanswered",
-            f"{len(pairs)} messages of session {session} follow another one that was never answered",
+            f"messages in session {session} that follow another one nobody answered: {len(pairs)}",
             where=(session, f"rows {_span(pairs)}"),
             count=len(pairs),
             lost="the answers, if there were any",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 Level: TypeAlias = Literal["wrong", "note"]
@@ -28,6 +30,32 @@ class Edit:
         if not self.values:
             return f"{self.table}: remove {where}"
         return f"{self.table}: {where}: " + ", ".join(f"{name} = {_short(value)}" for name, value in self.values)
+
+
+def told(edits: Sequence[Edit]) -> list[str]:
+    """The changes, for people: rows next to each other that change alike are told once."""
+    lines: list[str] = []
+    for _, group in itertools.groupby(edits, lambda edit: (edit.table, edit.values, edit.index, bool(edit.copies))):
+        run: list[Edit] = []
+        for edit in group:
+            if run and not _follows(run[-1], edit):
+                lines.append(_one_line(run))
+                run = []
+            run.append(edit)
+        lines.append(_one_line(run))
+    return lines
+
+
+def _follows(before: Edit, edit: Edit) -> bool:
+    ids = [dict(it.key).get("id") for it in (before, edit)]
+    return len(edit.key) == 1 and isinstance(ids[0], int) and isinstance(ids[1], int) and ids[1] > ids[0]
+
+
+def _one_line(run: Sequence[Edit]) -> str:
+    if len(run) == 1:
+        return str(run[0])
+    first, last = (dict(edit.key)["id"] for edit in (run[0], run[-1]))
+    return str(replace(run[0], key=(("id", f"{first} to {last} ({len(run)} rows)"),)))
 
 
 def _short(value: Any) -> str:

@@ -58,7 +58,10 @@ def examine(path: Path, *, now: float) -> list[Report]:
         if profile.database.is_file():
             found.append(store(profile.database, now=now, agent=profile.name, mirror=profile.routing))
         if profile.log.is_file():
-            found.append(log(profile.log, agent=profile.name))
+            told = log(profile.log, agent=profile.name)
+            if found and found[-1].kind == "store" and not found[-1].wrong:  # what it did to the store was mended
+                told.findings = [replace(finding, level="note") for finding in told.findings]
+            found.append(told)
     if not found:
         raise Misuse(f"{path} has neither a state.db nor logs/agent.log", remedy="is it the right folder?")
     return found
@@ -110,14 +113,21 @@ def log(path: Path, *, agent: str = files.MAIN) -> Report:
     """What an `agent.log` tells about compressions."""
     story = agentlog.story(agentlog.lines(path))
     report = Report(str(path), "log", agent=agent, messages=story.lines)
+    alike: dict[tuple[str, tuple[str, ...]], list[agentlog.Oddity]] = {}
     for odd in story.oddities:
-        when = odd.since if odd.since == odd.until else f"{odd.since} to {odd.until}"
+        alike.setdefault((odd.kind, odd.sessions), []).append(odd)
+    for group in alike.values():
+        odd = group[0]
+        since, until = min(it.since for it in group), max(it.until for it in group)
+        when = since if since == until else f"{since} to {until}"
+        when += f", {len(group)} times" if len(group) > 1 else ""
         names = (*odd.sessions, "?")
         report.findings.append(
             Finding(
                 f"log-{odd.kind}",
                 f"{_LOG[odd.kind].format(*names)} ({when})",
-                where=(*odd.sessions, *odd.lines),
+                where=(*odd.sessions, *(place for it in group for place in it.lines)),
+                count=len(group),
                 lost=_LOST.get(odd.kind, ""),
                 remedy="a log cannot be mended; `everhold doctor` on the home finds what it did to the store",
                 level="wrong" if odd.kind != "unended" else "note",

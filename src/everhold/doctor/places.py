@@ -20,8 +20,10 @@ RECOVERS: Final = frozenset({"agent_close", "ws_orphan_reap"})
 """Ends after which its gateway opens a session again by itself."""
 _AGAINST_INDEX: Final = re.compile(
     r"^(?:row \d+ missing from|wrong # of entries in|non-unique entry in|NULL value in) index (\S+)"
-    r"|FTS5 table (?:main\.)?(\w+)|^fts5: .* table \"(\w+)\""
+    r"|^fts5: .* table \"(\w+)\""
 )
+_OTHER_WORDS: Final = re.compile(r"^malformed inverted index for FTS5 table")
+"""Also said when another version of SQLite, which takes texts apart in its own way, filled a search index."""
 
 
 def file_checks(db: Database) -> Iterator[Finding]:
@@ -33,7 +35,8 @@ def file_checks(db: Database) -> Iterator[Finding]:
     except apsw.Error as error:
         found.append(str(error))
     indexes = _wrong_indexes(found)
-    pages = [line for line in found if line != "ok" and not any(line in lines for lines in indexes.values())]
+    known = {"ok", *(line for lines in indexes.values() for line in lines)}
+    pages = [line for line in found if line not in known and not _OTHER_WORDS.match(line)]
     if pages:
         yield Finding(
             "pages",
@@ -198,7 +201,7 @@ def _empty(case: Case) -> Iterator[Finding]:
         archived = (("archived", 1),) if "archived" in case.columns["sessions"] else ()
         yield Finding(
             "empty",
-            f"{len(found)} sessions were begun and nobody ever wrote to them",
+            f"sessions that were begun and nobody ever wrote to: {len(found)}",
             where=tuple(session.id for session in found[:20]),
             count=len(found),
             remedy="they are ended and put away",
@@ -251,7 +254,7 @@ def _locks(case: Case) -> Iterator[Finding]:
     if held:
         yield Finding(
             "expired-locks",
-            f"{len(held)} locks of compressions were never given back",
+            f"locks of compressions that were never given back: {len(held)}",
             where=tuple(str(session) for session, _ in held),
             count=len(held),
             remedy="they are removed",
@@ -271,7 +274,7 @@ def _deliveries(case: Case) -> Iterator[Finding]:
         values = (("state", "abandoned"), ("last_error", "given up by everhold doctor"))
         yield Finding(
             "stuck-deliveries",
-            f"{len(stuck)} replies were never delivered, or nobody knows whether they were",
+            f"replies that were never delivered, or nobody knows whether they were: {len(stuck)}",
             where=tuple(f"{platform} {chat} ({state})" for _, platform, chat, state in stuck[:20]),
             count=len(stuck),
             lost="those replies, as far as people are concerned; their texts are in the transcripts",
@@ -292,7 +295,7 @@ def _errands(case: Case) -> Iterator[Finding]:
     if stuck:
         yield Finding(
             "stuck-deliveries",
-            f"{len(stuck)} results of errands were never handed to the session that asked for them",
+            f"results of errands that were never handed to the session that asked for them: {len(stuck)}",
             where=tuple(f"{id} of {origin}" for id, origin in stuck[:20]),
             count=len(stuck),
             lost="the session went on without them; the results themselves stay in the store",
@@ -311,7 +314,7 @@ def _flags(case: Case) -> Iterator[Finding]:
     if rows:
         yield Finding(
             "unmarked",
-            f"{len(rows)} messages are neither live nor archived",
+            f"messages that are neither live nor archived: {len(rows)}",
             where=(f"rows {span(rows)}",),
             count=len(rows),
             remedy="they are live, as it reads them",
@@ -334,7 +337,7 @@ def _owners(case: Case) -> Iterator[Finding]:
     if found and "user_id" in case.columns["sessions"]:
         yield Finding(
             "nobody-s",
-            f"{len(found)} sessions lost whose they are when they went on under another id",
+            f"sessions that lost whose they are when they went on under another id: {len(found)}",
             where=tuple(session.id for session, _ in found),
             count=len(found),
             remedy="they get it from the session they came from",
@@ -372,7 +375,7 @@ def _gaps(case: Case) -> Iterator[Finding]:
             expected = id + 1
         yield Finding(
             "deleted",
-            f"{gone} messages were deleted for good",
+            f"messages that were deleted for good: {gone}",
             where=tuple(f"rows {one}" for one in ranges),
             count=gone,
             lost="those messages; a `/retry` or a cleaning-up removed them, and nothing can bring them back",

@@ -13,7 +13,7 @@ from everhold.cli.progress import waiting
 from everhold.cli.reach import answering, home_of
 from everhold.cli.render import Screen, count, one_line, safe
 from everhold.doctor import bundle, foreign, mend
-from everhold.doctor.finding import Finding, finding_json
+from everhold.doctor.finding import Finding, finding_json, told as changes
 from everhold.doctor.own import Cure, Look
 from everhold.errors import EverholdError, HomeBusy, Misuse
 from everhold.home import Home
@@ -143,9 +143,14 @@ def _show_all(args: argparse.Namespace, screen: Screen, reports: list[foreign.Re
             else f"{count(report.messages, 'line')} about compressions"
         )
         _show(screen, f"{report.path} · {what}", report.findings, edits=args.dry_run)
+    wrong = sum(finding.level == "wrong" for report in reports for finding in report.findings)
     fixable = sum(finding.fixable for report in reports for finding in report.findings)
+    if wrong:
+        screen.say(f"in all: {count(wrong, 'thing')} wrong" + (f", {fixable} of them can be mended" if fixable else ""))
     if fixable and not args.fix:
-        screen.say(f"--fix mends {fixable} of these, after a checked copy; --fix --dry-run shows every change")
+        screen.say("--fix mends what can be, after a checked copy; --fix --dry-run shows every change")
+    if args.fix and args.dry_run:
+        screen.say("nothing was changed; without --dry-run it is done" if fixable else "there is nothing to mend")
 
 
 def _show_mended(screen: Screen, it: mend.Mended) -> None:
@@ -171,8 +176,8 @@ def _show(screen: Screen, head: str, findings: list[Finding], *, edits: bool = F
             screen.say(f"    lost: {one_line(finding.lost)}")
         if finding.remedy:
             screen.say(f"    → {one_line(finding.remedy)}")
-        for edit in finding.edits if edits else ():
-            screen.say(screen.paint(f"      {one_line(str(edit))}", "dim"))
+        for line in changes(finding.edits) if edits else ():
+            screen.say(screen.paint(f"      {one_line(line)}", "dim"))
     if not findings:
         screen.say(f"{screen.paint('✓', 'green')} nothing is wrong")
 
