@@ -226,6 +226,7 @@ class App:
             agents=lambda: tuple(self.agents.settings.agents),
             people=lambda person: self.agents.settings.goes_by(person),
             backups=lambda: len(kept(home.backups)),
+            wipe=lambda: self.index.wiped(self.store),
         )
         self.methods = Methods(
             self.control,
@@ -286,9 +287,9 @@ class App:
             ("index", self._keep_index),
             ("fill", self._fill_index),
             ("backup", self._keep_backups),
+            ("forgetting", self.memory.keep_finishing),
         ):
             self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
-        self.tasks.append(asyncio.create_task(self.memory.finish(), name="forgetting"))
         self.accounts.adopt(self.agents.settings)
         if listen:
             self.accounts.listen()

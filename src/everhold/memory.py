@@ -7,7 +7,7 @@ whatever was made of them, then from every provider that can delete. What cannot
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +32,9 @@ MOST_ROUNDS: Final = 5
 """How often it is looked again whether something came back while it was being forgotten."""
 PATIENCE_SECONDS: Final = 60.0
 """How long a forgetting waits for batches on their way to be settled before it says that they are not."""
+AGAIN_SECONDS: Final = 10.0
+LONGEST_AGAIN_SECONDS: Final = 3_600.0
+"""How long a forgetting that could not be finished waits before it is tried again, at first and at most."""
 SEARCH_SECONDS: Final = 10.0
 SEARCH_TOKENS: Final = 8_000
 
@@ -90,7 +93,9 @@ class Memory:
         agents: Callable[[], Collection[str]],
         people: Callable[[str], Collection[str]] = lambda person: (person,),
         backups: Callable[[], int] = lambda: 0,
+        wipe: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`wipe` leaves nothing of what was erased in what is derived from the log, whoever asks that or not."""
         self.control = control
         self.gates = control.gates
         self.store = control.store
@@ -98,6 +103,11 @@ class Memory:
         self.agents = agents
         self.people = people
         self.backups = backups
+        self.wipe = wipe
+        self._one = asyncio.Lock()
+        """Two who forget the same person would stand in each other's way."""
+        self._left = asyncio.Event()
+        """Rings when somebody could not be forgotten everywhere."""
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -315,6 +325,18 @@ class Memory:
         for names, at in self._unfinished().items():
             await self._forget(names, at=at, by="system")
 
+    async def keep_finishing(self) -> None:
+        """Finish what is unfinished, and try again for as long as something is: after ten seconds, and ever later."""
+        tries = 0
+        while True:
+            self._left.clear()
+            await self.finish()
+            tries = tries + 1 if self._unfinished() else 0
+            if tries:
+                await self.gates.sleep(min(LONGEST_AGAIN_SECONDS, AGAIN_SECONDS * 2.0 ** min(tries - 1, 20)))
+            else:
+                await self._left.wait()
+
     async def _names(self, person: str) -> tuple[str, ...]:
         """Every name somebody goes by: as configured, and as they were linked."""
         if not person.strip():
@@ -325,12 +347,20 @@ class Memory:
         return tuple(names)
 
     async def _forget(self, names: tuple[str, ...], *, at: float, by: str) -> Forgetting:
+        async with self._one:
+            found = await self._forgotten(names, at=at, by=by)
+        if not found.done:
+            self._left.set()
+        return found
+
+    async def _forgotten(self, names: tuple[str, ...], *, at: float, by: str) -> Forgetting:
         plan = await self._plan(names, before=at)
         gone, recalls = await self._erase(names, at=at, by=by)
         reached = [await self._reach(reach, names) for reach in plan.providers]
         # while a provider could still be asked, something it remembered may have been recalled again
         later, more = await self._erase(names, at=at, by=by)
-        done = all(reach.done for reach in reached)
+        kept = await self._wiped()
+        done = all(reach.done for reach in reached) and not kept
         if done:
             self._write_down(names, at, done=True)
         self.gates.log.info("person.forgotten", entries=sum(len(it.seqs) for it in (*gone, *later)), done=done)
@@ -341,8 +371,17 @@ class Memory:
             # most records went with the entries they repeat, and are not counted once more
             recalls=max(plan.recalls, recalls + more),
             providers=tuple(reached),
-            remains=(*plan.remains, *(line for reach in reached for line in reach.kept)),
+            remains=(*plan.remains, *(line for reach in reached for line in reach.kept), *kept),
         )
+
+    async def _wiped(self) -> list[str]:
+        """Have the search index let go of it, even if no agent asks it; why not, if it cannot."""
+        if self.wipe is not None:
+            try:
+                await hand_over("wiping the index", self.wipe, self.gates, deadline=PATIENCE_SECONDS)
+            except EverholdError as error:
+                return [f"the search index: {error}; it is asked again"]
+        return []
 
     async def _erase(self, names: tuple[str, ...], *, at: float, by: str) -> tuple[list[Going], int]:
         """Erase what is theirs from the log, and what tells of it; what went, and how many records did."""
@@ -460,13 +499,13 @@ class Memory:
         what = f"{reach.memory} (agent {reach.agent})"
         provider = self.runtimes.memory(reach.memory, reach.agent)
         if provider is None:
-            line = f"{what}: it is not there now; what it holds goes once it is, at the next start"
+            line = f"{what}: it is not there now; what it holds goes once it is"
             return msgspec.structs.replace(reach, kept=(line,))
         if not reach.can:
             line = f"{what}: it cannot delete; remove what it holds there, by its own means"
             return msgspec.structs.replace(reach, kept=(line,), done=True)
         if not await self._settled(reach):
-            line = f"{what}: a batch that held some of it is on its way; it is asked again at the next start"
+            line = f"{what}: a batch that held some of it is on its way; it is asked again"
             return msgspec.structs.replace(reach, kept=(line,))
         deleted = 0
         kept: list[str] = []
@@ -479,7 +518,7 @@ class Memory:
                     deadline=provider.deadline,
                 )
             except EverholdError as error:
-                line = f"{what}: {error}; it is asked again at the next start"
+                line = f"{what}: {error}; it is asked again"
                 return msgspec.structs.replace(reach, deleted=deleted, kept=(*kept, line))
             deleted += forgotten.deleted
             kept += [f"{what}: {line}" for line in forgotten.kept]
@@ -498,7 +537,7 @@ class Memory:
             await self.gates.sleep(1.0)
 
     def _write_down(self, names: Sequence[str], at: float, *, done: bool) -> None:
-        """Note beside the database that somebody is being, or was, forgotten. Read again at the next start."""
+        """Note beside the database that somebody is being, or was, forgotten. It is read at the next start."""
         if self.control.erasures is None:
             return
         line = {"session": "", "seqs": [], "forget": list(names), "at": at, "done": done}

@@ -57,9 +57,9 @@ class Street:
             await asyncio.sleep(0.05)
         raise AssertionError(f"never ready:\n{self.errors.read_text()[-4_000:]}")
 
-    async def say(self, chat: str, text: str, *, id: str) -> None:
+    async def say(self, chat: str, text: str, *, id: str, person: str = "ada") -> None:
         """Say something until it is acknowledged; it is sent again under its id."""
-        body = {"chat": chat, "person": "ada", "text": text, "id": id}
+        body = {"chat": chat, "person": person, "text": text, "id": id}
         while True:
             with contextlib.suppress(httpx2.HTTPError):
                 answer = await self.http.post("/api/messages", json=body)

@@ -152,6 +152,49 @@ class TestForgetting:
         house.sound()
         house.run(index.close())
 
+    def test_an_index_that_no_agent_asks_lets_go_of_it_too(self, house: House) -> None:
+        index = builtin(house)
+        tell_everything(house)
+        house.run(index.wiped(house.store))
+        assert "index.db" in {name.removesuffix("-wal") for name in everywhere(house.path, CANARY)}
+        del house.furniture.memories["builtin"]
+        house.furniture.settings.update(recalls=())
+        report = house.run(memory(house, wipe=lambda: index.wiped(house.store)).forget("ada"))
+        assert report.done
+        assert everywhere(house.path, CANARY) == []
+        house.run(index.close())
+
+    def test_an_index_that_cannot_be_wiped_is_named_and_tried_again(self, house: House) -> None:
+        async def full() -> None:
+            raise OSError("no room")
+
+        tell_everything(house)
+        report = house.run(memory(house, wipe=full).forget("ada"))
+        assert not report.done
+        assert any(line.startswith("the search index: ") for line in report.remains)
+        again = memory(house)
+        house.run(again.finish())
+        assert not again._unfinished()
+
+    def test_a_fall_between_erasing_and_wiping_is_made_up_for(self, house: House) -> None:
+        """The rows are gone and their bytes still beside the file: whoever opens it next has to know."""
+
+        class Falling(Index):
+            def _wipe(self) -> None:
+                """It is killed just before."""
+
+        index = Falling(house.path / "index.db", inline=True, embeddings="none")
+        house.say(f"my secret is {CANARY}")
+        house.run(index.catch_up(house.store))
+        house.run(memory(house).forget("ada"))
+        house.run(index.catch_up(house.store))
+        assert everywhere(house.path, CANARY) == ["index.db-wal"]
+        after = Index(house.path / "index.db", inline=True, embeddings="none")
+        house.run(after.catch_up(house.store))
+        assert everywhere(house.path, CANARY) == []
+        house.run(after.close())
+        house.run(index.close())
+
     def test_it_does_not_come_back_with_a_rebuilt_index_or_a_restart(self, house: House) -> None:
         index = builtin(house)
         furnish(house)
@@ -323,6 +366,26 @@ class TestInTheMiddle:
         house.run(memory(house).finish())
         assert CANARY not in provider.words
         assert house.run(memory(house).status())["forgetting"] == []
+
+    def test_it_is_tried_again_by_itself_until_everybody_has_confirmed(self, house: House) -> None:
+        provider = Forgetful()
+        house.furniture.memories = {"a": provider}
+        furnish(house)
+        house.say(f"remember {CANARY}")
+        keeping = memory(house)
+        house.loop.create_task(keeping.keep_finishing())
+        house.tick(1)
+        provider.faults.fail(Transient("away"), times=3)
+        assert not house.run(keeping.forget("ada")).done
+        house.tick(60)
+        assert CANARY not in provider.words
+        assert house.run(keeping.status())["forgetting"] == []
+        # and whoever comes later is not forgotten to be forgotten
+        house.say(f"I am bob and like {OTHER}", chat="bobs", who="bob")
+        provider.faults.fail(Transient("away"), times=1)
+        assert not house.run(keeping.forget("bob")).done
+        house.tick(60)
+        assert OTHER not in provider.words
 
     def test_a_backup_put_back_forgets_again(self, house: House) -> None:
         furnish(house)

@@ -81,7 +81,7 @@ async def _status(calls: Calls, screen: Screen) -> int:
         if row["replaying"]:
             screen.say(f"{name}: {count(row['replaying'], 'item')} to be handed over again")
     for names in found["forgetting"]:
-        screen.note(f"{one_line(names[0])} is not forgotten everywhere yet: it goes on at the next start.")
+        screen.note(f"{one_line(names[0])} is not forgotten everywhere yet: it is tried again by itself.")
     return 1 if wrong else 0
 
 
@@ -240,7 +240,7 @@ async def _forget(calls: Calls, args: argparse.Namespace, screen: Screen) -> int
     if not args.yes:
         screen.note(f"Nothing was changed. `everhold memory forget {one_line(args.person)} --yes` does it, for good.")
     elif not found["done"]:
-        screen.note("Not everybody has confirmed. It goes on at the next start, or with the same command.")
+        screen.note("Not everybody has confirmed. It goes on by itself; the same command tries at once.")
     return 0 if found["done"] or not args.yes else 1
 
 

@@ -111,6 +111,12 @@ class Index:
             await self._read_on(store, limit)
             return await self._take_pending(store)
 
+    async def wiped(self, store: Store) -> None:
+        """Until nothing that the log does not have any more is left in the files."""
+        while await self.catch_up(store):
+            pass
+        await self._write(self._wipe)
+
     async def rebuild(self) -> None:
         """Forget everything that was derived; what follows takes it in again."""
         async with self._taking:
@@ -149,6 +155,7 @@ class Index:
             await self._check(store)
         if self._read is None:
             self._read = await self._write(lambda: self._intake.position)
+            await self._write(self._wipe)
             while await self._write(lambda: self._note(self._meaning.mend(self._writer))):
                 pass
         if len(self._pending) < limit:
@@ -179,10 +186,18 @@ class Index:
             taken = self._intake.take([entry for entry in entries if entry.pos > position], agents)
             self._meaning.embed(self._writer, taken.fresh.values())
             self._count(taken.touched)
+            if taken.erased:
+                schema.put(self._writer, "unwiped", "1")  # whoever comes after a crash knows that it is left to do
         self._touched += taken.touched  # not before others can read what they are now
         if taken.erased:
-            schema.wipe(self._writer)
+            self._wipe()
         return True
+
+    def _wipe(self) -> None:
+        """Take the last bytes of what was erased out of the files, if somebody left that to be done."""
+        if schema.meta(self._writer, "unwiped", "0") == "1":
+            schema.wipe(self._writer)
+            schema.put(self._writer, "unwiped", "0")
 
     def _note(self, touched: Collection[int]) -> int:
         """Remember that these chunks are not what they were; how many."""
