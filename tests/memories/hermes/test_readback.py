@@ -97,11 +97,14 @@ async def test_nobody_looks_if_somebody_says_so(tmp_path: Path) -> None:
 def test_what_would_tell() -> None:
     asked = question(exchange(LONG))
     assert asked is not None
-    assert (asked.words, asked.evidence) == ("my grey cat is called", "mimi and sleeps under the stove")
+    assert (asked.words, asked.evidence) == ("my grey cat is called", LONG.lower())
     assert not shows(asked, [asked.words])
     assert shows(asked, ["nothing", "User said: My grey cat is called\n Mimi and  sleeps under the STOVE."])
     assert question(exchange("hi", "I see.")) is None
     assert question(note("Ada likes green tea in the morning")) is not None
+    first, second = question(exchange("this is turn one of a long talk")), ["This is turn two of a long talk"]
+    assert first is not None
+    assert not shows(first, second), "what is alike is not the same"
     reply = question(exchange("hi", "Your train to Vienna leaves at seven from platform nine."))
     assert reply is not None
     assert "platform nine" in reply.evidence

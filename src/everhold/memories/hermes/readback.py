@@ -14,16 +14,16 @@ from msgspec import Struct
 from everhold.ports.memory import Exchange, Memory, Note
 
 MOST_WORDS: Final = 12
-"""Of a question, and of what has to be seen."""
-LEAST_WORDS: Final = 2
-LEAST_CHARACTERS: Final = 12
-"""What is shorter may be anybody's."""
+"""Of a question."""
+LEAST_WORDS: Final = 4
+LEAST_CHARACTERS: Final = 20
+"""What is shorter is said too often to tell one time from another."""
 
 
 class Question(Struct, frozen=True, kw_only=True):
     words: str
     evidence: str
-    """Words that do not stand in the question: answers often repeat what was asked."""
+    """The whole text, of which the question holds a half at most: answers often repeat what was asked."""
 
 
 def question(item: Memory) -> Question | None:
@@ -36,20 +36,14 @@ def question(item: Memory) -> Question | None:
         case _:
             return None
     for text in texts:
-        words = _plain(text).split()
-        half = len(words) // 2
-        asked, evidence = " ".join(words[:half][-MOST_WORDS:]), " ".join(words[half:][:MOST_WORDS])
-        if asked and _tells(evidence) and evidence not in asked:
-            return Question(words=asked, evidence=evidence)
+        words = (plain := _plain(text)).split()
+        if len(words) >= LEAST_WORDS and len(plain) >= LEAST_CHARACTERS:
+            return Question(words=" ".join(words[: len(words) // 2][:MOST_WORDS]), evidence=plain)
     return None
 
 
 def shows(question: Question, answer: Sequence[str]) -> bool:
     return any(question.evidence in _plain(text) for text in answer)
-
-
-def _tells(evidence: str) -> bool:
-    return len(evidence.split()) >= LEAST_WORDS and len(evidence) >= LEAST_CHARACTERS
 
 
 def _plain(text: str) -> str:
