@@ -127,6 +127,7 @@ async def test_what_one_proved_opens_no_second_door(tmp_path: Path) -> None:
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64])
 async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_path: Path, says: bytes) -> None:
     heard = bytearray()
+    left = asyncio.Event()
 
     async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.extend(await reader.read(loopback.SIZE))
@@ -134,6 +135,7 @@ async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_pat
         writer.write_eof()
         heard.extend(await reader.read())
         writer.close()
+        left.set()
 
     server = await asyncio.start_server(impostor, loopback.HOST, 0)
     port = server.sockets[0].getsockname()[1]
@@ -143,6 +145,7 @@ async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_pat
     async with server:
         with pytest.raises(Gone):
             await RemoteControl(path).send({"text": "my secret is 4711"})
+        await asyncio.wait_for(left.wait(), 30)
     assert len(heard) == loopback.SIZE, "a question, and nothing else"
 
 

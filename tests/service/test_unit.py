@@ -56,6 +56,13 @@ def test_systemd_itself_finds_nothing_wrong_with_it(tmp_path: Path, home: str) -
     assert "Unknown key" in verify(text.replace("WatchdogSec=", "WatchDogSeconds=")), "it does look"
 
 
+def test_systemd_puts_no_value_of_its_own_into_a_path() -> None:
+    """Between quotes, too, systemd would replace $HOME and %h."""
+    text = unit.systemd(wanted("/srv/$HOME/50%h", "/opt/$x/everhold"))
+    assert 'ExecStart="/opt/$x/everhold" --home "/srv/$$HOME/50%%h" up' in text
+    assert "Description=everhold gateway (/srv/$HOME/50%%h)" in text
+
+
 def test_a_hang_leaves_no_memory_behind() -> None:
     lines = unit.systemd(wanted()).splitlines()
     assert "LimitCORE=0" in lines, "what is in memory are other people's words, and keys"
