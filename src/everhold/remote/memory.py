@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from everhold.errors import Misuse
-from everhold.memory import Forgetting, Memory
+from everhold.forgetting import Forgetting
+from everhold.memory import Memory
 from everhold.papers import bring_in, facts_out, read, write_down
 
 
