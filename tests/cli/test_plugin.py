@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -21,6 +22,7 @@ from everhold.testing.plugin import context
 from tests.e2e.town import Town
 
 ROOT = Path(__file__).parents[2]
+TIN = ROOT / "tests" / "thirdparty" / "everhold-tin"
 
 
 @pytest.fixture
@@ -111,17 +113,25 @@ def wheel_of(package: Path, to: Path) -> Path:
     return to / done.stdout.strip().splitlines()[-1]
 
 
+def package_of(name: str, here: Path) -> Path:
+    """A stranger's package: one of their own making, or what `plugin new` begins with."""
+    if name == "tin":
+        return Path(shutil.copytree(TIN, here / "everhold-tin"))
+    assert main(["plugin", "new", name]) == 0
+    return here / f"everhold-{name}"
+
+
+@pytest.mark.parametrize("name", ["tin", "foreign"])
 async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_touched(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    assert main(["plugin", "new", "foreign"]) == 0
-    wheel = wheel_of(here / "everhold-foreign", here)
+    wheel = wheel_of(package_of(name, here), here)
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(here / "site")
     monkeypatch.syspath_prepend(str(here / "site"))
     config = {
-        "defaults": {"tools": [], "memories": ["foreign"], "recall": {"deadline_ms": 5_000}},
-        "memories": {"foreign": {"most": 5}},
+        "defaults": {"tools": [], "memories": [name], "recall": {"deadline_ms": 5_000}},
+        "memories": {name: {"most": 5}},
     }
     async with Town(here, json.dumps(config)) as t:
         verdict = await t.say("My goat is called Berta.")
@@ -132,15 +142,15 @@ async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_
         assert "Berta" in answer
         await t.rest()
         (memory,) = (await t.app.control.status())["memories"]
-        assert (memory["memory"], memory["state"], memory["lag"]) == ("foreign", "well", 0)
+        assert (memory["memory"], memory["state"], memory["lag"]) == (name, "well", 0)
         assert not t.app.about()["problems"]
 
 
 @pytest.mark.prove
-def test_the_same_in_a_fresh_environment(here: Path) -> None:
+@pytest.mark.parametrize("name, version", [("tin", "0.3.0"), ("foreign", "0.1.0")])
+def test_the_same_in_a_fresh_environment(here: Path, name: str, version: str) -> None:
     """pip installs everhold and the stranger's package into a new environment; what it takes is there already."""
-    assert main(["plugin", "new", "foreign"]) == 0
-    wheels = [wheel_of(ROOT, here), wheel_of(here / "everhold-foreign", here)]
+    wheels = [wheel_of(ROOT, here), wheel_of(package_of(name, here), here)]
     venv.create(here / "env", with_pip=True)
     python = here / "env" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", *wheels], check=True, timeout=600)
@@ -148,15 +158,15 @@ def test_the_same_in_a_fresh_environment(here: Path) -> None:
     environ = {**os.environ, "EVERHOLD_HOME": str(here / "home"), "PYTHONPATH": ""}
     home = here / "home"
     home.mkdir(mode=0o700)
-    (home / "config.yaml").write_text("defaults: {memories: [foreign]}\nmemories: {foreign: {most: 5}}\n")
+    (home / "config.yaml").write_text(f"defaults: {{memories: [{name}]}}\nmemories: {{{name}: {{most: 5}}}}\n")
 
     def call(*args: str) -> str:
         done = subprocess.run([everhold, *args], env=environ, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "everhold-foreign 0.1.0" in call("plugin", "list")
-    assert "failed" not in call("plugin", "test", "foreign", "--seconds", "0.5")
+    assert f"everhold-{name} {version}" in call("plugin", "list")
+    assert "failed" not in call("plugin", "test", name, "--seconds", "0.5")
     call("send", "My goat is called Berta.", "--session", "one")
     assert "Berta" in call("send", "What is my goat called?", "--session", "two")
-    assert call("plugin", "list").count("foreign") >= 1
+    assert not list((here / "env").glob("lib/python*/site-packages/*everhold*.pth")), "nothing of ours is borrowed"
