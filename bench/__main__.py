@@ -45,6 +45,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "fold": fold_rows,
     "summaries": summary_rows,
     "memories": memory_rows,
+    "hosts": host_rows,
     "moving": moving_rows,
     "matrix": matrix_rows,
 }

@@ -74,6 +74,11 @@ class Host:
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, for whoever wants to watch it."""
+        return self._process.pid if self._process is not None and self.running else None
+
     async def ask(self, method: str, /, *, deadline: float, **params: Any) -> Any:
         """Ask, once. Raises Transient if nothing was done, InDoubt if nobody knows, Refused if the plug-in raised."""
         await self.start()

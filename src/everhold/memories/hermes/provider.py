@@ -90,6 +90,10 @@ class HermesPlugin:
     def capabilities(self) -> frozenset[Capability]:
         return frozenset(self._capabilities)
 
+    @property
+    def pid(self) -> int | None:
+        return self._host.pid
+
     # -- store and find ------------------------------------------------------------------------------------------------
 
     async def store(self, batch: Batch) -> Mapping[str, str]:

@@ -1,0 +1,443 @@
+"""What becomes of turns when a memory service is slow, away, or whoever speaks to it is killed.
+
+The same faults, against the same services on loopback (`everhold.testing.services`), for three subjects: a plug-in of
+hermes-agent 0.19.0 in hermes-agent's own hands, the same plug-in unmodified under `everhold up`, and everhold's own
+adapter. Counted is what the service has in the end, not what anybody says. `python -m bench.losses`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import functools
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from bench.gateway import HERE, Gateway, hermes_python, model
+from bench.house import room
+from everhold.remote.client import RemoteControl
+from everhold.testing.services.base import Service
+from everhold.testing.services.hindsight import HindsightService
+from everhold.testing.services.honcho import HonchoService
+
+KEY = "a-key"
+SLOW_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0
+"""For something to arrive that can be waited for."""
+DEADLINE = "deadline_seconds: 10"
+"""Whoever takes over from somebody who was killed waits so long for what may still be on its way."""
+SETTLE_SECONDS = 4.0
+"""For what nobody can be asked about: longer than any of the plug-ins' own retries takes here."""
+SDKS = ("honcho-ai==2.7.0", "hindsight-client==1.1.0")
+WHO = ("alone", "hosted", "native")
+SERVICES: dict[str, type[Service]] = {"honcho": HonchoService, "hindsight": HindsightService}
+
+
+class Subject(Protocol):
+    """Somebody who hands turns to a memory service."""
+
+    def start(self) -> None: ...
+
+    def turn(self, text: str) -> None:
+        """Until whoever said it has an answer."""
+
+    def leave(self) -> None:
+        """Stop, in the subject's own way."""
+
+    def kill(self) -> None: ...
+
+    def settle(self) -> None:
+        """Until nothing more is to be expected."""
+
+    def replay(self) -> bool:
+        """Have everything handed over once more; whether there is such a thing."""
+
+
+# -- the services ------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """One service, and what it was told so far."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.said: list[str] = []
+
+    def down(self) -> None:
+        self._run(self.service.stop())
+
+    def up(self) -> None:
+        self._run(self.service.start())
+
+    def slow_to_begin(self) -> None:
+        """What a conversation needs before its first turn takes a while."""
+        path = r"/sessions$" if isinstance(self.service, HonchoService) else r"/version$|/banks/[^/]+$"
+        self.service.fault("slow", path, times=None, seconds=SLOW_SECONDS)
+
+    def copies(self) -> dict[str, int]:
+        """How often each turn is there."""
+        state = self.service.state
+        if isinstance(self.service, HonchoService):
+            texts = [str(row["content"]) for row in state.messages]
+            return {text: sum(text in it for it in texts) for text in self.said}
+        whole = "\n".join(str(row["text"]) for row in state.documents.values())
+        return {text: whole.count(text) for text in self.said}
+
+    def _run(self, work: object) -> None:
+        asyncio.run_coroutine_threadsafe(work, self.service._loop).result()  # type: ignore[arg-type]
+
+
+# -- hermes-agent's own hands ------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """The plug-in where it is at home."""
+
+    def __init__(self, directory: Path, name: str, world: World, *, batch: int) -> None:
+        self.home = plugin_home(directory / "hermes", name, world, batch=batch)
+        self.name = name
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [plugin_python(), HERE / "peer_memory.py", self.home, self.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._heard("ready")
+
+    def turn(self, text: str) -> None:
+        self._tell(text)
+        self._heard("turn")
+
+    def leave(self) -> None:
+        assert self.process is not None
+        self._tell("")
+        self._heard("left")
+        self.process.wait(timeout=PATIENCE_SECONDS)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def settle(self) -> None:
+        time.sleep(SETTLE_SECONDS)
+
+    def replay(self) -> bool:
+        return False
+
+    def _tell(self, line: str) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def _heard(self, word: str) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        assert line == word, f"{self.name} said {line!r}, not {word!r}"
+
+
+def plugin_home(home: Path, name: str, world: World, *, batch: int) -> Path:
+    """A home of hermes-agent with one plug-in's own configuration."""
+    home.mkdir(parents=True, exist_ok=True)
+    url = world.service.url
+    if name == "honcho":
+        known = {"apiKey": KEY, "baseUrl": url, "enabled": True, "workspace": "w", "peerName": "ada"}
+        (home / "honcho.json").write_text(json.dumps({**known, "writeFrequency": batch if batch > 1 else "async"}))
+    else:
+        (home / "hindsight").mkdir(exist_ok=True)
+        known = {"mode": "cloud", "api_url": url, "api_key": KEY, "bank_id": "b"}
+        (home / "hindsight" / "config.json").write_text(json.dumps({**known, "retain_every_n_turns": batch}))
+    return home
+
+
+@functools.cache
+def plugin_python() -> Path:
+    """hermes-agent's interpreter, with what its plug-ins for these services would install by themselves."""
+    python = hermes_python()
+    known = subprocess.run([python, "-c", "import honcho, hindsight_client"], capture_output=True, check=False)
+    if known.returncode:
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *SDKS]
+        subprocess.run(pip, check=True)
+    return python
+
+
+def plugin_path(name: str) -> str:
+    code = "import importlib.util as u; print(u.find_spec('plugins.memory').submodule_search_locations[0])"
+    found = subprocess.run([plugin_python(), "-c", code], check=True, capture_output=True, text=True)
+    return f"{found.stdout.strip()}/{name}"
+
+
+# -- everhold ----------------------------------------------------------------------------------------------------------
+
+
+class Under:
+    """`everhold up`, with a memory of one name."""
+
+    def __init__(self, directory: Path, section: str, url: str) -> None:
+        self.home = directory / "home"
+        # a model that repeats nothing of what it is asked: every copy that is counted is a copy of a turn
+        models = f"models: {{m: {{provider: openai, base_url: '{url}', name: instant, context_tokens: 100000}}}}\n"
+        self.config = f"{models}memories: {{it: {section}}}\ndefaults: {{model: m, memories: [it], tools: []}}\n"
+        self.gateway: Gateway | None = None
+        self.since = time.time()
+
+    def start(self) -> None:
+        self.gateway = Gateway(self.home, config=self.config)
+
+    def turn(self, text: str) -> None:
+        assert self.gateway is not None
+        connection = http.client.HTTPConnection("127.0.0.1", self.gateway.port, timeout=PATIENCE_SECONDS)
+        body = json.dumps({"model": "main", "messages": [{"role": "user", "content": text}]})
+        headers = {"content-type": "application/json", "x-everhold-session": "c"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        answer = connection.getresponse()
+        said = answer.read()
+        assert answer.status == 200, said
+        connection.close()
+
+    def leave(self) -> None:
+        assert self.gateway is not None
+        self.gateway.close()
+
+    def kill(self) -> None:
+        assert self.gateway is not None
+        self.gateway.process.kill()
+        self.gateway.process.wait()
+
+    def settle(self) -> None:
+        """Until everything was handed over, by its own account."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        control = RemoteControl(self.home / "control.sock")
+        row: dict[str, object] = {}
+        while time.monotonic() < until:
+            (row,) = asyncio.run(control.memory_status())["memories"]
+            if not row["waiting"] and not row["replaying"]:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"it never came to rest: {row}")
+
+    def replay(self) -> bool:
+        control = RemoteControl(self.home / "control.sock")
+        asyncio.run(control.memory_replay("it", since=self.since, agent="", really=True))
+        self.settle()
+        return True
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def _ready(subject: Subject) -> None:
+    subject.start()
+    time.sleep(SLOW_SECONDS)
+
+
+def calm(subject: Subject, world: World, say: Callable[[int], None]) -> None:
+    subject.start()
+    for _ in range(6):
+        time.sleep(SLOW_SECONDS)
+        say(1)
+    subject.settle()
+
+
+def beginning(subject: Subject, world: World, say: Callable[[int], None]) -> None:
+    world.slow_to_begin()
+    subject.start()
+    say(3)
+    time.sleep(SLOW_SECONDS * 2)
+    say(3)
+    subject.settle()
+    world.service.well()
+
+
+def outage(subject: Subject, world: World, say: Callable[[int], None]) -> None:
+    _ready(subject)
+    say(2)
+    subject.settle()
+    world.down()
+    say(4)
+    time.sleep(SLOW_SECONDS)
+    world.up()
+    say(2)
+    subject.settle()
+
+
+def shutdown(subject: Subject, world: World, say: Callable[[int], None]) -> None:
+    _ready(subject)
+    say(5)
+    subject.leave()
+    subject.start()
+
+
+def killed(subject: Subject, world: World, say: Callable[[int], None]) -> None:
+    _ready(subject)
+    say(8)
+    subject.kill()
+    subject.start()
+    subject.settle()
+
+
+def killed_in_an_outage(subject: Subject, world: World, say: Callable[[int], None]) -> None:
+    _ready(subject)
+    say(2)
+    subject.settle()
+    world.down()
+    say(4)
+    subject.kill()
+    world.up()
+    _ready(subject)
+    say(2)
+    subject.settle()
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    what: str
+    play: Callable[[Subject, World, Callable[[int], None]], None]
+    batch: int = 1
+    """Turns the plug-in is told to collect before it sends them."""
+
+
+SCENES = {
+    "calm": Scene("nothing, 6 turns", calm),
+    "beginning": Scene(f"3 of 6 turns while it gets ready ({SLOW_SECONDS:g} s)", beginning),
+    "outage": Scene("the service is away for 4 of 8 turns", outage),
+    "shutdown": Scene("an orderly stop, 5 turns, batches of 3", shutdown, batch=3),
+    "killed": Scene("kill -9 right after the 8th answer", killed),
+    "killed in an outage": Scene("kill -9 during an outage of 4 of 8 turns", killed_in_an_outage),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    said: int
+    kept: int
+    doubled: int
+    after: int | None = None
+    """Kept after a replay, where there is one and it was needed."""
+    doubled_after: int = 0
+
+    def __str__(self) -> str:
+        lost = self.said - self.kept
+        text = f"{lost} lost" if lost else "0 lost"
+        if self.doubled:
+            text += f", {self.doubled} twice"
+        if self.after is not None:
+            text += f"; {self.said - self.after} after `memory replay`"
+            if self.doubled_after:
+                text += f", {self.doubled_after} twice"
+        return text
+
+
+def run(name: str, scene: Scene, make: Callable[[Path, World], Subject]) -> Outcome:
+    with room() as directory, SERVICES[name]().threaded() as service:
+        world = World(service)
+        subject = make(directory, world)
+
+        def say(count: int) -> None:
+            for _ in range(count):
+                world.said.append(f"This is turn number {len(world.said) + 1:03d} of a long talk about kettles")
+                subject.turn(world.said[-1])
+
+        try:
+            scene.play(subject, world, say)
+            subject.settle()
+            kept, doubled = _count(world)
+            after: int | None = None
+            again = 0
+            if kept < len(world.said) and subject.replay():
+                after, again = _count(world)
+            subject.leave()
+            if after is None:
+                kept, doubled = _count(world)  # what it held back until it left counts as kept
+            return Outcome(said=len(world.said), kept=kept, doubled=doubled, after=after, doubled_after=again)
+        finally:
+            with contextlib.suppress(AssertionError, OSError):
+                subject.kill()
+
+
+def _count(world: World) -> tuple[int, int]:
+    copies = world.copies()
+    return sum(it > 0 for it in copies.values()), sum(it > 1 for it in copies.values())
+
+
+def subjects(name: str, scene: Scene, url: str) -> Iterator[tuple[str, Callable[[Path, World], Subject]]]:
+    batch = scene.batch
+    yield "hermes-agent 0.19.0", lambda directory, world: Alone(directory, name, world, batch=batch)
+
+    def hosted(directory: Path, world: World) -> Subject:
+        home = plugin_home(directory / "hermes", name, world, batch=batch)
+        python = plugin_python()
+        section = (
+            f"{{provider: hermes-plugin, path: {plugin_path(name)}, python: {python}, hermes_home: {home}, {DEADLINE}}}"
+        )
+        return Under(directory, section, url)
+
+    yield "the same plug-in under everhold", hosted
+
+    def native(directory: Path, world: World) -> Subject:
+        (directory / "home").mkdir(mode=0o700)
+        env = directory / "home" / ".env"
+        env.write_text(f"IT_API_KEY={KEY}\n")
+        env.chmod(0o600)
+        write = f", write: {batch}" if batch > 1 else ""
+        section = f"{{provider: {name}, base_url: '{world.service.url}', api_key_env: IT_API_KEY, {DEADLINE}{write}}}"
+        return Under(directory, section, url)
+
+    yield "everhold's own adapter", native
+
+
+def measured(name: str, key: str, url: str, chosen: list[str] | None) -> list[str]:
+    row = [name, SCENES[key].what]
+    for who, (label, make) in zip(WHO, subjects(name, SCENES[key], url), strict=True):
+        if chosen and who not in chosen:
+            row.append("")
+            continue
+        started = time.monotonic()
+        outcome = run(name, SCENES[key], make)
+        print(f"{name}, {key}, {label}: {outcome} ({time.monotonic() - started:.0f} s)", file=sys.stderr)
+        row.append(str(outcome))
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.losses", description=__doc__)
+    parser.add_argument("names", nargs="*", default=sorted(SERVICES), help=f"some of {', '.join(SERVICES)}")
+    parser.add_argument("--who", choices=WHO, action="append", help="some of those who hand over")
+    parser.add_argument("--only", choices=sorted(SCENES), action="append", help="some of the scenes")
+    given = parser.parse_args()
+    print(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC")
+    with model() as url:
+        rows = [
+            measured(name, key, url, given.who)
+            for name in given.names
+            for key in SCENES
+            if not given.only or key in given.only
+        ]
+    head = [
+        "service",
+        "what happens",
+        "hermes-agent 0.19.0",
+        "the same plug-in under everhold",
+        "everhold's own adapter",
+    ]
+    for line in (head, ["---"] * len(head), *rows):
+        print(f"| {' | '.join(line)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
