@@ -18,6 +18,7 @@ from bench.accept import accept_rows
 from bench.due import due_rows
 from bench.fold import fold_rows
 from bench.gateway import crowd_rows, gateway_rows, start_rows
+from bench.hosts import host_rows
 from bench.matrix import matrix_rows
 from bench.memories import memory_rows
 from bench.moving import moving_rows
