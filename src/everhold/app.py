@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everhold import __version__
 from everhold.accounts import Accounts, locks_directory
 from everhold.agents import Agents
-from everhold.backups import Backups, copy_json, kept
+from everhold.backups import Backups, copy_json, kept, set_aside
 from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
 from everhold.config.settings import ValidatePlugin
 from everhold.control import Control
@@ -226,6 +226,7 @@ class App:
             agents=lambda: tuple(self.agents.settings.agents),
             people=lambda person: self.agents.settings.goes_by(person),
             backups=lambda: len(kept(home.backups)),
+            set_aside=lambda: set_aside(home.backups),
             wipe=lambda: self.index.wiped(self.store),
         )
         self.methods = Methods(

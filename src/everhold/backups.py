@@ -43,6 +43,12 @@ def kept(directory: Path) -> list[Kept]:
     return sorted(found, key=lambda it: (it.at, it.path.name))
 
 
+def set_aside(directory: Path) -> list[Path]:
+    """What restores and upgrades left there of the stores before them. Nobody removes it but a person."""
+    found = (directory.glob(pattern) for pattern in ("before-restore-*.db", "*-before-[0-9]*.db", "damaged-*"))
+    return sorted(path for paths in found for path in paths)
+
+
 class Backups:
     """Makes copies through `copy`, and keeps as many as it is told to."""
 

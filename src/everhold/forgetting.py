@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -89,6 +90,7 @@ class Forgetful:
         agents: Callable[[], Collection[str]],
         people: Callable[[str], Collection[str]] = lambda person: (person,),
         backups: Callable[[], int] = lambda: 0,
+        set_aside: Callable[[], Sequence[Path]] = tuple,
         wipe: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`wipe` leaves nothing of what was erased in what is derived from the log, whoever asks that or not."""
@@ -99,6 +101,7 @@ class Forgetful:
         self.agents = agents
         self.people = people
         self.backups = backups
+        self.set_aside = set_aside
         self.wipe = wipe
         self._one = asyncio.Lock()
         """Two who forget the same person would stand in each other's way."""
@@ -215,6 +218,8 @@ class Forgetful:
         ]
         if copies := self.backups():
             remains.append(f"{copies} backups hold it until they are replaced; restoring one forgets it again")
+        for copy in self.set_aside():
+            remains.append(f"{copy}, which was set aside, holds it until you remove it")
         return Forgetting(
             person=names[0],
             names=names,

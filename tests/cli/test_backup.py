@@ -50,6 +50,9 @@ def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(house: House) 
     house.run("send", "three").ok()
     assert texts(house) == ["one", "three"]
 
+    plan = house.ask("memory", "forget", "ada").ok().out
+    assert f"{done['set_aside']}, which was set aside, holds it" in plan
+
     house.ask("restore", done["set_aside"], "--yes").ok()
     assert texts(house) == ["one", "two"]
     house.ask("audit").ok()

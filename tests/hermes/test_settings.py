@@ -65,6 +65,7 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) 
         (pairing / "telegram-approved.json").write_text(json.dumps({"1003": {"approved_at": 1}}))
     report = place.bring(home)
     assert set(report.agents) == {"main", "coder"}
+    assert report.settings.kept == []
     settings = settings_of(place)
     assert settings.agents["main"].persona == "You are calm."
     assert settings.agents["coder"].persona == "You are coder."

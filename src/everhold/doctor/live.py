@@ -99,7 +99,8 @@ async def _canary(attached: Attached, instance: str, agent: str) -> Finding | No
     if attached.can(Capability.HEALTH):
         health = await attached.health()
         if not health.well:
-            return Finding("memory", f"{instance} of {agent}: {health.text}", remedy="everhold memory status")
+            remedy = f"is it running? `everhold setup memory {instance}` asks for its address and key again"
+            return Finding("memory", f"{instance} of {agent}: {health.text}", remedy=remedy)
     if not attached.can(Capability.FORGET) or instance == "builtin":
         return None  # what is written to the log's own index comes from the log, and is checked there
     word = f"canary{secrets.token_hex(4)}"

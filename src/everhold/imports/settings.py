@@ -77,8 +77,8 @@ class Settler:
         busy = profile.config.get("busy_input_mode")
         if busy in ("queue", "steer", "interrupt"):
             self._set(f"agents.{agent}.busy", busy)
-        if f"agents.{agent}" not in self.document.get("agents", {}) and agent != MAIN:
-            self._set(f"agents.{agent}", {}, only_if_missing=True)
+        if agent not in (self.document.get("agents") or {}) and agent != MAIN:
+            self._set(f"agents.{agent}", {})
         self._accounts(profile)
         for key in sorted(set(profile.config) - _CARRIED - _HARMLESS):
             self.done.unknown.append(f"{agent}: config.yaml: {key}")
@@ -206,13 +206,13 @@ class Settler:
         self.done.kept.append(f".env: {variable} of {agent} stands there with another value")
         return variable
 
-    def _set(self, key: str, value: Any, *, only_if_missing: bool = True) -> bool:
+    def _set(self, key: str, value: Any) -> bool:
         """Write one value, unless something stands there; whether it stands there now."""
         path = split_key(key)
         here: Any = self.document
         for part in path:
             here = here.get(part) if isinstance(here, dict) else None
-        if here is not None and only_if_missing:
+        if here is not None:
             if here != value:
                 self.done.kept.append(f"{key} stays as it is here")
             return True

@@ -48,7 +48,10 @@ async def _run(args: argparse.Namespace, screen: Screen) -> Report:
     if args.dry_run:
         settings = settings_of(home, environ=os.environ)
         job = Job(source, home, settings, os.environ, local_user(), agent=args.agent)
-        return await bring(job, progress=progress)
+        try:
+            return await bring(job, progress=progress)
+        finally:
+            progress.end()
     home.create()
     settings = settings_of(home, environ=os.environ)
     log = open_log(clock=SystemClock(), stream=io.StringIO())
@@ -102,7 +105,7 @@ def _show(screen: Screen, report: Report) -> None:
             )
             more = (
                 (tally.known, "known already"), (tally.copies, "copies left out"), (tally.summaries, "summaries"),
-                (tally.marks, "marks left out"), (tally.undone, "undone"), (tally.branches, "branches"),
+                (tally.marks, "marks left out"), (tally.undone, "undone"), (tally.branches, "branched off"),
                 (tally.restored, "archived unread there, back in the conversation here"),
             )  # fmt: skip
             screen.say("    " + ", ".join(f"{number:,} {what}" for number, what in more if number))
@@ -113,7 +116,8 @@ def _show(screen: Screen, report: Report) -> None:
             screen.say(f"    {one_line(remark)}")
     for name, number in report.facts.items():
         if number:
-            screen.say(f"  {one_line(name)}: {count(number, 'entry', 'entries')} remembered")
+            verb = "would be remembered" if report.dry else "remembered"
+            screen.say(f"  {one_line(name)}: {count(number, 'entry', 'entries')} {verb}")
     _list(screen, "settings", report.settings.written)
     _list(screen, "kept as they are here", report.settings.kept)
     _list(screen, "not written", report.settings.refused)
@@ -123,10 +127,12 @@ def _show(screen: Screen, report: Report) -> None:
     if report.dry:
         screen.say("nothing was changed; without --dry-run it is done")
         return
-    if any(key.startswith("platforms.") for key in report.settings.written):
+    accounts = [key for key in report.settings.written if key.startswith("platforms.")]
+    if accounts:
         screen.say(
-            "platform accounts are off: stop the other gateway, then `everhold config set platforms.….enabled true`"
+            "platform accounts are off: two that listen with one token take each other's messages. Once the other"
         )
+        screen.say(f"gateway has stopped: everhold config set {one_line(accounts[0])}.enabled true")
     if report.before:
         screen.say(f"`everhold restore --at {report.before} --yes` takes it back")
     screen.say("next: everhold audit, then everhold up")
