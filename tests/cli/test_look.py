@@ -93,7 +93,7 @@ def test_log_lines_of_both_forms_are_understood(line: str, found: dict[str, obje
 @pytest.mark.parametrize(
     "words, expected",
     [
-        (["everhold", "se"], {"send", "sessions", "setup"}),
+        (["everhold", "se"], {"send", "service", "sessions", "setup"}),
         (["everhold", "sessions", "sh"], {"show"}),
         (["everhold", "--home", "/tmp", "config", ""], {"check", "show", "get", "set"}),
         (["everhold", "undo", "last", ""], {"turn", "compress"}),
