@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from everhold.core import naming
 from everhold.core.entries import Attachment, Heard, Said
 from everhold.errors import Refused, Transient
 from everhold.memories.builtin import Builtin, Index
@@ -209,6 +210,32 @@ class TestForgetting:
         house.say(f"do you know {CANARY[:-4]} something?", chat="new")
         assert CANARY not in "".join(message.text for message in house.furniture.model.asked[-1].messages)
         house.run(index.close())
+
+    def test_a_name_that_was_made_of_a_title_goes_with_it(self, house: House) -> None:
+        provider = Forgetful()
+        house.furniture.memories = {"a": provider}
+        house.furniture.settings["naming"] = lambda _memory, origin: naming.name(origin, naming.Rule()).text
+        house.say(f"/title all about {CANARY}")
+        session = house.say("hello").session
+        assert CANARY in house.run(house.store.session(session)).names["a"]
+        house.run(memory(house).forget("ada"))
+        assert house.run(house.store.session(session)).names == {}
+        assert everywhere(house.path, CANARY) == []
+        house.sound()
+        # what comes later is filed under what is known then
+        assert house.say("hello again").session == session
+        name = house.run(house.store.session(session)).names["a"]
+        assert name
+        assert CANARY not in name
+        house.sound()
+
+    def test_a_name_that_was_made_of_no_title_stays(self, house: House) -> None:
+        house.furniture.memories = {"a": Forgetful()}
+        session = house.say("hello").session
+        before = house.run(house.store.session(session)).names
+        assert before
+        house.run(memory(house).forget("ada"))
+        assert house.run(house.store.session(session)).names == before
 
     def test_what_is_said_afterwards_is_kept(self, house: House) -> None:
         furnish(house)

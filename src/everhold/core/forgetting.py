@@ -18,6 +18,7 @@ from everhold.core.entries import (
     Folded,
     Heard,
     Kind,
+    Named,
     Noted,
     Returned,
     Said,
@@ -49,8 +50,17 @@ class Part(Struct, frozen=True, kw_only=True):
 def wordy(entry: Entry) -> bool:
     """Whether an entry holds words that are still there."""
     if isinstance(entry.body, Changed):
-        return isinstance(entry.body.change, Tasked | Titled | Wanted)
+        return isinstance(entry.body.change, Tasked | Titled | Wanted | Named)
     return entry.body is not None and entry.kind in _WORDY
+
+
+def _titled(entry: Entry) -> bool:
+    stamp = stamp_of(entry)
+    return bool(stamp and stamp.title) or (isinstance(entry.body, Changed) and isinstance(entry.body.change, Titled))
+
+
+def _named(entry: Entry) -> bool:
+    return isinstance(entry.body, Changed) and isinstance(entry.body.change, Named)
 
 
 def spoken_by(entry: Entry, names: Collection[str]) -> bool:
@@ -76,7 +86,10 @@ def theirs(entries: Sequence[Entry], names: Collection[str], *, others: Collecti
     if not mine:
         return Part()
     if all(spoken_by(entry, names) for entry in heard if entry.author.startswith("person:")):
-        return Part(seqs=tuple(entry.seq for entry in entries if wordy(entry)), alone=True)
+        # what a memory files it under may have been made of its title, and would tell it to whoever lists them
+        titled = any(_titled(entry) for entry in entries)
+        gone = {entry.seq for entry in entries if wordy(entry) and (titled or not _named(entry))}
+        return Part(seqs=tuple(sorted(gone)), alone=True)
     ops = {
         entry.op
         for entry in entries

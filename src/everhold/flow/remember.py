@@ -185,7 +185,9 @@ class Remember:
         if not items:
             return None
         # what was parked left its flight behind: it goes under the name of its time all the same
-        name = flight.name or _name_at(await self._names(session.id), items[0][0].seq)
+        name = flight.name or _name_at(
+            await self._names(session.id) or [(0, self._name(session, items))], items[0][0].seq
+        )
         return self._load(items, upto=flight.upto, name=name)
 
     async def deliver(self, load: Load) -> Mapping[str, str]:
@@ -261,12 +263,16 @@ class Remember:
         names = await self._names(session.id)
         records: tuple[Draft, ...] = ()
         if not names:
-            name = self.naming(origin_of(session, _stamp_of(items[0][1])))
+            name = self._name(session, items)
             records = (Draft(body=Changed(change=Named(memory=self.instance, name=name)), author="system"),)
             names = [(0, name)]
         first = _name_at(names, items[0][0].seq)
         same = list(itertools.takewhile(lambda item: _name_at(names, item[0].seq) == first, items))
         return self._load(same, name=first, records=records), len(same) < len(items)
+
+    def _name(self, session: Session, items: list[tuple[Entry, Memory]]) -> str:
+        """What a session is called by what is known of its first item."""
+        return self.naming(origin_of(session, _stamp_of(items[0][1])))
 
     async def _names(self, session: str) -> list[tuple[int, str]]:
         return [

@@ -192,7 +192,7 @@ def _erase(cur: apsw.Cursor, change: Change, seq: int, body: Erased) -> None:
     entries.erase(cur, session, change.erase)
     operations.forget_pending(cur, session, change.erase)
     operations.hide(cur, session, seq, body.folds)
-    sessions.retitle(cur, session)
+    sessions.step_back(cur, session)
 
 
 def _rest(cur: apsw.Cursor, change: Change) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import apsw
 import msgspec
 
-from everhold.core.entries import Changed, Kind, Titled, decode
+from everhold.core.entries import Changed, Kind, Named, Titled, decode
 from everhold.errors import Conflict, NotFound
 from everhold.ports.store import Opening, Session
 from everhold.stores.sqlite.read import rows
@@ -89,18 +89,24 @@ def title(cur: apsw.Cursor, session: str, text: str) -> None:
     cur.execute("update sessions set title = ? where id = ?", (text, session))
 
 
-def retitle(cur: apsw.Cursor, session: str) -> None:
-    """Go back to the newest title that is still in the log."""
+def step_back(cur: apsw.Cursor, session: str) -> None:
+    """Go back to the newest title, and the newest names memories use, that are still in the log."""
     newest = ""
+    names: dict[str, str] = {}
     for (text,) in rows(
         cur,
         "select body from entries where session = ? and kind = 'changed' and body is not null order by seq",
         (session,),
     ):
         body = decode(Kind.CHANGED, text)
-        if isinstance(body, Changed) and isinstance(body.change, Titled):
-            newest = body.change.title
+        match body.change if isinstance(body, Changed) else None:
+            case Titled(title=newest):
+                pass
+            case Named(memory=memory, name=name):
+                names[memory] = name
     title(cur, session, newest)
+    given = {memory: name for memory, name in names.items() if name}
+    cur.execute("update sessions set names = ? where id = ?", (msgspec.json.encode(given).decode(), session))
 
 
 def put(cur: apsw.Cursor, session: str, column: str, key: str, value: str) -> None:

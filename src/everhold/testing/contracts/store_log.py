@@ -377,6 +377,17 @@ class LogContract:
         assert session.choices == {"speed": "fast"}
 
     @promise
+    async def test_what_is_erased_names_nothing_any_more(self, scene: Scene) -> None:
+        for change in (Titled(title="one"), Named(memory="honcho", name="one-1"), Named(memory="mem0", name="s-1")):
+            await scene.alter(change)
+        await scene.alter(Named(memory="mem0", name="s-2"))
+        await scene.alter(Titled(title="two"))
+        await scene.erase(2, 4, 5)
+        session = await scene.store.session("s")
+        assert session.title == "one"
+        assert session.names == {"mem0": "s-1"}
+
+    @promise
     async def test_sessions_are_listed_page_by_page(self, scene: Scene) -> None:
         for id in ("a", "b", "c"):
             await scene.open(id)
