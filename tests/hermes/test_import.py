@@ -16,11 +16,24 @@ from everhold.app import SystemChance
 from everhold.config import Settings, load, parse
 from everhold.core.audit import audit
 from everhold.core.context import messages
-from everhold.core.entries import Changed, Ended, Folded, Heard, Kind, Noted, Returned, Thought, Told
+from everhold.core.entries import (
+    Changed,
+    Draft,
+    Ended,
+    Erased,
+    Folded,
+    Heard,
+    Kind,
+    Noted,
+    Returned,
+    Thought,
+    Titled,
+    Told,
+)
 from everhold.flow.view import view_at
 from everhold.home import Home
 from everhold.imports.run import Job, Report, run
-from everhold.ports.store import Change, Committed, Session
+from everhold.ports.store import Change, Committed, Session, Step
 from everhold.stores.sqlite import SqliteStore
 from tests.hermes.built import NOW, SUMMARY, Built
 from tests.hermes.test_doctor import DAMAGES, DM, forked, healthy, renamed, unread
@@ -388,6 +401,36 @@ def test_twice_is_once(tmp_path: Path, place: Place) -> None:
     assert again.complete
     assert again.agents["main"].messages == 0
     assert place.all() == before
+
+
+def test_a_name_given_here_stays_and_what_was_erased_stays_erased(tmp_path: Path, place: Place) -> None:
+    """Two conversations of one chat with names of their own do not take turns, either."""
+    built = healthy(tmp_path / "there")
+    key = "agent:main:telegram:dm:5005"
+    built.talk(built.chat("n-1", key, title="old name"), "old")
+    built.run("update sessions set ended_at = started_at + 9, end_reason = 'session_reset' where id = 'n-1'")
+    built.talk(built.chat("n-2", key, title="new name"), "new")
+    built.close()
+    place.bring(tmp_path / "there")
+    before = place.all()
+    place.bring(tmp_path / "there")
+    assert place.all() == before
+    assert place.session(key).title == "new name"
+
+    async def change(store: SqliteStore) -> None:
+        id = await store.resolve(DM)
+        assert id
+        draft = Draft(body=Changed(change=Titled(title="mine")), author="person:me")
+        await store.commit(Change(step=Step.NOTE, session=id, at=NOW, entries=(draft,)))
+        (first, *_) = await store.entries(id, kinds=(Kind.HEARD,))
+        gone = Draft(body=Erased(seqs=(first.seq,), why="asked for"), author="system")
+        await store.commit(Change(step=Step.ERASE, session=id, at=NOW, entries=(gone,), erase=(first.seq,)))
+
+    place.look(change)
+    place.bring(tmp_path / "there")
+    assert place.session(DM).title == "mine"
+    here = place.session(DM).id
+    assert not any(isinstance(body, Heard) and body.text == "question a" for s, *_, body, _ in place.all() if s == here)
 
 
 def test_a_later_import_brings_what_is_new(tmp_path: Path, place: Place) -> None:

@@ -4,6 +4,7 @@ was: how far each foreign session was read is committed with what was read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -264,7 +265,9 @@ class _Log:
         folds = {fold.row: fold for fold in reading.folds}
         starts = {fold.tail[0] for fold in reading.folds if fold.tail}
         starts |= {fold.unread[0] for fold in reading.folds if fold.unread}
-        self.h.tally.restored += sum(len(fold.unread) for fold in reading.folds)
+        self.h.tally.restored += sum(
+            row > self.h.ledgers[fold.session].upto for fold in reading.folds for row in fold.unread
+        )
         for session in chain.sessions:
             await self._session(session, reading, folds, starts)
         await self._title(chain)
@@ -415,10 +418,13 @@ class _Log:
         self.dirty = True
 
     async def _title(self, chain: Chain) -> None:
+        """What it was called there, once: the name it got here since, or an erased one, is not undone by an import."""
         title = clean(chain.title)[0]
-        if title and title != (await self.store.session(self.id)).title:
-            draft = Draft(body=Changed(change=Titled(title=title)), author="system", at=chain.root.started_at)
-            await self._commit(draft, chain.tip)
+        digest = hashlib.blake2b(title.encode(), digest_size=8).hexdigest()
+        key = f"title:{SOURCE}:{self.id}:{digest}"
+        if title and await self.store.placed(key) is None:
+            change = Changed(change=Titled(title=title))
+            await self._commit(Draft(body=change, author="system", at=chain.root.started_at, dedup=key), chain.tip)
 
     # -- committing --------------------------------------------------------------------------------------------------
 
