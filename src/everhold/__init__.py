@@ -13,7 +13,7 @@ __version__ = "0.1.0.dev0"
 
 _HOMES: Final = {
     "everhold.core.entries": "Attachment Call Place Stamp Usage",
-    "everhold.errors": "Conflict EverholdError InDoubt Misuse NotFound Overloaded Refused TooLong Transient",
+    "everhold.errors": "Conflict EverholdError InDoubt Misuse NotFound Overloaded Partial Refused TooLong Transient",
     "everhold.ports.clock": "Chance Clock",
     "everhold.ports.log": "Log",
     "everhold.ports.memory": (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # the same names for readers that do not run the code
         Misuse as Misuse,
         NotFound as NotFound,
         Overloaded as Overloaded,
+        Partial as Partial,
         Refused as Refused,
         TooLong as TooLong,
         Transient as Transient,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from everhold.plugins import MEMORIES
 from everhold.ports.memory import Capability
 from everhold.testing.conformance import CHECKS, run_virtually
 from everhold.testing.plugin import context
@@ -48,3 +50,23 @@ def test_every_proof_in_the_table_is_a_test_that_exists() -> None:
 def test_every_capability_stands_in_the_table() -> None:
     text = REFERENCE.read_text()
     assert [it for it in Capability if f"`{it}`" not in text and f"`{it}(" not in text] == []
+
+
+@pytest.mark.parametrize("provider", ["honcho", "hindsight", "mem0", "supermemory"])
+def test_a_provider_s_page_names_its_settings_with_their_defaults(provider: str) -> None:
+    everybody_s = {"retain_every_n_turns": 1}
+    fields = MEMORIES.load(provider).Settings.model_fields
+    page = (ROOT / "docs" / "how-to" / f"memory-{provider}.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]*) \|[^|\n]*\|$", page, re.MULTILINE)
+    named = 0
+    for names, defaults in rows:
+        settings = re.findall(r"`(\w+)`", names)
+        told = defaults.strip().strip("`").split(", ")
+        for name, default in zip(settings, told, strict=False):
+            assert name in fields or name in everybody_s, f"{provider} has no setting {name}"
+            actual = fields[name].default if name in fields else everybody_s[name]
+            if default and default != "all":
+                shown = f"{actual:g}" if isinstance(actual, float) else json.dumps(actual).strip('"')
+                assert default == shown, f"{provider}.{name} is {shown}, and the page says {default}"
+            named += 1
+    assert named >= 5

@@ -16,6 +16,7 @@ from tests.memories.street import Street
 
 KILLS = min(300, int(os.environ.get("EVERHOLD_KILLS", "300")))
 A_RUN = 25
+WRITES_WHEN = ("turn", "async", "session", 3)
 CHATS = ("one", "two", "three")
 FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("after", {}),
@@ -35,8 +36,11 @@ FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
 class Storm(Street):
     """People who talk whether anybody is there or not, and services that misbehave all the while."""
 
-    def __init__(self, path: Path, services: Services, seed: int) -> None:
-        super().__init__(path, services.config(honcho={"visible_seconds": 0.5}, mem0={"visible_seconds": 0.5}))
+    def __init__(self, path: Path, services: Services, seed: int, write: str | int) -> None:
+        patient = {"visible_seconds": 0.5}
+        super().__init__(path, services.config(write=write, honcho=patient, mem0=patient))
+        self.turns_away = 0.0 if write == "turn" else 0.4
+        """How often somebody begins anew: there nothing is held back."""
         self.services = services
         self.dice = random.Random(f"street/{seed}")
         self.kept: dict[str, list[str]] = {chat: [] for chat in CHATS}
@@ -61,6 +65,8 @@ class Storm(Street):
             text = f"{chat} {number}"
             await self.say(chat, text, id=f"{chat}-{number}")
             self.kept[chat].append(text)
+            if self.dice.random() < self.turns_away:
+                await self.say(chat, "/new", id=f"{chat}-{number}-new")
             await asyncio.sleep(0.2 + self.dice.random())
 
     async def trouble(self) -> None:
@@ -94,9 +100,9 @@ class Storm(Street):
         return sum(max(0, len(self.kept[chat]) - len(self.heard(name)[chat])) for name in NAMES for chat in CHATS)
 
 
-async def storm(path: Path, *, kills: int, seed: int) -> Storm:
+async def storm(path: Path, *, kills: int, seed: int, write: str | int = "turn") -> Storm:
     async with Services().up() as services:
-        street = Storm(path, services, seed)
+        street = Storm(path, services, seed, write)
         talking = [asyncio.create_task(street.talk(chat)) for chat in CHATS]
         trouble = asyncio.create_task(street.trouble())
         try:
@@ -112,9 +118,13 @@ async def storm(path: Path, *, kills: int, seed: int) -> Storm:
                 services[name].well()
             await street.start()
             await street.ready()
-            until = time.monotonic() + 120
-            while street.missing() and time.monotonic() < until:  # noqa: ASYNC110  # a service rings no bell
+            until, times = time.monotonic() + 120, 0
+            while street.missing() and time.monotonic() < until:
                 await asyncio.sleep(0.2)
+                times += 1
+                if street.turns_away and times % 10 == 0:  # what is answered only now would wait for more
+                    for chat in CHATS:
+                        await street.say(chat, "/new", id=f"{chat}-last-{times}")
             await asyncio.sleep(3)  # whatever would come twice has had its time
         finally:
             for task in (*talking, trouble):
@@ -150,6 +160,6 @@ async def test_two_kills_lose_and_double_nothing_in_four_memories(tmp_path: Path
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // A_RUN)))
 async def test_many_kills_with_four_memories_attached(tmp_path: Path, seed: int) -> None:
-    street = await storm(tmp_path, kills=A_RUN, seed=seed)
+    street = await storm(tmp_path, kills=A_RUN, seed=seed, write=WRITES_WHEN[seed % len(WRITES_WHEN)])
     assert not lost_and_doubled(street)
     assert len(street.services.honcho.state.created) == len(CHATS)

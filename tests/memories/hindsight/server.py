@@ -1,0 +1,132 @@
+"""Hindsight's own server, as it comes from PyPI, on loopback: its PostgreSQL beside it, hashed words for a model.
+
+`EVERHOLD_HINDSIGHT` names the program, else it is looked for where `make prove HINDSIGHT=1` puts it and on the PATH.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from everhold.testing.services.embeddings import Embeddings
+
+INSTALLED = Path(__file__).parents[3] / ".hindsight" / "bin" / "hindsight-api"
+DIMENSIONS = 384
+HOW = "`make prove HINDSIGHT=1` installs it, 1.4 GB; or name it in EVERHOLD_HINDSIGHT"
+
+
+def program() -> Path | None:
+    """Where Hindsight's server is on this machine, with the PostgreSQL it needs."""
+    candidates = [os.environ.get("EVERHOLD_HINDSIGHT", ""), str(INSTALLED), shutil.which("hindsight-api") or ""]
+    return next((path for it in candidates if it and (path := Path(it)).exists() and postgres(path)), None)
+
+
+def postgres(server: Path) -> Path | None:
+    return next(server.parent.parent.glob("lib/python*/site-packages/pg0/bin/pg0"), None)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+class Database:
+    """PostgreSQL in a directory of its own. It refuses to run as root, so there it runs as nobody."""
+
+    def __init__(self, program: Path, home: Path) -> None:
+        self.home = home
+        self.port = free_port()
+        self.url = f"postgresql://postgres:postgres@127.0.0.1:{self.port}/postgres"
+        self._program = home / "pg0"
+        shutil.copy2(program, self._program)  # nobody may not read where it is installed
+        self._program.chmod(0o755)
+        self._as: dict[str, Any] = {}
+        if os.getuid() == 0:
+            self._as = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+            shutil.chown(home, "nobody", "nogroup")
+
+    def run(self, *words: str) -> None:
+        environ = {"PATH": os.defpath, "HOME": str(self.home)}
+        subprocess.run(
+            [self._program, *words, "--name", "hindsight"],
+            env=environ, cwd=self.home, check=True, capture_output=True, timeout=120, **self._as,
+        )  # fmt: skip
+
+
+class Server:
+    """The real thing, to be killed and started again."""
+
+    def __init__(self, program: Path, home: Path, database: str, embeddings: str) -> None:
+        self.program = program
+        self.home = home
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.output = home / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._environ = {
+            "PATH": os.defpath,
+            "HOME": str(home),
+            "HINDSIGHT_API_HOST": "127.0.0.1",
+            "HINDSIGHT_API_PORT": str(self.port),
+            "HINDSIGHT_API_DATABASE_URL": database,
+            "HINDSIGHT_API_LLM_PROVIDER": "none",
+            "HINDSIGHT_API_EMBEDDINGS_PROVIDER": "openai",
+            "HINDSIGHT_API_EMBEDDINGS_OPENAI_API_KEY": "none",
+            "HINDSIGHT_API_EMBEDDINGS_OPENAI_BASE_URL": f"{embeddings}/v1",
+            "HINDSIGHT_API_EMBEDDINGS_OPENAI_MODEL": "words",
+            "HINDSIGHT_API_EMBEDDINGS_OPENAI_DIMENSIONS": str(DIMENSIONS),
+            "HINDSIGHT_API_RERANKER_PROVIDER": "rrf",
+            "HINDSIGHT_API_WORKER_ID": "everhold-test",
+        }
+
+    def start(self, *, seconds: float = 180.0) -> None:
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(
+                [self.program], env=self._environ, cwd=self.home, stdout=output, stderr=output, start_new_session=True
+            )
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self._process.poll() is None:
+            with contextlib.suppress(httpx2.HTTPError):
+                if httpx2.get(f"{self.url}/health", timeout=5.0).status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise AssertionError(f"Hindsight did not start:\n{self.output.read_text()[-4_000:]}")
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def running(program: Path) -> Iterator[Server]:
+    pg0 = postgres(program)
+    assert pg0 is not None
+    home = Path(tempfile.mkdtemp(prefix="everhold-hindsight-"))
+    try:
+        database = Database(pg0, home)
+        database.run("start", "--port", str(database.port))
+        try:
+            with Embeddings(dimensions=DIMENSIONS).threaded() as embeddings:
+                server = Server(program, home, database.url, embeddings.url)
+                try:
+                    server.start()
+                    yield server
+                finally:
+                    server.kill()
+        finally:
+            database.run("stop")
+    finally:
+        shutil.rmtree(home, ignore_errors=True)

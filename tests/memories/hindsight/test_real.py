@@ -1,0 +1,78 @@
+"""Hindsight's real server, where it is installed: the same suite, and a kill -9 between one write and the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.errors import InDoubt, Transient
+from everhold.memories.hindsight.plugin import factory
+from everhold.memories.hindsight.provider import HindsightMemory, document_id
+from everhold.ports.memory import Batch
+from everhold.testing.conformance import CHECKS, Scene
+from everhold.testing.conformance.run import check
+from tests.memories.hindsight.server import HOW, Server, program, running
+from tests.memories.material import context, exchange, note
+
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    found = program()
+    if found is None:
+        pytest.skip(f"Hindsight's server is not installed: {HOW}")
+    with running(found) as server:
+        yield server
+
+
+def memory(server: Server, directory: Path, *, agent: str = "main", **more: Any) -> HindsightMemory:
+    given = {"base_url": server.url, "deadline_seconds": 30.0, "confirm_seconds": 30.0, **more}
+    return factory(factory.Settings.model_validate(given), context(directory, agent=agent))
+
+
+async def test_the_real_server_passes_the_suite_of_any_provider(server: Server, tmp_path: Path) -> None:
+    made = 0
+
+    def make(agent: str, directory: Path) -> HindsightMemory:
+        return memory(server, directory, agent=agent, bank=f"{{agent}}-{made}")
+
+    outcomes = []
+    for name in CHECKS:
+        # it may think for a while about each thing
+        scene = Scene(tmp_path / name, make, seconds=60.0, patience=60.0)
+        outcomes.append(await check(name, scene, most=600.0))
+        made += 1  # the next check's banks are new
+    failed = {it.check: it.reason for it in outcomes if it.state == "failed"}
+    assert not failed
+    assert sum(it.state == "passed" for it in outcomes) >= 12
+
+
+async def test_a_kill_of_the_real_server_loses_and_doubles_nothing(server: Server, tmp_path: Path) -> None:
+    mine = memory(server, tmp_path, bank="killed", confirm=False)
+    items = [exchange(number * 10, f"word {number}", "yes") for number in range(1, 7)] + [note(99, "likes tea")]
+    try:
+        for number, item in enumerate(items):
+            for attempt in range(30):
+                writing = asyncio.create_task(mine.store(Batch(name="room", items=(item,))))
+                if number % 3 == 1 and not attempt:
+                    await asyncio.sleep(0.02 * number)  # on its way, or done, or neither
+                    server.kill()
+                try:
+                    await writing
+                    break
+                except (Transient, InDoubt):
+                    await asyncio.to_thread(server.start)
+            else:
+                raise AssertionError(f"{item.key} was never taken")
+        async with asyncio.timeout(120):
+            while set(await mine.probe(Batch(name="room", items=tuple(items)))) != {item.key for item in items}:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+        listed = await mine.client.documents("killed", "session:s1")
+        assert sorted(one.id for one in listed) == sorted(document_id(item.key) for item in items)
+    finally:
+        await mine.close()
