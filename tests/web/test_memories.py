@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 import httpx2
 
 from everhold.core.entries import Call
 from everhold.testing.modelserver import ModelServer, Reply
-from tests.web.conftest import ADA, BOB, OPERATOR, Gateway, configuration
+from tests.web.conftest import ADA, BOB, OPERATOR, Gateway, configuration, eventually
 
 As: TypeAlias = Callable[[str], httpx2.AsyncClient]
 
@@ -57,3 +58,59 @@ async def test_an_answer_says_what_it_rested_on(gateway: Gateway, model: ModelSe
     assert why["audience"] == ["person:ada"]
     assert (await bob.get(f"/api/sessions/{session}/why")).status_code == 404
     assert (await ada.get(f"/api/sessions/{session}/why", params={"at": 1})).status_code == 404
+
+
+async def test_no_page_tells_somebody_else_a_word_of_it(gateway: Gateway, model: ModelServer, as_: As) -> None:
+    """Every GET there is, as the document lists them, asked by somebody who was not there."""
+    await remembering(gateway, model)
+    ada, bob = as_(ADA), as_(BOB)
+    said = (await ada.post("/api/messages", json={"chat": "x", "text": "remember that I like green tea"})).json()
+    await gateway.rested(said["session"])
+    await ada.post("/api/notes", json={"session": said["session"], "text": "green tea, without sugar"})
+    await bob.post("/api/messages", json={"chat": "y", "text": "what do you know about green things?"})
+    paths = [path for path, methods in (await ada.get("/openapi.json")).json()["paths"].items() if "get" in methods]
+    pages = [path.replace("{id}", said["session"]) for path in paths if path not in ("/api/events", "/static/{name}")]
+    wanted = {"q": "tea", "text": "tea", "person": "bob"}
+    hers = {path: (await ada.get(path, params={"q": "tea"})).text for path in pages}
+    assert sum("green tea" in text for text in hers.values()) >= 4, "there is nothing to hide"
+    for path in pages:
+        for params in ({}, wanted):
+            assert "green tea" not in (await bob.get(path, params=params)).text, path
+    # and when he asks his agent
+    answer = await bob.post(
+        "/v1/chat/completions", json={"model": "main", "messages": [{"role": "user", "content": "tea?"}]}
+    )
+    assert answer.status_code == 200
+    assert "likes green tea" not in str(model.requests[-1])
+
+
+FORGETFUL = """
+from agent.memory_provider import MemoryProvider
+class Forgetful(MemoryProvider):
+    name = "forgetful"
+    def initialize(self, session_id, **kwargs): pass
+    def get_tool_schemas(self): return []
+"""
+
+
+async def test_an_operator_may_have_a_memory_handed_again_what_it_was_handed(
+    gateway: Gateway, model: ModelServer, as_: As, tmp_path: Path
+) -> None:
+    (tmp_path / "forgetful").mkdir()
+    (tmp_path / "forgetful" / "__init__.py").write_text(FORGETFUL)
+    text = configuration(model.openai).replace("memories: []", "memories: [it]")
+    gateway.configure(f"{text}\nmemories: {{it: {{provider: hermes-plugin, path: {tmp_path}/forgetful}}}}\n")
+    ada, boss, path = as_(ADA), as_(OPERATOR), "/api/memories/it/replay"
+    await ada.post("/api/messages", json={"chat": "x", "text": "hello"})
+
+    async def handed() -> bool:
+        return bool((await boss.post(path, json={"since": 0, "dry_run": True})).json()["items"])
+
+    await eventually(handed)
+    assert (await boss.post(path, json={"since": 4_000_000_000})).json()["items"] == 0
+    again = (await boss.post(path, json={"since": 0})).json()
+    assert (again["memory"], again["begun"], again["sessions"], again["items"]) == ("it", True, 1, 1)
+    assert "twice" in again["repeats"]
+    assert (await ada.post(path, json={"since": 0})).status_code == 403
+    assert (await boss.post(path, json={})).status_code == 400
+    assert (await boss.post("/api/memories/nowhere/replay", json={"since": 0})).status_code == 404

@@ -177,5 +177,14 @@ async def replay(call: Call) -> Response:
     return answer({"replayed": await call.office.control.replay(given.ids or ())})
 
 
+async def hand_over(call: Call) -> Response:
+    """Hand a memory again what it was handed since a time."""
+    call.needs_operator()
+    given = call.body(shapes.HandOver)
+    memory = call.office.memory
+    found = await memory.replay(call.path["name"], since=given.since, agent=given.agent, really=not given.dry_run)
+    return answer(found)
+
+
 async def _author(call: Call) -> str:
     return f"person:{await call.office.person(call.caller.sender)}"

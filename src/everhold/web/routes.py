@@ -248,6 +248,18 @@ def _charge() -> Iterable[Way]:
         refuses=(400, 404),
     )
     yield Way(
+        method="POST",
+        path="/api/memories/{name}/replay",
+        handler=api.hand_over,
+        summary="Hand a memory again what it was handed",
+        about="In order, under the same keys. Refused where everything would be there twice.",
+        parameters=(Parameter(name="name", where="path", about="An instance from `memories`."),),
+        takes=shapes.HandOver,
+        gives={200: _json("How much goes again.", shapes.HandedOver)},
+        refuses=(400, 404),
+        operator=True,
+    )
+    yield Way(
         method="GET",
         path="/api/parked",
         handler=api.parked,

@@ -53,6 +53,14 @@ class Replay(Struct, forbid_unknown_fields=True):
     ids: Annotated[list[Seq] | None, Meta(description="All of them if not given.")] = None
 
 
+class HandOver(Struct, forbid_unknown_fields=True):
+    """What a memory is to be handed again."""
+
+    since: Annotated[float, Meta(description="What it was handed from then on, in seconds since 1970.")]
+    agent: Annotated[str, Meta(description="Only this agent's sessions; all if not given.")] = ""
+    dry_run: Annotated[bool, Meta(description="Only say how much that is.")] = False
+
+
 # -- what is answered --------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +158,18 @@ class WhyView(Struct):
 
 class Replayed(Struct):
     replayed: int
+
+
+class HandedOver(Struct):
+    """What goes, or would go, to a memory again. `repeats` says what that does to what is there already."""
+
+    memory: str
+    begun: bool
+    sessions: int
+    items: int
+    since: float | None
+    until: float | None
+    repeats: str
 
 
 class SessionView(Struct):
