@@ -16,6 +16,7 @@ import pytest
 from everhold.core import access, facts
 from everhold.core.access import Admission
 from everhold.core.entries import Call
+from everhold.core.recall import Asked
 from everhold.flow import memo, recall as recalling
 from everhold.memories.builtin import Builtin, Index, lookup
 from everhold.memory import Memory
@@ -210,6 +211,13 @@ def any_agent(db: Any, *, agent: str | None, audience: Any) -> Any:
     return SCOPES(db, agent=None, audience=audience)
 
 
+async def whichever_view(
+    gates: Any, runtimes: Any, runtime: Any, session: Any, takes: Any, text: str, stamp: Any, visible: Any
+) -> Any:
+    asked = Asked(session=session.id, generation=session.generation, takes=takes)
+    return asked, await recalling._ask_all(gates, runtimes, runtime, session, text, stamp, visible)
+
+
 SCOPES = lookup.scopes
 REASON = memo.reason
 PLANTED: dict[str, tuple[Any, str, Any, Callable[[House], None]]] = {
@@ -227,6 +235,12 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[House], None]]] = {
         "audience",
         lambda _address, person: (f"person:{person}",),
         lambda house: test_what_was_said_in_private_does_not_come_up_in_a_group(house, "per-person"),
+    ),
+    "an answer for a view that is gone": (
+        recalling,
+        "_steady",
+        whichever_view,
+        lambda house: test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(house),
     ),
     "reasons for everybody": (
         memo,

@@ -72,7 +72,7 @@ async def test_no_page_tells_somebody_else_a_word_of_it(gateway: Gateway, model:
     pages = [path.replace("{id}", said["session"]) for path in paths if path not in ("/api/events", "/static/{name}")]
     wanted = {"q": "tea", "text": "tea", "person": "bob"}
     hers = {path: (await ada.get(path, params={"q": "tea"})).text for path in pages}
-    assert sum("green tea" in text for text in hers.values()) >= 4, "there is nothing to hide"
+    assert sum("green tea" in text for text in hers.values()) >= 3, "there is nothing to hide"
     for path in pages:
         for params in ({}, wanted):
             assert "green tea" not in (await bob.get(path, params=params)).text, path
