@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from everhold.cli.entries import messages
-from tests.cli.house import House
+from everhold.testing.services.honcho import HonchoService
+from tests.cli.house import House, until
 from tests.hermes.built import SUMMARY
 from tests.hermes.test_doctor import DM, healthy
 
@@ -33,6 +34,35 @@ def test_a_home_moves_in_and_goes_on(house: House, tmp_path: Path) -> None:
     assert SUMMARY in direct[0]["text"]
     before = house.run("import", source, "--json").ok().json["position_before"]
     assert before > 0
+
+
+def test_what_was_imported_lies_behind_every_memory_until_somebody_asks(house: House, tmp_path: Path) -> None:
+    """The service has it already, under the names it has there: what is new goes to the same sessions."""
+    key = "hch-0123456789abcdef"
+    with HonchoService(key=key).threaded() as honcho:
+        healthy(tmp_path / "theirs").close()
+        (tmp_path / "theirs" / "config.yaml").write_text("memory: {provider: honcho}\n")
+        (tmp_path / "theirs" / "honcho.json").write_text(
+            json.dumps({"baseUrl": honcho.url, "apiKey": key, "workspace": "home", "sessionStrategy": "global"})
+        )
+        house.run("import", str(tmp_path / "theirs")).ok()
+        gateway = house.up()
+        house.ask("send", "--session", "cli-1", "something new").ok()
+        until(lambda: said(honcho))
+        assert said(honcho) == {"plain": ["something new", "You said: something new"]}, "as it was called there"
+        plan = house.ask("memory", "backfill", "honcho", "--json").ok().json
+        assert (plan["items"] > 10, plan["begun"]) == (True, False)
+        house.ask("memory", "backfill", "honcho", "--yes", "--per-minute", "6000").ok()
+        until(lambda: len(said(honcho).get("agent-main-telegram-dm-1001", ())) == 26)
+        assert said(honcho)["agent-main-telegram-dm-1001"][:2] == ["question a", "answer a"]
+        gateway.process.terminate()
+        gateway.end()
+
+
+def said(honcho: HonchoService) -> dict[str, list[str]]:
+    """What the service was told, by its sessions."""
+    names = {str(row["session_id"]) for row in honcho.state.messages}
+    return {name: honcho.texts(name) for name in sorted(names)}
 
 
 def test_nothing_is_imported_beneath_a_running_gateway(house: House, tmp_path: Path) -> None:
