@@ -231,3 +231,31 @@ async def test_a_proxy_is_taken_where_the_environment_names_one(monkeypatch: pyt
         assert far.asked[0].startswith(b"POST http://models.example/v1 HTTP/1.1\r\n")
     monkeypatch.setenv("no_proxy", "models.example")
     assert not _has_proxy("http", "models.example")
+
+
+async def test_a_head_without_end_is_cut() -> None:
+    async with serving(Far(b"HTTP/1.1 200 OK\r\nX-Long: " + b"a" * 200_000)) as port:
+        with pytest.raises(Broken, match="no end"):
+            await read(road(Direct, port))
+
+
+async def test_what_comes_unasked_ends_the_connection() -> None:
+    """An answer too many would be taken for that to the next question."""
+    far = Far(plain(b"one") + plain(b"two"), plain(b"three"))
+    async with serving(far) as port:
+        way = road(Direct, port)
+        assert await read(way) == (200, b"one")
+        assert await read(way) == (200, b"three")
+        assert far.lines == 2
+
+
+@pytest.mark.parametrize("value", ["two\r\nx-evil: lines", "nul\0", "ümlaut"])
+async def test_a_header_that_would_be_more_than_one_is_never_sent(value: str) -> None:
+    far = Far(plain(b"one"))
+    async with serving(far) as port:
+        way = Direct(
+            f"http://127.0.0.1:{port}/", headers={"x-key": value}, connect_seconds=5, send_seconds=5, trust=None
+        )
+        with pytest.raises(Unreachable, match="character") as refused:
+            await read(way)
+        assert value not in str(refused.value)

@@ -341,6 +341,46 @@ async def test_no_more_than_sixty_four_requests_arrive_at_once(gateway: Gateway,
     assert (await client.get("/health")).status_code == 200
 
 
+@pytest.mark.parametrize("beginning", [b"GET /health", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: ", b"\r\n"])
+async def test_a_head_without_end_is_refused(gateway: Gateway, beginning: bytes) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        writer.write(beginning)
+        async with asyncio.timeout(10):
+            while sent < 4_000_000:
+                writer.write((b"\r\n" if beginning == b"\r\n" else b"aa") * 8_192)
+                sent += 16_384
+                await writer.drain()
+                await asyncio.sleep(0)
+    assert sent < 4_000_000, "it went on listening"
+    with contextlib.suppress(ConnectionError):
+        writer.close()
+
+
+SMUGGLED = (
+    b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    b"Content-Length: 2, 3\r\n\r\n{}",
+    b"Content-Length: +2\r\n\r\n{}",
+    b"Content-Length : 2\r\n\r\n{}",
+    b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n",
+    b"X: a\n\r\n",
+    b"X: a\r\n folded\r\nContent-Length: 2\r\n\r\n{}",
+    b"X: a\0b\r\nContent-Length: 2\r\n\r\n{}",
+)
+"""What two readers of HTTP would read differently."""
+
+
+@pytest.mark.parametrize("rest", SMUGGLED)
+async def test_a_request_that_can_be_read_two_ways_is_refused(gateway: Gateway, rest: bytes) -> None:
+    head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    answer = await raw(gateway, head + rest, seconds=5)
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert b'"error"' not in answer, "no request may have come of it"
+
+
 async def test_doubled_headers_that_decide_something_are_refused(gateway: Gateway) -> None:
     for doubled in (b"Host: evil.example", b"Authorization: Bearer x\r\nAuthorization: Bearer y"):
         answer = await raw(gateway, b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n" + doubled + b"\r\n\r\n")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
-import h11
+import httptools
 
 from everhold.models.road import Broken, Slow, Undecodable, Unreachable
 
@@ -25,6 +26,10 @@ IDLE_SECONDS: Final = 30.0
 MOST_IDLE: Final = 20
 MOST_AHEAD: Final = 64
 """Pieces of an answer that may wait for their reader before we stop listening."""
+MOST_HEAD_BYTES: Final = 64 * 1024
+_TARGET: Final = re.compile(r"[!-~]+")
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[ -~\t]*")
 _INFLATE: Final = 32 + zlib.MAX_WBITS
 """gzip or zlib, whichever it is."""
 
@@ -43,13 +48,10 @@ class Direct:
         assert parts.hostname is not None, "whoever configured it was asked for one"
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self._headers = [
-            ("host", host if parts.port is None else f"{host}:{parts.port}"),
-            ("accept", "*/*"),
-            *headers.items(),
-        ]
+        lines = {"host": host if parts.port is None else f"{host}:{parts.port}", "accept": "*/*", **headers}
+        self._head = _head(target, lines)
         self._connect_seconds = connect_seconds
         self._send_seconds = send_seconds
         self._trust = trust
@@ -57,9 +59,11 @@ class Direct:
 
     @contextlib.asynccontextmanager
     async def post(self, body: bytes) -> AsyncIterator[_Line]:
+        if self._head is None:
+            raise Unreachable("its address or a header of it has a character that HTTP does not allow")
         line = await self._line()
         try:
-            await line.ask(self._target, self._headers, body, seconds=self._send_seconds)
+            await line.ask(self._head, body, seconds=self._send_seconds)
             yield line
         finally:
             if line.reusable and len(self._idle) < MOST_IDLE:
@@ -92,18 +96,29 @@ class Direct:
         return line
 
 
+def _head(target: str, headers: Mapping[str, str]) -> bytes | None:
+    """What every question begins with, up to its length; None if that would not be HTTP."""
+    if not _TARGET.fullmatch(target) or not all(_NAME.fullmatch(n) and _VALUE.fullmatch(v) for n, v in headers.items()):
+        return None
+    lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "content-length: "]
+    return "\r\n".join(lines).encode("ascii")
+
+
 class _Line(asyncio.Protocol):
     """One connection, and the reply that is arriving on it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._http = h11.Connection(h11.CLIENT)
+        self._parser = httptools.HttpResponseParser(self)
         self._pieces: deque[bytes] = deque()
         self._bell: asyncio.Future[None] | None = None
         self._full = False
         """More of our question waits to leave than should."""
         self._paused = False
-        self._over = False
+        self._over = True
+        self._lasting = True
+        """Neither side means to hang up after this reply."""
+        self._head_bytes = 0
         self._error: Exception | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._inflate: zlib._Decompress | None = None
@@ -113,16 +128,36 @@ class _Line(asyncio.Protocol):
     # -- what the connection tells us
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # some loops' transports are one without saying so
 
     def data_received(self, data: bytes) -> None:
-        self._http.receive_data(data)
-        self._read()
+        if self._error is not None:
+            return
+        try:
+            if self._over:
+                raise Broken("it spoke without having been asked")
+            self._parser.feed_data(data)
+            if not self.status:
+                self._head_bytes += len(data)
+                if self._head_bytes > MOST_HEAD_BYTES:
+                    raise Broken("the head of its answer has no end")
+        except (Broken, Undecodable) as error:
+            self._break(error)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            self._break(cause if isinstance(cause, Broken | Undecodable) else Undecodable(str(cause)))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._break(Broken(f"what came is no HTTP: {error}"))
+        self._ring()
 
     def eof_received(self) -> None:
-        self._http.receive_data(b"")
-        self._read()
+        """Some answers end with their connection; the others are cut."""
+        if self.status and not self._over and not {"content-length", "transfer-encoding"} & self.headers.keys():
+            self._lasting = False
+            self._end()
+        elif not self._over:
+            self._fail(Broken("the connection was closed"))
+        self._ring()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -135,27 +170,45 @@ class _Line(asyncio.Protocol):
         self._full = False
         self._ring()
 
+    # -- what the parser tells us
+
+    def on_message_begin(self) -> None:
+        if self._over:
+            raise Broken("it spoke without having been asked")
+        self.headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:  # what is below is a word before the answer
+            self._choose_encoding()
+            self.status = status
+
+    def on_body(self, data: bytes) -> None:
+        self._pieces.append(data if self._inflate is None else self._inflate.decompress(data))
+        if len(self._pieces) > MOST_AHEAD and not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self.status:
+            self._lasting = self._parser.should_keep_alive()
+            self._end()
+
     # -- what its user does
 
     @property
     def open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self._transport is not None and not self._transport.is_closing() and self._error is None
 
     @property
     def reusable(self) -> bool:
         """The last reply was read to its end, and the other side did not mean to go."""
-        http = self._http
-        return (
-            self.open
-            and self._over
-            and not self._pieces
-            and self._error is None
-            and http.our_state is h11.DONE
-            and http.their_state is h11.DONE
-        )
+        return self.open and self._over and self._lasting and not self._pieces and not self._full
 
     def rest(self, seconds: float) -> None:
-        self._http.start_next_cycle()
         if self._paused and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
@@ -171,16 +224,13 @@ class _Line(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def ask(self, target: str, headers: list[tuple[str, str]], body: bytes, *, seconds: float) -> None:
+    async def ask(self, head: bytes, body: bytes, *, seconds: float) -> None:
         """Send a question and wait for the head of its reply."""
         self._pieces.clear()
-        self._over, self.status, self.headers, self._inflate = False, 0, {}, None
-        http, transport = self._http, self._transport
-        if transport is None:
+        self._over, self.status, self.headers, self._inflate, self._head_bytes = False, 0, {}, None, 0
+        if self._transport is None:
             raise self._error or Broken("the connection was closed")
-        question = h11.Request(method="POST", target=target, headers=[*headers, ("content-length", str(len(body)))])
-        pieces = (http.send(question), http.send(h11.Data(data=body)), http.send(h11.EndOfMessage()))
-        transport.writelines([piece for piece in pieces if piece])
+        self._transport.write(b"%b%d\r\n\r\n%b" % (head, len(body), body))
         if self._full:
             await self._written(seconds)
         while not self.status:
@@ -227,40 +277,14 @@ class _Line(asyncio.Protocol):
             self._error = error
         self._ring()
 
-    def _read(self) -> None:
-        """Take what has arrived out of the parser."""
-        http = self._http
-        try:
-            while True:
-                event = http.next_event()
-                if isinstance(event, h11.Data):
-                    self._take(bytes(event.data))
-                elif isinstance(event, h11.Response):
-                    self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-                    self._choose_encoding()
-                    self.status = event.status_code
-                elif isinstance(event, h11.EndOfMessage):
-                    if self._inflate is not None:
-                        self._pieces.append(self._inflate.flush())
-                    self._over = True
-                elif not isinstance(event, h11.InformationalResponse):
-                    # more has to arrive, or the connection ended; between two questions it may
-                    if isinstance(event, h11.ConnectionClosed) and not self._over:
-                        self._fail(Broken("the connection was closed"))
-                    break
-        except h11.RemoteProtocolError as error:
-            self._fail(Broken(str(error)))
-            self.hang_up()
-        except zlib.error as error:
-            self._fail(Undecodable(str(error)))
-            self.hang_up()
-        self._ring()
+    def _break(self, error: Exception) -> None:
+        self._fail(error)
+        self.hang_up()
 
-    def _take(self, data: bytes) -> None:
-        self._pieces.append(data if self._inflate is None else self._inflate.decompress(data))
-        if len(self._pieces) > MOST_AHEAD and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
+    def _end(self) -> None:
+        if self._inflate is not None:
+            self._pieces.append(self._inflate.flush())
+        self._over = True
 
     def _choose_encoding(self) -> None:
         match self.headers.get("content-encoding", "").strip().lower():
@@ -269,4 +293,4 @@ class _Line(asyncio.Protocol):
             case "gzip" | "x-gzip" | "deflate":
                 self._inflate = zlib.decompressobj(_INFLATE)
             case other:
-                self._fail(Undecodable(f"{other}, which was not asked for"))
+                raise Undecodable(f"{other}, which was not asked for")

@@ -7,6 +7,7 @@ import binascii
 import hmac
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -121,6 +122,7 @@ def host_of(head: Head) -> str:
     return host.partition(":")[0]
 
 
+@lru_cache(maxsize=256)
 def is_loopback(name: str) -> bool:
     if name == "localhost":
         return True

@@ -25,6 +25,7 @@ from everhold.web.guard import Guard
 from everhold.web.office import Office
 from everhold.web.operations import Metrics
 from everhold.web.page import Page
+from everhold.web.protocol import BoundedHead
 from everhold.web.routes import Way, ways
 
 GRACE_SECONDS: Final = 2
@@ -110,7 +111,7 @@ class Server:
         self.guard = application(office)
         config = uvicorn.Config(
             self.guard,
-            http="h11",  # whatever else is installed: its strictness is what the guard was tested with
+            http=BoundedHead,  # whatever else is installed: its strictness is what the guard was tested with
             log_config=None,
             access_log=False,
             lifespan="off",
