@@ -164,3 +164,41 @@ class TestForgetting:
         house.say("/memory forget tea", who="bob", chat="bobs")
         assert "nothing that contains that" in house.heard_back()[-1]
         assert len(house.run(facts.holding("main", ("person:ada",)))) == 1
+
+    def test_what_was_noted_lately_is_listed_until_it_is_taken_back(self, house: House) -> None:
+        for number in range(7):
+            house.say(f"/memory note note number {number}")
+        listed = ask(house, "/memory")
+        assert [f"note number {number}" in listed for number in range(7)] == [False] * 2 + [True] * 5
+        house.say("/memory forget number 6")
+        assert "number 6" not in ask(house, "/memory")
+        assert "number" not in ask(house, "/memory", who="bob", chat="bobs")
+
+
+class TestSearch:
+    def test_it_finds_what_a_turn_would_be_shown_and_writes_nothing(self, house: House) -> None:
+        finding = recalling(house)
+        said = house.say("the boiler was repaired in May", rest=False)
+        house.tick(1)
+        finding.answers = [
+            Found(text="the boiler was repaired in May", session=said.session, seq=said.seq, person="ada"),
+            Found(text="the boiler is fine", person="ada", kind="reply", author="agent:main"),
+        ]
+        before = len(house.furniture.model.asked)
+        told = ask(house, "/memory search boiler")
+        assert told.splitlines() == [
+            "Found:",
+            f"- a, ada, entry {said.seq} of {said.session}: “the boiler was repaired in May”",
+            "- a, reply to ada: “the boiler is fine”",
+            "No answer within 0.5 s: late",
+        ]
+        assert len(house.furniture.model.asked) == before
+        assert not [entry for entry in house.log(said.session) if entry.kind == "noted"]
+
+    def test_nothing_is_said_when_there_is_nothing(self, house: House) -> None:
+        recalling(house).answers = []
+        assert ask(house, "/memory search boiler").startswith("Nothing was found.")
+        assert "Say what to look for" in ask(house, "/memory search")
+
+    def test_without_recall_it_says_so(self, house: House) -> None:
+        assert "recall is off" in ask(house, "/memory search boiler")

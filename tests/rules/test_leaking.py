@@ -95,7 +95,13 @@ class Town:
         """All that comes back, and all that is shown to the model, when somebody asks for the word by its beginning."""
         house = self.house
         asked, back = len(house.furniture.model.asked), len(house.heard_back())
-        for text in ("what about the zanzibar thing", "/memory", "/memory why", "/memory forget zanzibar"):
+        for text in (
+            "what about the zanzibar thing",
+            "/memory",
+            "/memory why",
+            "/memory search zanzibar",
+            "/memory forget zanzibar",
+        ):
             house.say(text, **where)
         seen = [message.text for request in house.furniture.model.asked[asked:] for message in request.messages]
         return "\n".join([*seen, *house.heard_back()[back:]])

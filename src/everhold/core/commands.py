@@ -24,7 +24,7 @@ COMMANDS: Final = {
     "status": "what is going on here",
     "usage": "what this session has cost",
     "model": "/model NAME: another model for this session",
-    "memory": "what I keep in mind; /memory why, /memory note TEXT, /memory forget WORDS",
+    "memory": "what I keep in mind; /memory why, /memory search WORDS, /memory note TEXT, /memory forget WORDS",
     "sessions": "your sessions",
     "whoami": "who you are to everhold",
     "schedule": "/schedule daily 08:30 TEXT: say this to me then; /schedule lists, /schedule remove ID",

@@ -69,6 +69,8 @@ class Trace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     person: str = ""
     at: float = 0.0
     origin: str = ""
+    kind: str = ""
+    """`reply` or `note`; empty for what somebody said, or if it is not known."""
     text: str = ""
     """How it begins; only where there is no place in the log to read it."""
     why_not: str = ""
@@ -100,6 +102,7 @@ def trace(item: Recalled, why_not: str = "") -> Trace:
         person=found.person,
         at=found.at,
         origin=item.origin or found.origin,
+        kind=found.kind if found.kind in ("reply", "note") else "",
         text="" if placed else found.text[:EXCERPT],
         why_not=why_not,
     )
@@ -263,8 +266,19 @@ def told(why: Why, texts: Mapping[tuple[str, int], str]) -> str:
     return "\n".join(lines)
 
 
+def found(why: Why, texts: Mapping[tuple[str, int], str]) -> str:
+    """What was found when somebody looked for it, for a person to read."""
+    lines = ["Found:", *(f"- {_where(one)}: {_excerpt(one, texts)}" for one in why.shown)]
+    if not why.shown:
+        lines = ["Nothing was found."]
+    if why.silent:
+        lines.append(f"No answer within {why.deadline:g} s: {', '.join(why.silent)}")
+    return "\n".join(lines)
+
+
 def _where(one: Trace) -> str:
-    parts = [one.provider, one.person, when(one.at) if one.at else ""]
+    whose = f"reply to {one.person}" if one.kind == "reply" else " by ".join(it for it in (one.kind, one.person) if it)
+    parts = [one.provider, whose, when(one.at) if one.at else ""]
     if one.session and one.seq:
         parts.append(f"entry {one.seq} of {one.session}")
     if one.origin:

@@ -134,7 +134,9 @@ class Desk:
                     takes += aside
                     reply += f" {len(aside)} waiting messages put aside."
             case "memory":
-                changes, reply = await memo.answer(self.store, session, runtime, entry.body, command.argument)
+                changes, reply = await memo.answer(
+                    self.gates, self.runtimes, session, runtime, entry.body, command.argument
+                )
                 wakes += runtime.remembers() if changes else ()
             case "schedule":
                 planned = await plan(self.gates, session, entry, command.argument, zone=runtime.zone)

@@ -9,26 +9,43 @@ import msgspec
 
 from everhold.core.entries import Body, Entry, Heard, Kind, Noted, Said, Stamp, Thought
 from everhold.core.facts import Fact, listed, meant
-from everhold.core.recall import Why, places, told
-from everhold.flow.runtime import Runtime
+from everhold.core.recall import Why, found, places, told
+from everhold.flow.gates import Gates
+from everhold.flow.recall import recall
+from everhold.flow.runtime import Runtime, Runtimes
 from everhold.ports.store import Session, Store
 
 TURNS: Final = 20
 """How many turns back a reason is looked for."""
 LONGEST: Final = 8_000
-USAGE: Final = "/memory shows what I keep in mind, /memory why what my last answer rested on, /memory note TEXT notes \
-something, /memory forget WORDS takes back a fact or a note that contains them."
+LATELY: Final = 5
+"""How many notes are listed."""
+USAGE: Final = (
+    "/memory shows what I keep in mind, /memory why what my last answer rested on, /memory search WORDS what I remember"
+    " of something; /memory note TEXT notes something, /memory forget WORDS takes back a fact or a note that contains"
+    " them."
+)
 
 
 async def answer(
-    store: Store, session: Session, runtime: Runtime, heard: Heard, argument: str
+    gates: Gates, runtimes: Runtimes, session: Session, runtime: Runtime, heard: Heard, argument: str
 ) -> tuple[tuple[Body, ...], str]:
     """What `/memory ...` writes, and what it says."""
+    store = gates.store
     word, _, rest = argument.partition(" ")
     rest = rest.strip()
     match word:
         case "why":
             return (), await _why(store, session, heard.stamp)
+        case "search":
+            if not rest:
+                return (), "Say what to look for: /memory search WORDS"
+            looked = await recall(
+                gates, runtimes, runtime, session, op=0, takes=(), text=rest, stamp=heard.stamp, visible=()
+            )
+            if looked.why is None:
+                return (), "Nothing can be looked for here: recall is off, or it is not known who is present."
+            return (), found(looked.why, await words(store, looked.why, session.agent, present=heard.stamp.audience))
         case "note":
             if not heard.stamp.audience:
                 return (), "Nothing can be noted here: it is not known who is present."
@@ -39,7 +56,9 @@ async def answer(
             return await _forget(store, session, runtime, heard.stamp, rest)
         case "":
             facts = await _facts(runtime, session, heard.stamp)
-            return (), f"I keep in mind:\n{listed(facts)}\n{USAGE}"
+            notes = [f"- {note.text}" for _, note in (await _notes(store, session, heard.stamp))[-LATELY:]]
+            lately = ["Noted here lately:", *notes] if notes else []
+            return (), "\n".join([f"I keep in mind:\n{listed(facts)}", *lately, USAGE])
         case _:
             return (), USAGE
 
@@ -49,10 +68,10 @@ async def _facts(runtime: Runtime, session: Session, stamp: Stamp) -> list[Fact]
 
 
 async def _why(store: Store, session: Session, stamp: Stamp) -> str:
-    found = await reason(store, session, present=stamp.audience)
-    if found is None:
+    newest = await reason(store, session, present=stamp.audience)
+    if newest is None:
         return "Nothing was recalled for any answer that was given to those who are here."
-    _, why = found
+    _, why = newest
     return told(why, await words(store, why, session.agent, present=stamp.audience))
 
 
@@ -74,21 +93,34 @@ async def _forget(
         )
         for fact in facts
     ]
-    taken = {
-        entry.body.supersedes
-        for entry in await store.entries(session.id, kinds=(Kind.NOTED,))
-        if isinstance(entry.body, Noted)
-    }
-    for entry in await store.entries(session.id, kinds=(Kind.NOTED,)):
-        note = entry.body
-        if not isinstance(note, Noted) or note.fact or note.action == "remove" or entry.seq in taken:
-            continue
-        if rest in note.text and stamp.audience and set(stamp.audience) <= set(note.stamp.audience):
-            removed.append(Noted(text=note.text, action="remove", supersedes=entry.seq, tags=note.tags, stamp=stamp))
+    removed += [
+        Noted(text=note.text, action="remove", supersedes=seq, tags=note.tags, stamp=stamp)
+        for seq, note in await _notes(store, session, stamp)
+        if rest in note.text
+    ]
     if not removed:
         return (), "I have noted nothing that contains that. What was said stays in the log: /undo takes back turns."
     lines = "\n".join(f"- {note.text}" for note in removed if isinstance(note, Noted))
     return tuple(removed), f"Taken back:\n{lines}"
+
+
+async def _notes(store: Store, session: Session, stamp: Stamp) -> list[tuple[int, Noted]]:
+    """What was noted here for those who are present, is no fact, and was not taken back."""
+    noted = [
+        (entry.seq, entry.body)
+        for entry in await store.entries(session.id, kinds=(Kind.NOTED,))
+        if isinstance(entry.body, Noted)
+    ]
+    taken = {note.supersedes for _, note in noted}
+    return [
+        (seq, note)
+        for seq, note in noted
+        if not note.fact and note.action != "remove" and seq not in taken and _may_hear(note, stamp)
+    ]
+
+
+def _may_hear(note: Noted, stamp: Stamp) -> bool:
+    return bool(stamp.audience) and set(stamp.audience) <= set(note.stamp.audience)
 
 
 # -- what a turn was shown ---------------------------------------------------------------------------------------------
@@ -121,7 +153,7 @@ async def words(
     store: Store, why: Why, agent: str, *, present: Collection[str] | None = None
 ) -> dict[tuple[str, int], str]:
     """The words a record refers to, as far as they are still there, and may be read by those present."""
-    found: dict[tuple[str, int], str] = {}
+    read: dict[tuple[str, int], str] = {}
     agents: dict[str, str] = {}
     for session, seq in places(why):
         if session not in agents:
@@ -131,5 +163,5 @@ async def words(
             continue
         body = (await store.entry(session, seq)).body
         if isinstance(body, Heard | Said | Noted) and (present is None or set(present) <= set(body.stamp.audience)):
-            found[session, seq] = body.text
-    return found
+            read[session, seq] = body.text
+    return read

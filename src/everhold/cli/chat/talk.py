@@ -171,6 +171,7 @@ class Talk:
                 self.terminal.settle()
                 self.terminal.remark("uses " + ", ".join(call["tool"] for call in body["calls"]))
             case "noted":
-                self.terminal.remark(f"remembered: {body['text']}")
+                done = "taken back" if body.get("action") == "remove" else "remembered"
+                self.terminal.remark(f"{done}: {body['text']}")
             case _:
                 return

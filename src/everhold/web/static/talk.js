@@ -173,7 +173,7 @@ function textOf({ kind, body }) {
     case "thought":
       return body.calls?.length ? `uses ${body.calls.map((call) => call.tool).join(", ")}` : null;
     case "noted":
-      return `remembers: ${body.text}`;
+      return `${body.action === "remove" ? "takes back" : "remembers"}: ${body.text}`;
     case "folded":
       return "what came before is summed up from here on";
     case "ended":
