@@ -44,6 +44,9 @@ class DiscordStage:
     async def mention(self, text: str, *, to: str) -> str:
         return await self.write(f"<@{self.server.bots[TOKEN].id}> {text}", to=to)
 
+    async def pretend(self, text: str, *, to: str) -> str:
+        return await self.server.write(text, channel=to, user="666", name="ada")
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         return await self.server.write(text, channel=to, files=[(name, data)])
 

@@ -104,6 +104,11 @@ class MatrixStage:
     async def mention(self, text: str, *, to: str) -> str:
         return await self.ada.say(to, f"@{self.bot.id}: {text}", **{"m.mentions": {"user_ids": [self.bot.id]}})
 
+    async def pretend(self, text: str, *, to: str) -> str:
+        await self.eve.join(to)
+        await self.eve.call("PUT", f"{V3}/profile/{quote(self.eve.id)}/displayname", {"displayname": self.sender})
+        return await self.eve.say(to, text)
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         content = {"msgtype": "m.file", "body": text, "filename": name, "url": await self.ada.upload(data)}
         return await self.ada.put(to, {**content, "info": {"size": len(data)}})

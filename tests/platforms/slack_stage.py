@@ -47,6 +47,10 @@ class SlackStage:
     async def mention(self, text: str, *, to: str) -> str:
         return await self.write(f"<@{self.server.apps[0].user}> {text}", to=to)
 
+    async def pretend(self, text: str, *, to: str) -> str:
+        self.server.names["UEVE"] = "ada"
+        return await self.server.write(text, channel=to, user="UEVE", username=self.sender)
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         return await self.server.write(text, channel=to, files=[(name, data)])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from everhold.platforms.telegram.adapter import Telegram
 from everhold.platforms.telegram.settings import TelegramSettings
@@ -41,6 +42,10 @@ class TelegramStage:
 
     async def mention(self, text: str, *, to: str) -> str:
         return await self.write(f"@everhold_bot {text}", to=to)
+
+    async def pretend(self, text: str, *, to: str) -> str:
+        eve: dict[str, Any] = {"from": {"id": 666, "is_bot": False, "first_name": "Ada", "username": self.sender}}
+        return str(await self.server.write(text, user=666, chat=int(to), **eve))
 
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
         return str(await self.server.write(text, chat=int(to), file=(name, data)))

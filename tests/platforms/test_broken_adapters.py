@@ -213,6 +213,7 @@ BROKEN = [
     (ForgetsIds, "what_was_kept_and_not_confirmed_is_not_heard_twice"),
     (ForgetsIds, "what_arrives_again_and_in_any_order_is_heard_once"),
     (GoesByNames, "what_is_written_is_heard_once_and_in_order"),
+    (GoesByNames, "whoever_takes_a_name_is_not_whose_name_it_was"),
     (TakesAllForItself, "in_a_group_it_is_told_what_is_meant_for_the_agent"),
     (BelievesPaths, "a_file_is_kept_by_what_is_in_it_and_its_name_is_no_path"),
     (DropsFiles, "a_file_that_is_too_large_is_named_and_left"),

@@ -388,6 +388,9 @@ class Discord:
             return await ask(client.rest)
         except faults.THEIRS as error:
             problem = faults.ours(error, what=what)
+            problem.message = self._settings.token.hide(
+                problem.message
+            )  # who complains may repeat what they were given
             if isinstance(problem, Transient) and problem.retry_after is not None:
                 key = EVERYWHERE if isinstance(error, Halted) and error.everywhere else chat
                 if key:

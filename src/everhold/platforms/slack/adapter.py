@@ -425,6 +425,8 @@ class Slack:
             answer = await self._client.api_call(method, data=given)
         except faults.THEIRS as error:
             problem = faults.ours(error, what=what)
+            for token in (self._settings.bot_token, self._settings.app_token):
+                problem.message = token.hide(problem.message)  # whoever complains may repeat what they were given
             if quiet and isinstance(problem, Transient) and problem.retry_after is not None:
                 self._quiet[quiet] = self._context.clock.monotonic() + problem.retry_after
             raise problem from error

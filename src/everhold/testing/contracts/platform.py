@@ -262,6 +262,16 @@ class PlatformContract:
         assert ":dm:" not in meant.stamp.address
         assert not any(body.asks for text, body in by_text.items() if text == "just talking")
 
+    @promise("groups")
+    async def test_whoever_takes_a_name_is_not_whose_name_it_was(self, desk: Desk) -> None:
+        desk.start()
+        await desk.stage.write("it is me", to=desk.stage.group)
+        await desk.stage.pretend("no, I am", to=desk.stage.group)
+        await desk.until_heard("it is me", "no, I am")
+        persons = {body.text: body.stamp.person for body in await desk.heard()}
+        assert persons["it is me"] == desk.stage.sender
+        assert persons["no, I am"] != desk.stage.sender, "a name was believed"
+
     # -- saying
 
     @promise()

@@ -61,6 +61,9 @@ class Stage(Protocol):
     async def mention(self, text: str, *, to: str) -> str:
         """A person writes in a group and means the agent."""
 
+    async def pretend(self, text: str, *, to: str) -> str:
+        """A stranger writes who calls themselves whatever `sender` is called, handle and all."""
+
     async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str: ...
 
     async def poison(self) -> None:

@@ -73,6 +73,8 @@ class SlackServer(SocketLoopback):
         """channel -> ts -> message, as the history has it."""
         self.gone: dict[str, str] = {}
         """Channels that cannot be written to, and what is said about it."""
+        self.names: dict[str, str] = {}
+        """What people call themselves, if not as their ids do."""
         self.most_bytes = 1_000_000_000
         """The largest file that is taken."""
         self.busy: dict[str, int] = {}
@@ -278,7 +280,7 @@ class SlackServer(SocketLoopback):
         return {"url": self.url, "team": "T", "user": app.name, "team_id": "T1", "user_id": app.user, "bot_id": app.bot}
 
     async def _users_info(self, app: App, given: dict[str, Any]) -> dict[str, Any]:
-        name = str(given["user"]).removeprefix("U").lower()
+        name = self.names.get(given["user"]) or str(given["user"]).removeprefix("U").lower()
         return {
             "user": {"id": given["user"], "name": name, "real_name": name.title(), "profile": {"display_name": name}}
         }

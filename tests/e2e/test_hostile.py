@@ -1,0 +1,95 @@
+"""A whole everhold among people who mean it no good: no secret leaks, nothing is left open, nothing foreign is run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.testing.modelserver import ModelServer, Reply
+from everhold.testing.platforms.loopback import Answer, Loopback
+from everhold.testing.platforms.telegram import TelegramServer
+from tests.e2e.town import KEY, Town, endpoint
+from tests.platforms import discord_stage as discord, slack_stage as slack, telegram_stage as telegram
+
+CANARIES = (telegram.TOKEN, discord.TOKEN, slack.BOT_TOKEN, slack.APP_TOKEN, KEY)
+NAMES = ("TELEGRAM", "DISCORD", "BOT", "APP", "MODEL_KEY")
+ENV = "".join(f"{name}={value}\n" for name, value in zip(NAMES, CANARIES, strict=True))
+
+
+def quoting(server: Loopback, call: str, status: int, *tokens: str) -> None:
+    """The next such call is refused by somebody who repeats what they were given."""
+    words = f"what is {' '.join(tokens)} to me?"
+    told = {"ok": False, "error_code": status, "error": words, "description": words, "message": words, "code": 1}
+    server.fault(call, "answer", answer=Answer.json(told, status=status))
+
+
+async def _write(text: str, phone: TelegramServer, game: discord.DiscordStage, office: slack.SlackStage) -> None:
+    await phone.write(text)
+    await game.write(text, to=game.chat)
+    await office.write(text, to=office.chat)
+
+
+async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        m = await stack.enter_async_context(ModelServer(key=KEY))
+        phone = (await stack.enter_async_context(telegram.telegram_stage())).server
+        game = await stack.enter_async_context(discord.discord_stage())
+        office = await stack.enter_async_context(slack.slack_stage())
+        accounts: dict[str, dict[str, Any]] = {
+            "telegram": {"token_env": "TELEGRAM", "base_url": phone.url, "poll_seconds": 1},
+            "discord": {"token_env": "DISCORD", "base_url": game.server.api},
+            "slack": {"bot_token_env": "BOT", "app_token_env": "APP", "base_url": f"{office.server.url}/api/"},
+        }
+        platforms = {name: {"main": {**it, "access": {"direct": ["*"]}}} for name, it in accounts.items()}
+        config = json.dumps({"models": {"m": endpoint(m.openai)}, "platforms": platforms})
+        m.default = lambda _: Reply(text="short", stream=False)
+        async with Town(tmp_path, config, env=ENV) as town:
+            await town.until(lambda: game.server.identified == 1)  # a first word before that would not be found there
+            await _write("hello", phone, game, office)
+            await town.until(lambda: bool(phone.said(1001) and game.shown(game.chat) and office.shown(office.chat)))
+            await town.rest()
+            quoting(phone, "sendMessage", 400, telegram.TOKEN)
+            quoting(phone, "getUpdates", 502, telegram.TOKEN)
+            quoting(game.server, "POST messages", 400, discord.TOKEN)
+            quoting(office.server, "chat.postMessage", 200, slack.BOT_TOKEN, slack.APP_TOKEN)
+            await _write("once more", phone, game, office)
+
+            async def refused() -> bool:
+                return len(await town.app.store.parked()) == 3
+
+            await town.until(refused)
+            await town.rest()
+            about = str(town.app.about())
+        assert not [canary for canary in CANARIES if canary in about + town.log.getvalue()]
+        files = [path for path in town.home.path.rglob("*") if path.is_file() and path.name != ".env"]
+        assert {"everhold.db", "config.yaml"} <= {path.name for path in files}
+        found = [(path.name, canary) for path in files for canary in CANARIES if canary.encode() in path.read_bytes()]
+        assert found == []
+        modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in [town.home.path, *town.home.path.rglob("*")]}
+        made = {
+            path: oct(mode) for path, mode in modes.items() if path.name != "config.yaml"
+        }  # the test wrote that one
+        assert {path: mode for path, mode in made.items() if int(mode, 8) & 0o077} == {}
+
+
+@pytest.mark.parametrize("name", ["sitecustomize.py", "plugins/evil.py", "evil.py", "everhold_evil.py", "yaml.py"])
+def test_code_that_lies_in_a_home_is_not_run(tmp_path: Path, name: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (home / name).parent.mkdir(exist_ok=True, mode=0o700)
+    (home / name).write_text(f"open({str(tmp_path / 'run')!r}, 'w').close()\n")
+    everhold = Path(sys.executable).with_name("everhold")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    for command in (["config", "check"], ["plugin", "list"], ["send", "hello", "--session", "me"]):
+        subprocess.run(
+            [everhold, "--home", home, *command], cwd=home, env=environ, capture_output=True, timeout=60, check=True
+        )
+    assert not (tmp_path / "run").exists()
