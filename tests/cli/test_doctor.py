@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
 
 import apsw
 import pytest
 
-from tests.cli.house import House
+from everhold.doctor import own
+from everhold.testing.services.base import Service
+from everhold.testing.services.hindsight import HindsightService
+from everhold.testing.services.honcho import HonchoService
+from everhold.testing.services.mem0 import Mem0Service
+from everhold.testing.services.supermemory import SupermemoryService
+from tests.cli.house import CONFIG, House
 from tests.hermes.built import Built
 from tests.hermes.test_doctor import forked, healthy
 from tests.hermes.test_log import line
@@ -153,6 +160,59 @@ def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: House, tmp_pat
     assert "sqlite" in whole
     for hidden in ("marzipan", SECRET, "4915112345678"):
         assert hidden not in whole
+
+
+@pytest.mark.parametrize("service", [HonchoService, HindsightService, SupermemoryService, Mem0Service])
+def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: House, service: type[Service]) -> None:
+    name = service.__name__.removesuffix("Service").lower()
+    with service(key=SECRET).threaded() as running:
+        (lived.path / ".env").write_text(f"MEMORY_KEY={SECRET}\n")
+        (lived.path / ".env").chmod(0o600)
+        section = f"{{base_url: '{running.url}', api_key_env: MEMORY_KEY, visible_seconds: 0}}"
+        text = f"{CONFIG.replace('memories: []', f'memories: [{name}]')}memories: {{{name}: {section}}}\n"
+        (lived.path / "config.yaml").write_text(text)
+        assert all(finding["level"] == "note" for finding in asked(lived, "doctor")), "at most that it takes a while"
+        written = [call for call in running.requests if "canary" in str(call.json)]
+        assert written, "it was tried"
+        assert not re.search("canary[0-9a-f]{8}", str(kept_by(running))), "and nothing stays"
+        assert asked(lived, "doctor", "--offline") == []
+    (finding,) = asked(lived, "doctor")
+    assert (finding["check"], finding["level"]) == ("memory", "wrong"), "nobody answers any more"
+    assert name in finding["remedy"]
+
+
+def asked(house: House, *args: str) -> list[dict[str, str]]:
+    """What is said about memories; the model of this house is only known to processes of their own."""
+    return [finding for finding in house.ask(*args, "--json").json["findings"] if finding["check"] == "memory"]
+
+
+def kept_by(service: Service) -> list[object]:
+    """What a service keeps of what it was told."""
+    state = service.state
+    match service:
+        case HonchoService():
+            return [row["content"] for row in (*state.messages, *state.conclusions)]
+        case Mem0Service():
+            return list(state.memories.values())
+        case _:
+            return list(state.documents.values())
+
+
+def test_a_machine_that_is_not_fit_is_told(lived: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own, "LEAST_FREE", 1 << 60)
+    monkeypatch.setattr(own, "OLDEST_SQLITE", (99, 0, 0))
+    db = apsw.Connection(str(lived.path / "everhold.db"))
+    db.pragma("journal_mode", "delete")
+    db.close()
+    done = lived.ask("doctor", "--offline", "--json")
+    assert done.code == 1
+    found: dict[str, list[str]] = {}
+    for finding in done.json["findings"]:
+        assert finding["remedy"]
+        found.setdefault(finding["check"], []).append(finding["text"])
+    assert "are free" in found["disk"][0]
+    assert ["can lose pages" in text for text in found["sqlite"]] == [True, False]
+    assert "delete mode" in found["sqlite"][1]
 
 
 # -- somebody else's, from the command line ----------------------------------------------------------------------------
