@@ -1,10 +1,11 @@
-"""A real gateway behind Discord and behind Slack, killed with -9: what was written is heard once and answered once.
+"""A real gateway behind Discord, Slack and Matrix, killed with -9: what was written is heard once and answered once.
 
-Both can tell whether a reply is there, so nothing may be there twice, whenever the process died.
+All of them can tell whether a reply is there, so nothing may be there twice, whenever the process died.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -20,6 +21,7 @@ import pytest
 from everhold.testing.modelserver import Hang, ModelServer, Received, Reply, Step
 from everhold.testing.platforms.discord import DiscordServer
 from everhold.testing.platforms.slack import SlackServer
+from everhold.testing.platforms.synapse import Member, Seen, Synapse
 from everhold.testing.platforms.threaded import Threaded, threaded
 from tests.cli.house import Gateway, House, make_plugin, until
 from tests.e2e.town import KEY, endpoint
@@ -96,14 +98,65 @@ class OnSlack:
         return [it["text"] for it in self.running.server.shown(self.chat(person))]
 
 
-@pytest.fixture(params=["discord", "slack"])
+class OnMatrix:
+    """Rooms on a real homeserver, which outlive their test and meet no other."""
+
+    name = "matrix"
+
+    def __init__(self, synapse: Synapse) -> None:
+        self.synapse = synapse
+        self.members: dict[int, Member] = {}
+        self.rooms: dict[int, str] = {}
+        asyncio.run(self._settle())
+
+    async def _settle(self) -> None:
+        self.agent = await self.synapse.register("agent")
+        for person in PEOPLE:
+            self.members[person] = await self.synapse.register(f"person{person}")
+            async with self.members[person] as who, self._again(self.agent) as agent:
+                self.rooms[person] = await who.create(agent.id, direct=True)
+                await agent.join(self.rooms[person])
+
+    def _again(self, who: Member) -> Member:
+        """The same account: a connection belongs to one event loop."""
+        return Member(who.url, who.id, who.token)
+
+    def account(self) -> dict[str, Any]:
+        access = {"direct": [f"matrix:{who.id}" for who in self.members.values()]}
+        return {"homeserver": self.synapse.url, "token_env": "AGENT", "poll_seconds": 2, "access": access}
+
+    def secrets(self) -> dict[str, str]:
+        return {"AGENT": self.agent.token}
+
+    def chat(self, person: int) -> str:
+        return self.rooms[person]
+
+    def write(self, text: str, person: int) -> None:
+        async def say() -> None:
+            async with self._again(self.members[person]) as who:
+                await who.say(self.rooms[person], text)
+
+        asyncio.run(say())
+
+    def said(self, person: int) -> list[str]:
+        async def look() -> list[Seen]:
+            async with self._again(self.members[person]) as who:
+                return await who.timeline(self.rooms[person])
+
+        return [it.text for it in asyncio.run(look()) if it.sender == self.agent.id]
+
+
+@pytest.fixture(params=["discord", "slack", "matrix"])
 def side(request: pytest.FixtureRequest) -> Iterator[Side]:
-    if request.param == "discord":
-        with threaded(DiscordServer) as discord:
-            yield OnDiscord(discord)
-    else:
-        with threaded(SlackServer) as slack:
-            yield OnSlack(slack)
+    match request.param:
+        case "discord":
+            with threaded(DiscordServer) as discord:
+                yield OnDiscord(discord)
+        case "slack":
+            with threaded(SlackServer) as slack:
+                yield OnSlack(slack)
+        case _:
+            yield OnMatrix(request.getfixturevalue("synapse"))
 
 
 @pytest.fixture
