@@ -109,13 +109,10 @@ class Watch:
         while (code := self.child.poll()) is None:
             if self.stopping and ready:
                 ready = False
-            try:
-                news = dict(line.split("=", 1) for line in self.socket.recv(4096).decode().splitlines())
-            except TimeoutError:
-                news = {}
+            news = self.hear()
             if news.get("READY") == "1":
                 ready, heard = True, time.monotonic()
-                tell(self.name, ActiveState="active", SubState="running", Result="success", StatusText=news["STATUS"])
+                tell(self.name, ActiveState="active", SubState="running", Result="success")
             if "WATCHDOG" in news:
                 heard = time.monotonic()
             if "STOPPING" in news:
@@ -123,7 +120,18 @@ class Watch:
             if ready and time.monotonic() - heard > self.watchdog:
                 result, ready = "watchdog", False
                 self.child.send_signal(signal.SIGABRT)
+        while self.hear():
+            pass
         return code, result
+
+    def hear(self) -> dict[str, str]:
+        try:
+            news = dict(line.split("=", 1) for line in self.socket.recv(4096).decode().splitlines())
+        except TimeoutError:
+            return {}
+        if "STATUS" in news:
+            tell(self.name, StatusText=news["STATUS"])
+        return news
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""The gateway as a service: it is looked after by what the unit says, and nobody's own unit is ever touched."""
+"""The gateway as a service: it is looked after by what the unit says, and nobody's own unit is ever touched.
+
+`make prove` runs the same under a real systemd, where this machine lets us start one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import io
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,14 +25,52 @@ from tests.cli.house import CONFIG, Done, House, until
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for systemd needs abstract sockets")
 
 
+REAL = """
+group=/sys/fs/cgroup/systemd; test -d $group || group=/sys/fs/cgroup
+mkdir $group/everhold-$$ && echo $$ > $group/everhold-$$/cgroup.procs || exit 77
+exec unshare --mount sh -c '
+    mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec /lib/systemd/systemd --user --log-target=console'
+"""
+"""A systemd for one user, in a group of its own, that takes this machine for one which systemd has started."""
+
+
 @dataclass
 class Machine:
-    """A user's machine with systemd, as far as the unit can tell."""
+    """A user's machine with systemd: a real one, or all that the unit can tell of it."""
 
     house: House
     root: Path
     shell: pytest.MonkeyPatch
+    real: subprocess.Popen[bytes] | None = None
     watchdog: str = ""
+
+    def watch(self, seconds: int) -> None:
+        """Be less patient than the unit is."""
+        self.watchdog = str(seconds)
+        self.add("watch", f"WatchdogSec={seconds}\n")
+
+    def add(self, name: str, lines: str) -> None:
+        """What `systemctl edit` does; the stand-in has a way of its own."""
+        folder = self.unit.with_name("everhold.service.d")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.conf").write_text(f"[Service]\n{lines}")
+
+    def begin(self) -> None:
+        """Start a real systemd, or skip the test."""
+        runtime = self.root / "run"
+        runtime.mkdir(mode=0o700)
+        journal = self.root / "state" / "everhold.service.journal"
+        self.add("journal", f"StandardOutput=append:{journal}\nStandardError=append:{journal}\n")
+        with open(self.root / "state" / "systemd.log", "wb") as log:
+            self.real = subprocess.Popen(["sh", "-c", REAL], env=self.environ, stdout=log, stderr=log)
+
+        def runs() -> bool:
+            assert self.real is not None
+            if self.real.poll() is not None:
+                pytest.skip(f"no systemd here: {(self.root / 'state' / 'systemd.log').read_text()[-300:]}")
+            return (runtime / "systemd" / "private").exists()
+
+        until(runs)
 
     @property
     def unit(self) -> Path:
@@ -41,7 +83,8 @@ class Machine:
     @property
     def environ(self) -> dict[str, str]:
         return {
-            "PATH": f"{self.root / 'bin'}:/usr/bin:/bin",
+            "PATH": f"{self.root / 'bin'}:/usr/bin:/bin:/usr/sbin:/sbin",
+            "XDG_RUNTIME_DIR": str(self.root / "run"),
             "HOME": str(self.root),
             "XDG_CONFIG_HOME": str(self.root / "config"),
             "FAKE_SYSTEMD": str(self.root / "state"),
@@ -67,24 +110,39 @@ class Machine:
         return (self.root / "state" / f"{name}.service.journal").read_text("utf-8", "replace")
 
     def close(self) -> None:
+        if self.real is not None:
+            if self.real.poll() is None:
+                self.real.terminate()  # it lets go of everything it started
+            self.real.wait(timeout=60)
+            for folder in ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup"):
+                for group in sorted(Path(folder).glob(f"everhold-{self.real.pid}/**/"), reverse=True):
+                    with contextlib.suppress(OSError):
+                        group.rmdir()
         for pid in (self.root / "state").glob("*.pid"):
             with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 os.kill(int(pid.read_text()), signal.SIGTERM)
 
 
-@pytest.fixture
-def machine(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+@pytest.fixture(params=["stand-in", pytest.param("systemd", marks=pytest.mark.prove)])
+def machine(
+    request: pytest.FixtureRequest, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Machine]:
     root = tmp_path / "user"
     for folder in ("bin", "state", "config"):
         (root / folder).mkdir(parents=True)
-    program = root / "bin" / "systemctl"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{Path(__file__).with_name("systemctl.py")}" "$@"\n')
-    program.chmod(0o755)
+    if request.param == "stand-in":
+        program = root / "bin" / "systemctl"
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{Path(__file__).with_name("systemctl.py")}" "$@"\n')
+        program.chmod(0o755)
     _configure(house)
     monkeypatch.syspath_prepend(house.plugin)
     made = Machine(house, root, monkeypatch)
-    yield made
-    made.close()
+    try:
+        if request.param == "systemd":
+            made.begin()
+        yield made
+    finally:
+        made.close()
 
 
 def _configure(house: House, more: str = "") -> None:
@@ -149,7 +207,7 @@ def test_a_killed_gateway_is_started_anew_and_goes_on(machine: Machine, tmp_path
 
 
 def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: Machine, tmp_path: Path) -> None:
-    machine.watchdog = "2"
+    machine.watch(2)
     machine.service("install", "--start").ok()
     free = tmp_path / "free"
     machine.house.begin("send", f"freeze {free}", **machine.environ)
@@ -164,7 +222,9 @@ def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: Machine)
     sound = (machine.house.path / "config.yaml").read_text()
     (machine.house.path / "config.yaml").write_text("agents: {main: {modle: m}}\n")
     refused = machine.service("start")
-    assert (refused.code, "gave up" in refused.err, "everhold doctor" in refused.err) == (1, True, True)
+    assert (refused.code, "gave up: " in refused.err, "everhold doctor" in refused.err) == (1, True, True)
+    assert "modle" in refused.err, "and why"
+    assert "modle" in machine.service("status").out
     assert (machine.state()["restarts"], machine.state()["exit"]) == (0, 78)
     assert "modle" in machine.journal()
 
@@ -284,7 +344,7 @@ def test_a_refused_configuration_is_not_installed(machine: Machine) -> None:
 
 
 def test_where_there_is_no_manager_nothing_is_written(machine: Machine) -> None:
-    (machine.root / "bin" / "systemctl").unlink()
+    (machine.root / "bin" / "systemctl").unlink(missing_ok=True)
     without = {"PATH": str(machine.root / "bin")}
     refused = machine.service("install", **without)
     assert (refused.code, "there is no systemctl here" in refused.err) == (1, True)

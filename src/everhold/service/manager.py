@@ -35,6 +35,8 @@ class State:
     restarts: int = 0
     exit: int | None = None
     """What it last ended with, if it did not end well."""
+    says: str = ""
+    """What it last said about itself, where the manager listens to that."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +166,13 @@ class Systemd(Manager):
         word = "restart" if again else "start"
         done = run("systemctl", "--user", word, f"{name}.service", seconds=None, environ=self.environ)
         if done.code:
-            ended = self.state(name).exit
-            if ended == unit.GIVEN_UP:
+            state = self.state(name)
+            if state.exit == unit.GIVEN_UP:
                 raise Refused(
-                    f"{name} gave up: starting it anew would not help",
+                    f"{name} gave up: {state.says or 'starting it anew would not help'}",
                     remedy=f"everhold doctor; journalctl --user -u {name} -n 20",
                 )
-            why = " ".join(done.err.split()) or f"exit {done.code}"
+            why = state.says or " ".join(done.err.split()) or f"exit {done.code}"
             raise Refused(
                 f"{name} did not become ready: {why}",
                 remedy=self._remedy(why) or f"journalctl --user -u {name} -n 20",
@@ -180,7 +182,7 @@ class Systemd(Manager):
         self._must("systemctl", "--user", "stop", f"{name}.service", seconds=STOP_SECONDS)
 
     def state(self, name: str) -> State:
-        asked = "ActiveState,SubState,UnitFileState,MainPID,NRestarts,ExecMainStatus,Result"
+        asked = "ActiveState,SubState,UnitFileState,MainPID,NRestarts,ExecMainStatus,Result,StatusText"
         done = self._must("systemctl", "--user", "show", f"{name}.service", f"--property={asked}")
         told = dict(line.split("=", 1) for line in done.out.splitlines() if "=" in line)
         active, sub = told.get("ActiveState", "unknown"), told.get("SubState", "")
@@ -192,6 +194,7 @@ class Systemd(Manager):
             pid=_number(told.get("MainPID", "")) or 0,
             restarts=_number(told.get("NRestarts", "")) or 0,
             exit=_number(told.get("ExecMainStatus", "")) if failed else None,
+            says=told.get("StatusText", ""),
         )
 
     def lingers(self) -> bool | None:

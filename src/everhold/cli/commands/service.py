@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from everhold.cli.progress import waiting
 from everhold.cli.reach import answering, home_of
-from everhold.cli.render import Screen, count, safe
+from everhold.cli.render import Screen, count, one_line, safe
 from everhold.errors import NotFound, Refused
 from everhold.home import Home
 from everhold.service import place, unit
@@ -192,6 +192,7 @@ async def _status(args: argparse.Namespace, screen: Screen, manager: Manager, ho
                 "pid": state.pid,
                 "restarts": state.restarts,
                 "exit": state.exit,
+                "says": state.says,
                 "answers": answers,
                 "lingers": lingers,
                 "remarks": [{"level": level, "text": text, "remedy": remedy} for level, text, remedy in complaints],
@@ -211,6 +212,8 @@ async def _status(args: argparse.Namespace, screen: Screen, manager: Manager, ho
     if lingers is False:
         screen.say(f"  it ends when you log out → {' '.join(LINGER)}")
     if not state.running:
+        if state.exit is not None and state.says:
+            screen.say(f"  it said: {one_line(state.says)}")
         screen.say(f"  → {_helps(manager, found, state.exit)}")
     for level, text, remedy in complaints:
         screen.say(f"{screen.paint('!' if level == 'wrong' else '·', 'yellow')} {safe(text)}")

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -14,7 +15,7 @@ from everhold.app import DRAIN_SECONDS, App, SystemClock, settings_of
 from everhold.cli.notify import Notify
 from everhold.cli.reach import home_of
 from everhold.cli.render import Screen, count
-from everhold.errors import Misuse, Refused
+from everhold.errors import EverholdError, Misuse, Refused
 from everhold.logs import adopt_stdlib, open_log
 
 LOOK_SECONDS: Final = 0.5
@@ -30,11 +31,25 @@ CLOSE_SECONDS: Final = 15.0
 def run(args: argparse.Namespace, screen: Screen) -> int:
     if screen.json:
         raise Misuse("up prints no result", remedy="--log json makes its log lines JSON")
-    return asyncio.run(_run(args, screen))
-
-
-async def _run(args: argparse.Namespace, screen: Screen) -> int:
     notify = Notify.take(os.environ)
+    try:
+        with asyncio.Runner(loop_factory=_loops()) as runner:
+            return runner.run(_run(args, screen, notify))
+    except EverholdError as error:
+        notify.say(STATUS=str(error))  # its last words, for whoever asks why it does not run
+        raise
+
+
+def _loops() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The faster loop where there is one; it does not run on Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _run(args: argparse.Namespace, screen: Screen, notify: Notify) -> int:
     home = home_of(args).create()
     settings = settings_of(home, environ=os.environ, last_good=args.last_good)
     shown = open(os.devnull, "w") if args.quiet else screen.err  # noqa: SIM115, ASYNC230  # as long as the process
