@@ -12,7 +12,7 @@ from everhold.control import entry_json
 from everhold.core import forgetting
 from everhold.core.entries import Heard, Kind, Noted, Said
 from everhold.core.facts import Fact
-from everhold.core.recall import Recalled, merge, trace
+from everhold.core.recall import Recalled, merge, trace, worth
 from everhold.errors import EverholdError, Misuse, NotFound
 from everhold.flow import backfill, health, memo, remember, replay
 from everhold.flow.perform import hand_over
@@ -58,7 +58,9 @@ class Memory(Forgetful):
                 silent.append(f"{name}: {error}")
         merged = merge(answers, budget=SEARCH_TOKENS, precedence=runtime.recalls)
         allowed = [item for item in merged.shown if await self._may_see(item, agent, person)]
-        return {"agent": agent, "person": person, "memories": [_found(item) for item in allowed], "silent": silent}
+        fitting = set(worth([trace(item) for item in allowed]))
+        shown = [_found(item) for item in allowed if trace(item) in fitting]
+        return {"agent": agent, "person": person, "memories": shown, "silent": silent}
 
     async def _may_see(self, item: Recalled, agent: str, person: str) -> bool:
         """What stands in the log is shown to those it was for, whoever found it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from everhold.core.recall import Recalled, delimiter, fence, merge
+from everhold.core.recall import Recalled, Trace, delimiter, fence, merge, worth
 from everhold.ports.memory import Found
 
 
@@ -91,3 +91,20 @@ def test_nobody_is_said_to_have_said_what_another_did(found: Found, head: str) -
 
 def test_a_delimiter_is_the_same_for_the_same_turn_only() -> None:
     assert delimiter("s", 1) == delimiter("s", 1) != delimiter("s", 2)
+
+
+def test_whoever_looks_for_something_is_not_shown_what_hardly_fits() -> None:
+    def one(provider: str, score: float) -> Trace:
+        return Trace(provider=provider, score=score)
+
+    items = [
+        one("a", 1.4),
+        one("b", 0.02),
+        one("a", 0.7),
+        one("b", 0.009),
+        one("a", 0.69),
+        one("c", 0.0),
+        one("d", -3.0),
+    ]
+    assert worth(items) == [one("a", 1.4), one("b", 0.02), one("a", 0.7), one("c", 0.0), one("d", -3.0)]
+    assert worth([]) == []

@@ -26,6 +26,9 @@ SHORTEST: Final = 40
 EXCERPT: Final = 200
 """Characters by which something without a place in the log is recognised later."""
 
+WORTH: Final = 0.5
+"""The share of its memory's best score that something must have for a person who looks for something to be shown it."""
+
 LISTED: Final = 5
 """How many of those that were left out a person is shown."""
 
@@ -69,6 +72,8 @@ class Trace(Struct, frozen=True, kw_only=True, omit_defaults=True):
     person: str = ""
     at: float = 0.0
     origin: str = ""
+    score: float = 0.0
+    """How well it fits, as its memory says; comparable with what the same one found beside it."""
     kind: str = ""
     """`reply` or `note`; empty for what somebody said, or if it is not known."""
     text: str = ""
@@ -102,6 +107,7 @@ def trace(item: Recalled, why_not: str = "") -> Trace:
         person=found.person,
         at=found.at,
         origin=item.origin or found.origin,
+        score=round(found.score, 3),
         kind=found.kind if found.kind in ("reply", "note") else "",
         text="" if placed else found.text[:EXCERPT],
         why_not=why_not,
@@ -266,9 +272,19 @@ def told(why: Why, texts: Mapping[tuple[str, int], str]) -> str:
     return "\n".join(lines)
 
 
+def worth(items: Sequence[Trace]) -> list[Trace]:
+    """Those that fit at least half as well as the best of the same memory: a turn is shown whatever there is room for,
+    a person wants what they asked for.
+    """
+    best: dict[str, float] = {}
+    for one in items:
+        best[one.provider] = max(one.score, best.get(one.provider, 0.0))
+    return [one for one in items if best[one.provider] <= 0 or one.score >= WORTH * best[one.provider]]
+
+
 def found(why: Why, texts: Mapping[tuple[str, int], str]) -> str:
     """What was found when somebody looked for it, for a person to read."""
-    lines = ["Found:", *(f"- {_where(one)}: {_excerpt(one, texts)}" for one in why.shown)]
+    lines = ["Found:", *(f"- {_where(one)}: {_excerpt(one, texts)}" for one in worth(why.shown))]
     if not why.shown:
         lines = ["Nothing was found."]
     if why.silent:

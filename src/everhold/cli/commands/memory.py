@@ -122,7 +122,9 @@ async def _why(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
 
 
 def _where(item: dict[str, Any]) -> str:
-    parts = [item["provider"], item.get("person", ""), moment(item["at"]) if item.get("at") else ""]
+    person, kind = item.get("person", ""), item.get("kind", "")
+    whose = f"reply to {person}" if kind == "reply" else " by ".join(part for part in (kind, person) if part)
+    parts = [item["provider"], whose, moment(item["at"]) if item.get("at") else ""]
     if item.get("session"):
         parts.append(f"session {item['session']}" + (f", entry {item['seq']}" if item.get("seq") else ""))
     if item.get("origin"):
