@@ -201,20 +201,20 @@ def test_a_killed_gateway_is_started_anew_and_goes_on(machine: Machine, tmp_path
     late = tmp_path / "late"
     assert machine.run("send", f"hold {late}", "--timeout", "0.3").code == 75
     os.kill(int(str(machine.state()["pid"])), signal.SIGKILL)
-    until(lambda: machine.state()["restarts"] == 1 and machine.state()["answers"])
+    until(lambda: machine.state()["restarts"] == 1 and machine.state()["answers"], seconds=60)
     late.touch()
     until(lambda: "Holding is over" in machine.run("sessions", "show", "last").out)
 
 
 def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: Machine, tmp_path: Path) -> None:
-    machine.watch(2)
+    machine.watch(4)
     machine.service("install", "--start").ok()
     free = tmp_path / "free"
     machine.house.begin("send", f"freeze {free}", **machine.environ)
-    until(lambda: "Fatal Python error: Aborted" in machine.journal())
+    until(lambda: "Fatal Python error: Aborted" in machine.journal(), seconds=60)
     assert "everhold_obedient.py" in machine.journal(), "the line that hangs"
     free.touch()
-    until(lambda: "You said: freeze" in machine.run("sessions", "show", "last").out)
+    until(lambda: "You said: freeze" in machine.run("sessions", "show", "last").out, seconds=60)
 
 
 def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: Machine) -> None:
