@@ -217,7 +217,8 @@ class Forgetful:
             "what others said about them",
         ]
         if copies := self.backups():
-            remains.append(f"{copies} backups hold it until they are replaced; restoring one forgets it again")
+            held = "1 backup holds it until it is" if copies == 1 else f"{copies} backups hold it until they are"
+            remains.append(f"{held} replaced; restoring one forgets it again")
         for copy in self.set_aside():
             remains.append(f"{copy}, which was set aside, holds it until you remove it")
         return Forgetting(

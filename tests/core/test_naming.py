@@ -87,6 +87,39 @@ def test_every_name_is_one_a_provider_takes(origin: Origin, rule: Rule) -> None:
     assert name(origin, rule).text == text
 
 
+ORIGINS = st.builds(
+    Origin,
+    session=st.just("s"),
+    owner=IDS,
+    title=st.text(max_size=80) | IDS,
+    address=st.just("") | st.builds(lambda chat: str(Address(agent="main", platform="t", kind="dm", chat=chat)), IDS),
+    directory=st.just("") | st.builds("/{}/{}".format, IDS, IDS),
+)
+
+
+@given(st.tuples(ORIGINS, ORIGINS), RULES)
+def test_two_sessions_share_a_name_only_if_they_are_named_after_the_same_thing(
+    pair: tuple[Origin, Origin], rule: Rule
+) -> None:
+    one, other = (name(origin, rule) for origin in pair)
+    if one.text == other.text:
+        assert one.source == other.source
+        match one.source:
+            case "title":
+                assert (pair[0].owner, pair[0].title) == (pair[1].owner, pair[1].title)
+            case "address":
+                assert pair[0].address == pair[1].address
+            case "per-directory":
+                assert pair[0].directory == pair[1].directory
+
+
+@given(ORIGINS, RULES)
+def test_hermes_names_are_ones_its_service_takes(origin: Origin, rule: Rule) -> None:
+    text = hermes_name(origin, rule).text
+    assert re.fullmatch(r"[A-Za-z0-9_-]*", text)
+    assert hermes_name(origin, rule).text == text
+
+
 def test_directories_of_one_name_are_told_apart() -> None:
     names = {name(Origin(session="s", directory=path), Rule()).text for path in ("/a/app", "/b/app")}
     assert len(names) == 2

@@ -233,7 +233,8 @@ async def _forget(calls: Calls, args: argparse.Namespace, screen: Screen) -> int
         screen.say(f"  session {going['session']} ({going['agent']}), {whole}: {_entries(len(going['seqs']))}{more}")
     screen.say(f"  {_entries(found['entries'])} in all, {count(found['recalls'], 'record')} of what models were shown")
     for reach in found["providers"]:
-        fate = f"{reach['deleted']} deleted" if args.yes else "is asked to delete"
+        done = f"{reach['deleted']} deleted" if reach["deleted"] else "has nothing of it"
+        fate = done if args.yes else "is asked to delete"
         can = fate if reach["can"] else "cannot delete"
         screen.say(f"  {one_line(reach['memory'])} (agent {one_line(reach['agent'])}): {can}")
     screen.say("stays:")

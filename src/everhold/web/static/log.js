@@ -44,8 +44,9 @@ function gist({ kind, body, op }) {
     case "heard":
     case "said":
     case "told":
-    case "noted":
       return body.text;
+    case "noted":
+      return body.action === "remove" ? `takes back: ${body.text}` : body.text;
     case "began":
       return `${body.what} · takes ${body.takes?.join(", ") ?? "nothing"}`;
     case "took":
