@@ -15,10 +15,12 @@ from pathlib import Path
 import apsw
 
 from bench.accept import accept_rows
+from bench.bursts import burst_rows
 from bench.due import due_rows
 from bench.fold import fold_rows
 from bench.gateway import crowd_rows, gateway_rows, start_rows
 from bench.hosts import host_rows
+from bench.many import many_rows
 from bench.matrix import matrix_rows
 from bench.memories import memory_rows
 from bench.moving import moving_rows
@@ -26,6 +28,7 @@ from bench.peers import peer_rows
 from bench.recalling import recalling_rows
 from bench.summaries import summary_rows
 from bench.table import Row, render
+from bench.telegram import telegram_rows
 from bench.turn import flat_rows, turn_rows
 from bench.view import view_rows
 
@@ -42,6 +45,7 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "peers": peer_rows,
     "gateway": gateway_rows,
     "start": start_rows,
+    "many": many_rows,
     "crowd": crowd_rows,
     "fold": fold_rows,
     "summaries": summary_rows,
@@ -49,6 +53,8 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "hosts": host_rows,
     "moving": moving_rows,
     "matrix": matrix_rows,
+    "telegram": telegram_rows,
+    "bursts": burst_rows,
 }
 
 
@@ -95,7 +101,11 @@ own, the model server in another; `POST /api/messages`, then the reply on `/api/
 /proc, with folds, reviews, index and log, but without recall, for which hermes-agent has nothing; what recall adds is
 in rows of its own. hermes-agent runs its real gateway class with an adapter in memory, so its
 turn has no HTTP on the way in, and as many messages behind it as the everhold session has entries. **Accept, a crowd**:
-everybody has a connection and a session, and sends the next message when the last one was accepted.
+everybody has a connection and a session, and sends the next message when the last one was accepted. **Telegram**: a
+stateful fake of the Bot API in the measuring process, `everhold up` in its own; a reply is typed, drafted and edited
+as people see it. The bare bot is the vendor's client with a loop around it. **Lost of**: messages that pile up behind
+a held model; of hermes-agent what its database has of them in the end, of everhold what a turn took up, after a
+restart where there was a stop or a kill.
 """
 
 

@@ -57,6 +57,9 @@ class DiscordStage:
         await self.server.happen("HOLOGRAM_CREATE", {"id": "1"})
         await self.server.happen("INTERACTION_CREATE", {"id": "2", "type": 99, "token": "t", "channel_id": self.chat})
 
+    async def garble(self) -> None:
+        await self.server.stutter(b'{"op": 0, "type": "\xff\xfe\xc3("}')
+
     async def redeliver(self, chance: random.Random) -> None:
         await self.server.redeliver(times=3, chance=chance)
 

@@ -119,6 +119,9 @@ class MatrixStage:
     async def oddity(self) -> None:
         await self.ada.put(self.chat, {"depth": [1, {"more": None}]}, kind="org.example.hologram")
 
+    async def garble(self) -> None:
+        self.door.fault("sync", "answer", answer=Answer(200, b'{"next_batch": "\xff\xfe\xc3("', "application/json"))
+
     async def redeliver(self, chance: random.Random) -> None:
         self.door.chance, self.door.again = chance, 3
         async with asyncio.timeout(20):

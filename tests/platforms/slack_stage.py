@@ -61,6 +61,9 @@ class SlackStage:
         await self.server.happen({"type": "hologram_shared", "hologram": {"id": 1}})
         await self.server.happen({"type": "whatever"}, type="holograms")
 
+    async def garble(self) -> None:
+        await self.server.stutter(b'{"op": 0, "type": "\xff\xfe\xc3("}')
+
     async def redeliver(self, chance: random.Random) -> None:
         await self.server.redeliver(times=3, chance=chance)
 

@@ -56,6 +56,11 @@ class TelegramStage:
     async def oddity(self) -> None:
         await self.server.press({"holographic_message": {"id": 1}})
 
+    async def garble(self) -> None:
+        id = await self.server.press({"poll": {}})  # it has a number, and is passed by
+        broken = b'{"ok": true, "result": [{"update_id": %d, "message": {"text": "\xff\xfe\xc3("}}]}' % id
+        self.server.fault("getUpdates", "answer", answer=Answer(200, broken, "application/json"))
+
     async def redeliver(self, chance: random.Random) -> None:
         await self.server.redeliver(times=3, chance=chance)
 

@@ -227,7 +227,7 @@ BROKEN = [
     (ChokesOnNews, "kinds_that_nobody_has_heard_of_are_passed_by"),
     (Hammers, "an_hour_without_a_connection_loses_nothing"),
     (SuffersInSilence, "an_hour_without_a_connection_loses_nothing"),
-    (SuffersInSilence, "two_that_listen_to_one_account_say_so_and_lose_nothing"),
+    (SuffersInSilence, "two_that_listen_to_one_account_lose_nothing_and_say_so_where_they_can_know"),
     (NeverWell, "a_connection_that_stands_is_reported"),
     (CallsItDone, "a_lost_answer_is_no_answer"),
     (CallsItUnsent, "a_lost_answer_is_no_answer"),

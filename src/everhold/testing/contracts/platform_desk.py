@@ -72,6 +72,9 @@ class Stage(Protocol):
     async def oddity(self) -> None:
         """Something arrives of a kind that nobody has heard of."""
 
+    async def garble(self) -> None:
+        """Bytes arrive that are no text: no UTF-8."""
+
     async def redeliver(self, chance: random.Random) -> None:
         """Everything arrives again, three times, in any order."""
 

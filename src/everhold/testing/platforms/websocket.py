@@ -31,6 +31,10 @@ class Socket:
         """Send a JSON value; whether the other side was still there. That does not mean that it was read."""
         return await self._frame(TEXT, json.dumps(value).encode())
 
+    async def stutter(self, data: bytes) -> bool:
+        """Send bytes as a text, whether they are one or not."""
+        return await self._frame(TEXT, data)
+
     async def hear(self) -> Any | None:
         """The next JSON value from the other side, or None when it is gone."""
         while True:
@@ -97,6 +101,11 @@ class SocketLoopback(Loopback):
     async def attend(self, request: Request, socket: Socket) -> None:
         """Talk through one socket until it is closed."""
         raise NotImplementedError
+
+    async def stutter(self, data: bytes) -> None:
+        """Say these bytes through every socket."""
+        for socket in list(self.sockets):
+            await socket.stutter(data)
 
     def cut(self) -> None:
         """Break every socket. Who calls may connect again at once."""

@@ -1,0 +1,138 @@
+"""A message and its reply through Telegram on loopback, beside a bare bot that answers at once and keeps nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bench.gateway import Gateway, model
+from bench.house import MESSAGE, room
+from bench.modelstub import REPLY
+from bench.table import Row, median, ratio
+from everhold.home import Home
+from everhold.testing.platforms.loopback import Answer, Request
+from everhold.testing.platforms.telegram import TelegramServer
+
+TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw"
+TURNS = 40
+TALKERS = 8
+"""Chats that are talked in at once, for the rate."""
+
+
+def telegram_rows(rounds: int) -> list[Row]:
+    try:
+        import telegram  # noqa: F401
+    except ImportError:
+        return []
+    with room() as directory, model() as url:
+        return asyncio.run(_measured(rounds, directory, url))
+
+
+async def _measured(rounds: int, directory: Path, url: str) -> list[Row]:
+    found: dict[str, list[float]] = {name: [] for name in ("ours", "bare", "rate", "bare rate", "cpu")}
+    async with Watched() as ours, Watched() as bare:
+        for server in (ours, bare):
+            server.bot(TOKEN)
+        home = Home(directory).create()
+        home.env.touch(mode=0o600)
+        home.env.write_text(f"BOT={TOKEN}\n")
+        gateway = await asyncio.to_thread(lambda: Gateway(directory, config=_config(ours.url, url)))
+        try:
+            async with _echoing(bare):
+                for server in (ours, bare):
+                    await _turns(server, TALKERS, 2)  # the first ones open sessions
+                for _ in range(rounds):
+                    found["ours"].append(await _turns(ours, 1, TURNS))
+                    found["bare"].append(await _turns(bare, 1, TURNS))
+                    cpu = gateway.cpu()
+                    found["rate"].append(TALKERS / await _turns(ours, TALKERS, TURNS))
+                    found["cpu"].append((gateway.cpu() - cpu) / TURNS / TALKERS)
+                    found["bare rate"].append(TALKERS / await _turns(bare, TALKERS, TURNS))
+        finally:
+            await asyncio.to_thread(gateway.close)
+    return [
+        Row(
+            what="message and reply through Telegram on loopback",
+            value=median(found["ours"]) * 1000,
+            unit="ms",
+            beside=f"a bare bot {median(found['bare']) * 1000:.0f} ms",
+            ratio=ratio(found["ours"], found["bare"]),
+        ),
+        Row(
+            what=f"the same in {TALKERS} chats at once",
+            value=median(found["rate"]),
+            unit="/s",
+            beside=f"a bare bot {median(found['bare rate']):.0f} /s",
+            ratio=ratio(found["rate"], found["bare rate"]),
+        ),
+        Row(what="CPU of the gateway per message over Telegram", value=median(found["cpu"]) * 1000, unit="ms"),
+    ]
+
+
+def _config(server: str, url: str) -> str:
+    account = {"token_env": "BOT", "base_url": server, "access": {"direct": ["*"]}}
+    endpoint = {"provider": "openai", "base_url": url, "name": "instant", "context_tokens": 12_000}
+    given = {
+        "models": {"instant": endpoint},
+        "defaults": {"model": "instant"},
+        "platforms": {"telegram": {"main": account}},
+    }
+    return json.dumps(given)
+
+
+class Watched(TelegramServer):
+    """Telegram, and a way to wait for what bots say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done = asyncio.Event()
+
+    async def answer(self, request: Request) -> Answer:
+        answer = await super().answer(request)
+        done, self.done = self.done, asyncio.Event()
+        done.set()
+        return answer
+
+    async def turn(self, chat: int) -> None:
+        """Somebody says something, until the whole reply is there: one that grows is there when it is whole."""
+        before = self.said(chat).count(REPLY)
+        await self.write(MESSAGE, user=chat)
+        while self.said(chat).count(REPLY) == before:
+            await self.done.wait()
+
+
+async def _turns(server: Watched, talkers: int, turns: int) -> float:
+    """Seconds per turn, everybody talking at once."""
+
+    async def talk(chat: int) -> None:
+        for _ in range(turns):
+            await server.turn(chat)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(talk(1001 + number) for number in range(talkers)))
+    return (time.perf_counter() - began) / turns
+
+
+@contextlib.asynccontextmanager
+async def _echoing(server: TelegramServer) -> AsyncIterator[None]:
+    """The least that can answer: the vendor's client, and a loop around it."""
+    from telegram import Bot
+
+    async def echo(bot: Bot) -> None:
+        offset = 0
+        while True:
+            for update in await bot.get_updates(offset=offset, timeout=10):
+                offset = update.update_id + 1
+                if update.message is not None:
+                    await bot.send_message(update.message.chat.id, REPLY)
+
+    async with Bot(TOKEN, base_url=f"{server.url}/bot") as bot:
+        task = asyncio.create_task(echo(bot))
+        try:
+            yield
+        finally:
+            task.cancel()
