@@ -101,3 +101,13 @@ def test_a_story_can_be_read() -> None:
     assert "commits accept" in story
     assert "commits begin for mind" in story
     assert run(3).trace in story
+
+
+def test_every_kind_of_fault_happens() -> None:
+    """What a service may do to us is on the table, and none of it stays there as a zero."""
+    missing = set(tally.FAULTS)
+    for seed in range(100):
+        missing -= {fault for fault, count in run(seed).stats.items() if count}
+        if not missing:
+            return
+    raise AssertionError(f"never in 100 schedules: {sorted(missing)}")
