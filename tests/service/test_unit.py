@@ -186,6 +186,13 @@ def test_units_are_where_systemd_looks() -> None:
     assert Systemd({"XDG_CONFIG_HOME": "c"}, USER).folder.is_relative_to(USER), "a relative one is not meant"
 
 
+def test_a_shell_that_does_not_know_where_systemd_is_finds_it(tmp_path: Path) -> None:
+    assert "XDG_RUNTIME_DIR" not in Systemd({}, USER, runtimes=tmp_path).environ
+    (tmp_path / str(os.getuid())).mkdir()
+    assert Systemd({}, USER, runtimes=tmp_path).environ["XDG_RUNTIME_DIR"] == str(tmp_path / str(os.getuid()))
+    assert Systemd({"XDG_RUNTIME_DIR": "/x"}, USER, runtimes=tmp_path).environ["XDG_RUNTIME_DIR"] == "/x"
+
+
 def test_only_whole_paths_reach_a_service() -> None:
     told = place.wanted(Home(Path("/srv/x")), {"PATH": f".:/usr/bin::bin:/usr/bin:/bin{os.pathsep}"})
     assert told.search == "/usr/bin:/bin"

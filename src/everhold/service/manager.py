@@ -141,6 +141,12 @@ class Systemd(Manager):
     suffix = ".service"
     text = staticmethod(unit.systemd)
 
+    def __init__(self, environ: Mapping[str, str], user_home: Path, *, runtimes: Path = Path("/run/user")) -> None:
+        mine = runtimes / str(os.getuid()) if sys.platform != "win32" else runtimes
+        if not environ.get("XDG_RUNTIME_DIR") and mine.is_dir():  # a shell by su, or a job of cron's, does not know it
+            environ = {**environ, "XDG_RUNTIME_DIR": str(mine)}
+        super().__init__(environ, user_home)
+
     @property
     def folder(self) -> Path:
         base = self.environ.get("XDG_CONFIG_HOME", "")
