@@ -202,6 +202,24 @@ def test_a_profile_uses_the_service_of_the_home_and_of_the_user_if_it_has_none(t
     assert memories["hindsight"].extra["bank"] == "shared"
 
 
+@pytest.mark.parametrize(
+    "given, near, pinned",
+    [
+        ({"pinUserPeer": True, "pinPeerName": False}, {}, True),
+        ({"pinPeerName": True, "pinUserPeer": False}, {}, False),
+        ({"pinUserPeer": True}, {"pinPeerName": False}, False),
+        ({"pinUserPeer": False}, {"pinPeerName": False, "pinUserPeer": True}, True),
+        ({"pinPeerName": True, "pinUserPeer": None}, {}, True),
+    ],
+)
+def test_pinning_has_two_names_there_and_the_same_one_wins(
+    tmp_path: Path, place: Place, given: dict[str, Any], near: dict[str, Any], pinned: bool
+) -> None:
+    honcho = {"baseUrl": "http://127.0.0.1:9", **given, "hosts": {"hermes": near}}
+    place.bring(home_with(tmp_path / ".hermes", "honcho", "honcho.json", honcho))
+    assert settings_of(place).memories["honcho"].extra["pin_peer_name"] is pinned
+
+
 def test_other_memory_files_come_too(tmp_path: Path, place: Place) -> None:
     healthy(tmp_path / "there").close()
     folder = tmp_path / "there" / "memories"

@@ -60,7 +60,8 @@ def service(profile: Profile, name: str, given: dict[str, Any]) -> Service:
     from_variables = {
         key: profile.env[variable].reveal() for variable, key in VARIABLES[name].items() if variable in profile.env
     }
-    merged = {**from_variables, **given, **(blocks.get(host) or blocks.get(host.replace("_", ".")) or {})}
+    block = blocks.get(host) or blocks.get(host.replace("_", ".")) or {}
+    merged = {**from_variables, **given, **block}
     section: dict[str, Any] = {"naming": "hermes"}
     unknown = []
     for key, value in merged.items():
@@ -73,6 +74,7 @@ def service(profile: Profile, name: str, given: dict[str, Any]) -> Service:
         case "honcho":
             section.setdefault("workspace", host)
             section.setdefault("ai_peer", host)
+            section |= _pinned(block, given)
         case "hindsight":
             unknown += _hindsight(section, merged, _identity(profile))
         case "mem0":
@@ -83,6 +85,12 @@ def service(profile: Profile, name: str, given: dict[str, Any]) -> Service:
     written = str(merged.get("apiKey") or merged.get("api_key") or "")
     variable = SECRETS[name]
     return Service(section, variable, Secret(written) if written else profile.env.get(variable), unknown)
+
+
+def _pinned(*levels: dict[str, Any]) -> dict[str, bool]:
+    """Whether everybody is one peer. It has two names there: the nearer level wins, on one level the newer name."""
+    said = [level[key] for level in levels for key in ("pinUserPeer", "pinPeerName") if level.get(key) is not None]
+    return {"pin_peer_name": bool(said[0])} if said else {}
 
 
 def _hindsight(section: dict[str, Any], given: dict[str, Any], identity: str) -> list[str]:
