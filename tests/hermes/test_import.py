@@ -30,6 +30,7 @@ from everhold.core.entries import (
     Titled,
     Told,
 )
+from everhold.errors import StoreFull
 from everhold.flow.view import view_at
 from everhold.home import Home
 from everhold.imports.run import Job, Report, run
@@ -37,6 +38,7 @@ from everhold.ports.store import Change, Committed, Session, Step
 from everhold.stores.sqlite import SqliteStore
 from tests.hermes.built import NOW, SUMMARY, Built
 from tests.hermes.test_doctor import DAMAGES, DM, forked, healthy, renamed, unread
+from tests.stores.faulty import FaultyVFS
 
 ME = "me"
 
@@ -401,6 +403,32 @@ def test_twice_is_once(tmp_path: Path, place: Place) -> None:
     assert again.complete
     assert again.agents["main"].messages == 0
     assert place.all() == before
+
+
+def test_a_disk_that_is_full_stops_an_import_and_the_next_goes_on(tmp_path: Path, place: Place) -> None:
+    everything(tmp_path / "there").close()
+    other = Built(tmp_path / "there" / "profiles" / "coder")
+    other.talk(other.session("c-1"), "a")
+    other.close()
+    whole = Place(tmp_path / "whole")
+    whole.bring(tmp_path / "there")
+    vfs = FaultyVFS()
+
+    async def fill() -> None:
+        store = SqliteStore.open(place.home.store, chance=SystemChance(), synchronous="OFF", vfs=vfs.name)
+        vfs.disk.room = 150_000
+        job = Job(tmp_path / "there", place.home, load(place.home, environ={}), {}, ME, store=store, now=NOW)
+        with pytest.raises(StoreFull) as caught:
+            await run(job)
+        assert "free some space" in caught.value.remedy
+        vfs.disk.room = None
+        await store.close()
+
+    asyncio.run(fill())
+    vfs.unregister()
+    assert 0 < len(place.all()) < len(whole.all())
+    assert place.bring(tmp_path / "there").complete
+    assert place.all() == whole.all()
 
 
 def test_a_name_given_here_stays_and_what_was_erased_stays_erased(tmp_path: Path, place: Place) -> None:

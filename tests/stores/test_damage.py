@@ -220,6 +220,7 @@ def test_a_log_that_lost_its_tail_is_refused(tmp_path: Path, left: float) -> Non
     with pytest.raises(StoreDamaged, match="everything up to 50 was acknowledged") as damage:
         opened(path)
     assert "log.db.mark" in damage.value.remedy
+    assert "everhold restore" in damage.value.remedy
     assert fingerprint(path.parent) == before
 
 

@@ -100,8 +100,9 @@ def test_a_disk_that_cannot_be_read_is_said_to_be_so(tmp_path: Path, vfs: Faulty
         await store.close()
         store = opened(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.reads_fail = True
-        with pytest.raises(StoreError, match="disk"):
+        with pytest.raises(StoreError, match="disk") as caught:
             await store.entries("s")
+        assert "the system's log" in caught.value.remedy
         vfs.disk.reads_fail = False
         assert len(await store.entries("s")) == 1
         await store.close()

@@ -113,6 +113,8 @@ async def _hermes(job: Job, report: Report, found: list[Profile], progress: Call
                 filing = settler.filing.get(profile.name, [])
                 people = await _history(job, report, profile, tally, advance, filing)
             except StoreError as error:
+                if str(profile.database) not in error.message:
+                    raise  # our own store: nothing more can be written, and the next run goes on from here
                 report.troubles.append(f"{profile.name}: {error}")
         await _facts(job, report, profile, people)
     report.settings = settler.done
