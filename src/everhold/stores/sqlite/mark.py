@@ -23,8 +23,8 @@ def check(path: Path, pos: int) -> None:
         raise StoreDamaged(
             f"the log ends at position {pos}, but everything up to {acknowledged} was acknowledged ({path}): "
             f"the write-ahead log lost its tail, or the database was lost or replaced by an older copy",
-            remedy=f"bring the missing files back, or `everhold restore` puts the last backup in their place; if you meant "
-            f"to go back or to begin anew, delete {path}",
+            remedy=f"bring the missing files back, or `everhold restore` puts the last backup in their place; "
+            f"if you meant to go back or to begin anew, delete {path}",
         )
 
 
