@@ -178,6 +178,31 @@ def test_a_memory_service_is_found_where_it_was(
     assert not any(str(key) in place.home.config.read_text() for key in keys)
 
 
+@pytest.mark.parametrize(
+    "env, direct, group, other",
+    [
+        ("TELEGRAM_ALLOWED_USERS=1, 2\n", ("telegram:1", "telegram:2"), ("telegram:1", "telegram:2"), None),
+        ("TELEGRAM_ALLOWED_USERS=1\nGATEWAY_ALLOWED_USERS=9\nTELEGRAM_GROUP_ALLOWED_USERS=3\n",
+         ("telegram:1", "telegram:9"), ("telegram:1", "telegram:9", "telegram:3"), None),
+        ("TELEGRAM_ALLOWED_USERS=1\nTELEGRAM_GROUP_ALLOWED_CHATS=-100,-7\n", ("telegram:1",), ("*",), ("*",)),
+        ("TELEGRAM_ALLOW_ALL_USERS=true\n", ("*",), ("*",), None),
+        ("GATEWAY_ALLOW_ALL_USERS=false\n", (), None, None),
+    ],
+)  # fmt: skip
+def test_who_could_speak_there_can_speak_here_in_the_same_places(
+    tmp_path: Path, place: Place, env: str, direct: tuple[str, ...], group: tuple[str, ...] | None, other: Any
+) -> None:
+    """There one list holds for groups, too; here each group it was in is named."""
+    healthy(tmp_path / "there").close()  # it has been in group -100
+    token = "TELEGRAM_BOT_TOKEN=111:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n"
+    (tmp_path / "there" / ".env").write_text(token + env)
+    report = place.bring(tmp_path / "there")
+    assert report.settings.unknown == []
+    access = settings_of(place).platforms["telegram"]["main"].access
+    assert access.direct == direct
+    assert (access.groups.get("-100"), access.groups.get("-7")) == (group, other)
+
+
 def test_one_odd_value_costs_that_value_only(tmp_path: Path, place: Place) -> None:
     given = {"mode": "local_external", "bank_id": "mine", "recall_budget": "enormous", "idle_timeout": 3}
     report = place.bring(home_with(tmp_path / "there", "hindsight", "hindsight/config.json", given))

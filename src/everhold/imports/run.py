@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from everhold.app import plugin_check
 from everhold.config import Settings
@@ -18,10 +18,13 @@ from everhold.hermes.lineage import lineage
 from everhold.hermes.transcript import light, read
 from everhold.home import Home
 from everhold.imports import notes
+from everhold.imports.access import groups
 from everhold.imports.conversations import Conversation, conversations
 from everhold.imports.history import Historian, Tally
 from everhold.imports.settings import Settled, Settler
 from everhold.stores.sqlite import SqliteStore
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -105,7 +108,7 @@ async def _hermes(job: Job, report: Report, found: list[Profile], progress: Call
         job.home, job.settings, environ=job.environ, validate=plugin_check(), dry=job.store is None
     )  # fmt: skip
     for profile in found:
-        settler.carry(profile)
+        settler.carry(profile, _groups(profile))
         tally = report.agents[profile.name] = Tally()
         people: list[str] = []
         if profile.database.is_file():
@@ -121,16 +124,25 @@ async def _hermes(job: Job, report: Report, found: list[Profile], progress: Call
 
 
 def _rows(profile: Profile) -> int:
+    return _glance(profile, Database.count, 0)
+
+
+def _groups(profile: Profile) -> dict[str, set[str]]:
+    return _glance(profile, lambda db: groups(db.sessions()), {})
+
+
+def _glance(profile: Profile, look: Callable[[Database], T], otherwise: T) -> T:
+    """Something about a database that may not be there, or not read; that is told when it is imported."""
     if not profile.database.is_file():
-        return 0
+        return otherwise
     try:
         db = Database(profile.database)
         try:
-            return db.count()
+            return look(db)
         finally:
             db.close()
     except StoreError:
-        return 0
+        return otherwise
 
 
 async def _history(

@@ -6,7 +6,7 @@ take each other's messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from everhold.config.values import thaw
 from everhold.errors import EverholdError
 from everhold.hermes.files import MAIN, PROVIDERS, Profile
 from everhold.home import Home, read_file, write_file
-from everhold.imports import services
+from everhold.imports import access, services
 from everhold.secret import Secret
 
 ACCOUNTS: Final[dict[str, dict[str, str]]] = {
@@ -68,8 +68,8 @@ class Settler:
         lines, _ = parse_env(read_file(home.env, private=True) or b"") if home.env.exists() else ([], [])
         self.secrets: dict[str, str] = {line.name: line.value.reveal() for line in lines}
 
-    def carry(self, profile: Profile) -> None:
-        """Everything about one agent that has a place here."""
+    def carry(self, profile: Profile, groups: Mapping[str, Collection[str]]) -> None:
+        """Everything about one agent that has a place here; `groups` are those it was in, by platform."""
         agent = profile.name
         self._persona(profile)
         self._model(profile)
@@ -79,7 +79,7 @@ class Settler:
             self._set(f"agents.{agent}.busy", busy)
         if agent not in (self.document.get("agents") or {}) and agent != MAIN:
             self._set(f"agents.{agent}", {})
-        self._accounts(profile)
+        self._accounts(profile, groups)
         for key in sorted(set(profile.config) - _CARRIED - _HARMLESS):
             self.done.unknown.append(f"{agent}: config.yaml: {key}")
 
@@ -156,13 +156,18 @@ class Settler:
             if name in services.BY_CHAT:
                 self.filing.setdefault(profile.name, []).append(instance)
 
-    def _accounts(self, profile: Profile) -> None:
+    def _accounts(self, profile: Profile, groups: Mapping[str, Collection[str]]) -> None:
         paired = profile.pairings()
+        known = {variable for _, _, variable in MODELS.values()} | set(services.SECRETS.values())
+        known |= {variable for listed in services.VARIABLES.values() for variable in listed}
         for platform, keys in ACCOUNTS.items():
+            known |= {*keys.values(), *access.variables(platform)}
             values = {key: profile.env.get(variable) for key, variable in keys.items()}
-            allowed = self._allowed(profile, platform) + paired.pop(platform, [])
+            allowed = access.access(
+                profile, platform, paired=paired.pop(platform, []), there=groups.get(platform, ())
+            )  # fmt: skip
             if not any(values[key] for key in values if key.endswith("_env")):
-                if allowed:
+                if allowed.get("direct") and (access.variables(platform) - set(access.EVERYWHERE)) & set(profile.env):
                     self.done.unknown.append(
                         f"{profile.name}: {platform}: people may speak there, but there is no token"
                     )
@@ -173,22 +178,13 @@ class Settler:
                     variable = keys[key]
                     named = key.endswith("_env")
                     section[key] = self._secret(variable, value, profile.name) if named else value.reveal()
-            people = list(dict.fromkeys(id if id == "*" else f"{platform}:{id}" for id in allowed))
-            if people:
-                section["access"] = {"direct": people}
+            if allowed:
+                section["access"] = allowed
             self._set(f"platforms.{platform}.{profile.name}", section)
         self.done.unknown += [
             f"{profile.name}: {platform}: {len(ids)} people were paired" for platform, ids in paired.items()
         ]
-        known = {variable for keys in ACCOUNTS.values() for variable in keys.values()}
-        known |= {f"{platform.upper()}_ALLOWED_USERS" for platform in ACCOUNTS} | set(services.SECRETS.values())
-        known |= {variable for listed in services.VARIABLES.values() for variable in listed}
-        known |= {variable for _, _, variable in MODELS.values()}
         self.done.unknown += [f"{profile.name}: .env: {name}" for name in sorted(set(profile.env) - known)]
-
-    def _allowed(self, profile: Profile, platform: str) -> list[str]:
-        listed = profile.env.get(f"{platform.upper()}_ALLOWED_USERS")
-        return [id.strip() for id in listed.reveal().split(",") if id.strip()] if listed else []
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
