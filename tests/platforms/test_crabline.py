@@ -1,0 +1,191 @@
+"""A second opinion: the Telegram adapter against `crabline`, a Bot API that somebody else wrote, from npm.
+
+Opt-in: `pytest -m prove tests/platforms/test_crabline.py`; it needs npm and a network to install from. What crabline
+does not play by itself (faults) is played by a door in front of it; what it does not know at all is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from everhold.platforms.telegram.adapter import Telegram
+from everhold.platforms.telegram.settings import TelegramSettings
+from everhold.ports.platform import Platform
+from everhold.ports.plugin import Context
+from everhold.secret import Secret
+from everhold.testing.contracts.platform import PlatformContract, Seen
+from everhold.testing.platforms.loopback import Answer, Loopback, Request
+
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(300)]
+
+PACKAGE = "@openclaw/crabline@0.1.27"
+BOT = "crabline_bot"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, installed where nothing else is."""
+    npm, node = shutil.which("npm"), shutil.which("node")
+    if npm is None or node is None:
+        pytest.skip("there is no npm here")
+    place = tmp_path_factory.mktemp("crabline")
+    install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place), PACKAGE]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=240, check=False)
+    if done.returncode:
+        pytest.skip(f"{PACKAGE} cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
+    return place / "node_modules" / ".bin" / "crabline"
+
+
+class Crabline:
+    """A server of its own for one promise."""
+
+    def __init__(self, program: Path, directory: Path) -> None:
+        node = shutil.which("node") or "node"
+        self.process = subprocess.Popen(
+            [node, program, "serve", "telegram", "--json", "--port", "0", "--bot-username", BOT],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        told = ""
+        for line in self.process.stdout:
+            told += line
+            if line.startswith("}"):
+                break
+        self.about: dict[str, Any] = json.loads(told)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Door(Loopback):
+    """Passes everything on to crabline, fails where it is told to, and remembers what bots were told they said."""
+
+    def __init__(self, crabline: Crabline) -> None:
+        super().__init__()
+        self.about = crabline.about
+        self.messages: dict[str, dict[str, str]] = {}
+        self._http = httpx2.AsyncClient(base_url=self.about["baseUrl"], timeout=60.0, trust_env=False)
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._http.aclose()
+
+    def name(self, request: Request) -> str:
+        return request.path.rpartition("/")[2]
+
+    async def answer(self, request: Request) -> Answer:
+        headers = {"content-type": request.headers.get("content-type", "application/json")}
+        told = await self._http.request(
+            request.method, request.path, params=request.query, content=request.body, headers=headers
+        )
+        if self.name(request) in ("sendMessage", "editMessageText") and told.status_code == 200:
+            message = told.json()["result"]
+            self.messages.setdefault(str(message["chat"]["id"]), {})[str(message["message_id"])] = message["text"]
+        return Answer(told.status_code, told.content, told.headers.get("content-type", "application/json"))
+
+    async def write(self, text: str, **more: Any) -> str:
+        admin = {"authorization": f"Bearer {self.about['adminToken']}"}
+        told = await self._http.post(
+            self.about["endpoints"]["adminInboundUrl"], json={"text": text, **more}, headers=admin
+        )
+        assert told.status_code == 200, told.text
+        return str(told.json()["update"]["message"]["message_id"])
+
+
+class CrablineStage:
+    platform = "telegram"
+    chat = "1001"
+    group = "-100123"
+    sender = "1001"
+    offers = frozenset("groups drafts typing rivals".split())
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+
+    def build(self, context: Context) -> Platform:
+        token = Secret(self.door.about["botToken"])
+        return Telegram(TelegramSettings(token=token, base_url=self.door.url, poll_seconds=1), context)
+
+    async def write(self, text: str, *, to: str) -> str:
+        if "\ud83d" in text:
+            text = text.replace("\ud83d", "�")  # it takes no half characters
+        return await self.door.write(text, chatId=int(to), fromId=1001, fromName="Ada")
+
+    async def mention(self, text: str, *, to: str) -> str:
+        entity = {"type": "mention", "offset": 0, "length": len(BOT) + 1}
+        return await self.door.write(f"@{BOT} {text}", chatId=int(to), fromId=1001, entities=[entity])
+
+    async def pretend(self, text: str, *, to: str) -> str:
+        return await self.door.write(text, chatId=int(to), fromId=666, fromName="Ada", fromUsername="ada_1001")
+
+    async def edit(self, id: str, text: str, *, to: str) -> None:
+        raise NotImplementedError
+
+    async def attach(self, text: str, name: str, data: bytes, *, to: str) -> str:
+        raise NotImplementedError
+
+    async def poison(self) -> None:
+        raise NotImplementedError
+
+    async def redeliver(self, chance: random.Random) -> None:
+        raise NotImplementedError
+
+    async def oddity(self) -> None:
+        pytest.skip("crabline tells of nothing but messages")
+
+    async def garble(self) -> None:
+        self.door.fault("getUpdates", "answer", answer=Answer(200, b'{"ok": true, "result": ["\xff\xfe', "text/plain"))
+
+    def shown(self, chat: str) -> list[Seen]:
+        return [Seen(id=id, text=text) for id, text in self.door.messages.get(chat, {}).items()]
+
+    def fail(self, how: str) -> None:
+        told: dict[str, Any] = {"ok": False}
+        match how:
+            case "limit":
+                told |= {"error_code": 429, "description": "Too Many Requests", "parameters": {"retry_after": 7}}
+                self.door.fault("sendMessage", "answer", answer=Answer.json(told, status=429))
+            case "dead":
+                told |= {"error_code": 403, "description": "Forbidden: bot was blocked by the user"}
+                self.door.fault("sendMessage", "answer", answer=Answer.json(told, status=403))
+            case "broken":
+                self.door.fault("sendMessage", "answer", answer=Answer(502, b"<html>", "text/html"))
+            case "drop before" | "drop after" | "hang":
+                self.door.fault("sendMessage", how)
+            case _:
+                raise AssertionError(how)
+
+    def cut(self) -> None:
+        self.door.disconnect()
+
+    def mend(self) -> None:
+        self.door.reconnect()
+
+
+class TestCrabline(PlatformContract):
+    @pytest.fixture(autouse=True)
+    def _installed(self, program: Path, tmp_path: Path) -> Iterator[None]:
+        self.crabline = Crabline(program, tmp_path)
+        yield
+        self.crabline.close()
+
+    @asynccontextmanager
+    async def stage(self) -> AsyncIterator[CrablineStage]:
+        async with Door(self.crabline) as door:
+            yield CrablineStage(door)
+            await asyncio.sleep(0)
