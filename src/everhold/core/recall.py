@@ -34,6 +34,8 @@ LISTED: Final = 5
 
 _REASONS: Final = {"budget": "for want of room", "duplicate": "because something shown says the same"}
 _WORD: Final = re.compile(r"\w+")
+_SPACED: Final = "".join(mark if _WORD.fullmatch(mark) else " " for mark in map(chr, range(128)))
+"""What stands between words, where that can be said of single characters: much sooner done than looking for words."""
 _BREAK: Final = re.compile(r"\r\n|[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
 
@@ -144,7 +146,7 @@ def merge(
         if spent + cost > budget:
             left.append((item, "budget"))
             continue
-        words = frozenset(_WORD.findall(folded))
+        words = frozenset(folded.translate(_SPACED).split() if folded.isascii() else _WORD.findall(folded))
         if _said(words, kept, near):
             left.append((item, "duplicate"))
             continue

@@ -124,15 +124,31 @@ def terms(text: str, rarity: Callable[[str], int] = len) -> list[str]:
     return [*(f'"{word}"' for word in words), *pairs[:TERMS]]
 
 
+_PLACES: Final = (  # one text is handed over sooner than many numbers
+    "(select group_concat(id - :low) from (select rowid as id from words where words match {term}"
+    " and rowid between :low and :high order by rowid desc limit :limit))"
+)
+
+
 def postings(db: apsw.Connection, term: str, scope: int, limit: int) -> list[int]:
     """The newest chunks of a scope that a word stands in, counted from the scope's first, newest first."""
     low, high = span(scope)
-    found = db.execute(  # one text is handed over sooner than many numbers
-        "select group_concat(id - ?) from (select rowid as id from words where words match ? and rowid between ? and ?"
-        " order by rowid desc limit ?)",
-        (low, term, low, high, limit),
-    ).get
-    return list(map(int, found.split(","))) if isinstance(found, str) else []
+    given = {"term": term, "low": low, "high": high, "limit": limit}
+    return _numbers(db.execute(f"select {_PLACES.format(term=':term')}", given).get)
+
+
+def _looked(db: apsw.Connection, terms: Iterable[str], scope: int) -> list[tuple[str, list[int]]]:
+    """The same for many words at once, as far as is needed to see how common they are."""
+    low, high = span(scope)
+    given = {"terms": msgspec.json.encode(list(terms)).decode(), "low": low, "high": high, "limit": LOOK}
+    found: list[Any] = db.execute(
+        f"select t.value, {_PLACES.format(term='t.value')} from json_each(:terms) t", given
+    ).fetchall()
+    return [(term, _numbers(rows)) for term, rows in found if rows is not None]
+
+
+def _numbers(text: object) -> list[int]:
+    return list(map(int, text.split(","))) if isinstance(text, str) else []
 
 
 def walk(db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int) -> list[tuple[float, list[int], str]]:
@@ -142,12 +158,10 @@ def walk(db: apsw.Connection, terms: Iterable[str], scope: int, chunks: int) -> 
     through the newest chunks only.
     """
     looked: list[tuple[float, list[int], str]] = []
-    for term in terms:
-        rows = postings(db, term, scope, LOOK)
-        if rows:
-            spread = max(1, chunks - rows[-1])
-            count = len(rows) if len(rows) < LOOK else max(len(rows), len(rows) * chunks / spread)
-            looked.append((count, rows, term))
+    for term, rows in _looked(db, terms, scope):
+        spread = max(1, chunks - rows[-1])
+        count = len(rows) if len(rows) < LOOK else max(len(rows), len(rows) * chunks / spread)
+        looked.append((count, rows, term))
     looked.sort(key=lambda one: (one[0], one[2]))
     chosen: list[tuple[float, list[int], str]] = []
     left = POSTINGS
