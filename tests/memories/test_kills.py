@@ -40,7 +40,9 @@ class Storm(Street):
         patient = {"visible_seconds": 0.5}
         # its client takes seconds to load, and here every process has to
         slow = {"deadline_seconds": 4.0}
-        super().__init__(path, services.config(write=write, honcho=patient, mem0=patient, hindsight=slow))
+        # nor may a turn wait for that: one that is killed five times is given up
+        quick = {"recall": {"deadline_ms": 300}}
+        super().__init__(path, services.config(write=write, agent=quick, honcho=patient, mem0=patient, hindsight=slow))
         self.turns_away = 0.0 if write == "turn" else 0.4
         """How often somebody begins anew: there nothing is held back."""
         self.services = services

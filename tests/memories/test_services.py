@@ -138,6 +138,32 @@ async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
 
 
 @every_write
+async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
+    tmp_path: Path, services: Services, write: str | int
+) -> None:
+    for name in NAMES:
+        await services[name].stop()  # so that there is a batch, however often it is written
+    async with Town(tmp_path, services.config(write=write)) as t:
+        words = ["one", "two", "POISON", "four", "five"]
+        for word in words:
+            await t.ask(word)
+        services.fault("refuse", status=422, says="POISON", times=None)
+        for name in NAMES:
+            await services[name].start()
+        words.remove("POISON")
+        await everywhere(t, services, words, write=write)
+        parked = await t.app.store.parked()
+        assert sorted(one.reader for one in parked) == sorted(f"memory:{name}" for name in NAMES)
+        assert len({one.key for one in parked}) == 1
+        for name in NAMES:
+            services[name].well()
+        await t.app.store.replay([one.id for one in parked], at=t.app.clock.now())
+        t.app.bells.work.set()
+        await t.until(lambda: all("POISON" in services.said(name) for name in NAMES))
+        await t.sound()
+
+
+@every_write
 async def test_an_outage_costs_nobody_a_memory_and_the_chat_goes_on(
     tmp_path: Path, services: Services, write: str | int
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.errors import EverholdError, InDoubt, Partial, Refused, Transient
 from everhold.memories.honcho.provider import LONGEST_MESSAGE, HonchoMemory
 from everhold.testing.services.honcho import HonchoService
 from tests.memories.honcho.conftest import Make
@@ -198,7 +198,7 @@ async def test_a_service_that_is_not_there_was_told_nothing(memory: HonchoMemory
 
 async def test_a_refusal_after_part_was_stored_is_doubt(memory: HonchoMemory, service: HonchoService) -> None:
     service.fault("refuse", "/conclusions$", status=422)
-    with pytest.raises(InDoubt):
+    with pytest.raises(Partial):
         await memory.store(batch(exchange(1, "stored"), note(2, "not wanted")))
     assert await memory.probe(batch(exchange(1, "stored"), note(2, "not wanted"))) == ["s1:1"]
 

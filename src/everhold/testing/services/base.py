@@ -81,6 +81,8 @@ class Fault:
     method: str = ""
     path: str = ""
     """A regular expression that is searched for in the path."""
+    says: str = ""
+    """Only a request whose body has this word in it."""
     times: int | None = 1
     skip: int = 0
     """Requests that fit and are let through first."""
@@ -90,6 +92,8 @@ class Fault:
 
     def takes(self, call: Received) -> bool:
         if (self.method and call.method != self.method) or not re.search(self.path, call.path):
+            return False
+        if self.says and self.says not in json.dumps(call.json, ensure_ascii=False):
             return False
         if self.skip:
             self.skip -= 1
