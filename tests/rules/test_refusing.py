@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from everhold.core.entries import Heard, Said, Thought
 from everhold.core.pace import REST_SECONDS, pace_of
 from everhold.errors import InDoubt, Partial, Refused, Transient
 from everhold.ports.memory import Batch
@@ -169,4 +170,26 @@ def test_a_replay_of_the_bad_one_is_refused_again_and_holds_up_nobody(house: Hou
     say_all(house, "six seven eight nine ten".split())
     assert provider.words()[-5:] == "six seven eight nine ten".split()
     assert [again.key for again in parked(house)] == [one.key]
+    house.sound()
+
+
+@pytest.mark.parametrize("delivery", SURE)
+def test_what_is_erased_while_it_waits_for_its_turn_never_leaves(house: House, delivery: Delivery) -> None:
+    provider = picky(house, delivery)
+    provider.faults.work(times=2)  # the batch, then `one`
+    provider.faults.fail(Transient("down"), times=2)
+    session = house.say("one").session
+    say_all(house, WORDS[1:])
+    assert provider.words() == ["one"]
+    gone = [
+        entry.seq
+        for entry in house.log(session)
+        if isinstance(entry.body, Heard | Said | Thought) and "four" in entry.body.text
+    ]
+    assert house.run(house.control.erase(session, gone))
+    seen = len(provider.batches)
+    house.rest(60)
+    assert [word for word in provider.words() if word] == ["one", "two", "five"]
+    assert not any("four" in batch for batch in provider.batches[seen:])
+    assert [one.reason for one in parked(house)] == ["no bad"]
     house.sound()
