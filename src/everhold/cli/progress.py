@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from everhold.cli.render import Screen
@@ -25,6 +26,33 @@ async def waiting(screen: Screen, what: str) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+@contextlib.contextmanager
+def working(screen: Screen, what: str) -> Iterator[None]:
+    """The same for work that has no event loop, from a thread of its own: Ctrl-C ends the work, not only the line."""
+    if not screen.err.isatty():
+        yield
+        return
+    done = threading.Event()
+
+    def tick() -> None:
+        began = time.monotonic()
+        if done.wait(SILENT_SECONDS):
+            return
+        while not done.wait(0.5):
+            screen.err.write(f"\r{what} · {time.monotonic() - began:.0f} s ")
+            screen.err.flush()
+        screen.err.write("\r\x1b[K")
+        screen.err.flush()
+
+    thread = threading.Thread(target=tick, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 async def _tick(screen: Screen, what: str) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from everhold.cli.progress import waiting
+from everhold.cli.progress import waiting, working
 from everhold.cli.reach import answering, home_of
 from everhold.cli.render import Screen, count, one_line, safe
 from everhold.doctor import bundle, foreign, mend
@@ -101,17 +101,20 @@ def _foreign(args: argparse.Namespace, screen: Screen) -> int:
         count_ = mend.undo(_database(path), Path(args.undo).expanduser())
         screen.show({"undone": count_}) if screen.json else screen.say(f"{count(count_, 'change')} taken back")
         return 0
-    reports = foreign.examine(path, now=now)
+    with working(screen, f"looking at {safe(str(path))}"):
+        reports = foreign.examine(path, now=now)
     told: dict[str, Any] = {"reports": [foreign.report_json(report) for report in reports]}
     mended: list[mend.Mended] = []
     if args.fix:
         _show_all(args, screen, reports)
         if not args.dry_run:
-            mended = [mend.fix(Path(report.path), now=now) for report in reports if report.kind == "store"]
+            with working(screen, f"copying and mending {safe(str(path))}"):
+                mended = [mend.fix(Path(report.path), now=now) for report in reports if report.kind == "store"]
             told["mended"] = [
                 {"backup": str(it.backup or ""), "journal": str(it.journal or ""), "changes": it.edits} for it in mended
             ]
-            reports = foreign.examine(path, now=now)
+            with working(screen, f"looking again at {safe(str(path))}"):
+                reports = foreign.examine(path, now=now)
             told["reports"] = [foreign.report_json(report) for report in reports]
     told["wrong"] = any(report.wrong for report in reports)
     if args.bundle is not None:
