@@ -35,8 +35,8 @@ PATIENCE_SECONDS = 60.0
 """For something to arrive that can be waited for."""
 DEADLINE = "deadline_seconds: 10"
 """Whoever takes over from somebody who was killed waits so long for what may still be on its way."""
-SETTLE_SECONDS = 4.0
-"""For what nobody can be asked about: longer than any of the plug-ins' own retries takes here."""
+SETTLE_SECONDS = 12.0
+"""Of silence, before something is called lost: longer than any of the plug-ins' own retries takes here."""
 SDKS = ("honcho-ai==2.7.0", "hindsight-client==1.1.0")
 WHO = ("alone", "hosted", "native")
 SERVICES: dict[str, type[Service]] = {"honcho": HonchoService, "hindsight": HindsightService}
@@ -71,6 +71,7 @@ class World:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.said: list[str] = []
+        self.starts = 0
 
     def down(self) -> None:
         self._run(self.service.stop())
@@ -83,14 +84,22 @@ class World:
         path = r"/sessions$" if isinstance(self.service, HonchoService) else r"/version$|/banks/[^/]+$"
         self.service.fault("slow", path, times=None, seconds=SLOW_SECONDS)
 
+    def has(self, text: str) -> bool:
+        return text in self._whole()
+
     def copies(self) -> dict[str, int]:
-        """How often each turn is there."""
+        """How often each turn is there, once nothing has come for a while."""
+        since, before = time.monotonic(), self._whole()
+        while time.monotonic() - since < SETTLE_SECONDS and not all(text in before for text in self.said):
+            time.sleep(0.2)
+            if (now := self._whole()) != before:
+                since, before = time.monotonic(), now
+        return {text: before.count(text) for text in self.said}
+
+    def _whole(self) -> str:
         state = self.service.state
-        if isinstance(self.service, HonchoService):
-            texts = [str(row["content"]) for row in state.messages]
-            return {text: sum(text in it for it in texts) for text in self.said}
-        whole = "\n".join(str(row["text"]) for row in state.documents.values())
-        return {text: whole.count(text) for text in self.said}
+        rows = list(state.messages) if isinstance(self.service, HonchoService) else list(state.documents.values())
+        return "\n".join(str(row.get("content") or row.get("text")) for row in rows)
 
     def _run(self, work: object) -> None:
         asyncio.run_coroutine_threadsafe(work, self.service._loop).result()  # type: ignore[arg-type]
@@ -133,7 +142,8 @@ class Alone:
         self.process.wait()
 
     def settle(self) -> None:
-        time.sleep(SETTLE_SECONDS)
+        """Nobody here can be asked: it is waited for at the service."""
+        time.sleep(SLOW_SECONDS)
 
     def replay(self) -> bool:
         return False
@@ -241,9 +251,19 @@ class Under:
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-def _ready(subject: Subject) -> None:
+def _ready(subject: Subject, world: World) -> None:
+    """Started, and past its beginning, however long this machine takes for that: what is said here is not counted."""
     subject.start()
-    time.sleep(SLOW_SECONDS)
+    for number in range(30):
+        warming = f"Hello for the {number}th time after start {world.starts}, anybody there yet?"
+        subject.turn(warming)
+        until = time.monotonic() + SLOW_SECONDS
+        while time.monotonic() < until:
+            if world.has(warming):
+                world.starts += 1
+                return
+            time.sleep(0.1)
+    raise AssertionError("it never got ready")
 
 
 def calm(subject: Subject, world: World, say: Callable[[int], None]) -> None:
@@ -265,7 +285,7 @@ def beginning(subject: Subject, world: World, say: Callable[[int], None]) -> Non
 
 
 def outage(subject: Subject, world: World, say: Callable[[int], None]) -> None:
-    _ready(subject)
+    _ready(subject, world)
     say(2)
     subject.settle()
     world.down()
@@ -277,14 +297,16 @@ def outage(subject: Subject, world: World, say: Callable[[int], None]) -> None:
 
 
 def shutdown(subject: Subject, world: World, say: Callable[[int], None]) -> None:
-    _ready(subject)
-    say(5)
+    subject.start()
+    say(1)
+    world.copies()  # it has had time to get ready; whether the first turn is there says something, too
+    say(4)
     subject.leave()
     subject.start()
 
 
 def killed(subject: Subject, world: World, say: Callable[[int], None]) -> None:
-    _ready(subject)
+    _ready(subject, world)
     say(8)
     subject.kill()
     subject.start()
@@ -292,14 +314,14 @@ def killed(subject: Subject, world: World, say: Callable[[int], None]) -> None:
 
 
 def killed_in_an_outage(subject: Subject, world: World, say: Callable[[int], None]) -> None:
-    _ready(subject)
+    _ready(subject, world)
     say(2)
     subject.settle()
     world.down()
     say(4)
     subject.kill()
     world.up()
-    _ready(subject)
+    _ready(subject, world)
     say(2)
     subject.settle()
 

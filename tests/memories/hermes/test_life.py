@@ -186,6 +186,32 @@ async def test_notes_reach_one_that_only_listens_to_talk(tmp_path: Path) -> None
     assert stage.diary("sync_turn")[0][1] == "Please remember: likes tea"
 
 
+QUEUED = RECORDER.replace(
+    'def initialize(self, session_id, **kwargs): write("initialize", session_id, kwargs)',
+    """def initialize(self, session_id, **kwargs):
+        import queue, threading, time
+        self.queue = queue.Queue()
+        def work():
+            while True:
+                self.really(*self.queue.get())
+                time.sleep(0.3)
+                write("sent")
+        threading.Thread(target=work, daemon=True).start()""",
+).replace(
+    "def sync_turn(self, user_content",
+    "def sync_turn(self, user, assistant): self.queue.put((user, assistant))\n    def really(self, user_content",
+)
+
+
+async def test_what_it_puts_in_a_queue_of_its_own_is_waited_for(tmp_path: Path) -> None:
+    """Its writer never ends, but it rests: then everything that was handed over has gone out."""
+    stage = Stage(tmp_path, QUEUED)
+    async with stage.open() as plugin:
+        for number in range(3):
+            await plugin.store(batch(exchange(f"turn {number}", key=str(number))))
+            assert len(stage.diary("sent")) == number + 1
+
+
 async def test_what_is_learned_of_it_on_its_first_use_is_no_change_later(tmp_path: Path) -> None:
     """Its tools and hooks are known once its process has run: that makes one new instance, not one for each turn."""
     stage = Stage(tmp_path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 import threading
 import time
+import types
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +18,12 @@ MOST_SEATS = 64
 """Conversations whose providers are kept at the same time; the one that was silent longest goes first."""
 LINGER_SECONDS = 5.0
 """How long somebody waits for the threads of a call that has returned."""
+READY_SECONDS = 20.0
+"""How long if a plug-in is getting ready: what is said meanwhile is lost in some of them."""
+QUEUES = ("/queue.py", "concurrent/futures/thread.py")
+LOOPS = ("/selectors.py", "asyncio/base_events.py")
+LOOKS = 3
+"""So often in a row somebody has to be seen at a queue: what was just put there may not have been noticed yet."""
 OURS = "everhold-"
 """How the names of the host's own threads begin."""
 MOST_MESSAGES = 200
@@ -40,10 +48,15 @@ def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 class Threads:
-    """What a plug-in goes on doing after its call has returned: it is waited for, unless it never ends."""
+    """What a plug-in goes on doing after its call has returned: it is waited for, unless it never ends.
+
+    One that waits at a queue has done what it was given, and is waited for again whenever it was given something.
+    """
 
     def __init__(self) -> None:
-        self._workers: set[int] = set()
+        self.patience = READY_SECONDS
+        self._queued: set[int] = set()
+        self._endless: set[int] = set()
         self._before: set[int] = set()
 
     def __enter__(self) -> Threads:
@@ -51,14 +64,36 @@ class Threads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        end = time.monotonic() + LINGER_SECONDS
+        began = time.monotonic()
         for thread in threading.enumerate():
             ident = thread.ident or 0
-            if ident in self._before or ident in self._workers or thread.name.startswith(OURS):
+            if thread.name.startswith(OURS) or ident in self._endless:
                 continue
-            thread.join(max(0.0, end - time.monotonic()))
-            if thread.is_alive():
-                self._workers.add(ident)  # one that works for ever: nobody waits for it again
+            if ident not in self._before or ident in self._queued:
+                self._wait(thread, ident, began)
+
+    def _wait(self, thread: threading.Thread, ident: int, began: float) -> None:
+        idle = 0
+        while thread.is_alive():
+            frame = sys._current_frames().get(ident)
+            idle = idle + 1 if _waits(frame, QUEUES) else 0
+            if idle == LOOKS:
+                self._queued.add(ident)
+                return
+            # a loop may turn for ever
+            patience = LINGER_SECONDS if ident in self._queued or _waits(frame, LOOPS) else self.patience
+            if time.monotonic() - began > patience:
+                if ident not in self._queued:
+                    self._endless.add(ident)  # nobody waits for it again
+                return
+            thread.join(0.01)
+
+
+def _waits(frame: types.FrameType | None, where: tuple[str, ...]) -> bool:
+    """Whether the innermost of what a thread is at, threading's own parts aside, is one of these files."""
+    while frame is not None and frame.f_code.co_filename.endswith("threading.py") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(where)
 
 
 class Seat:
@@ -114,8 +149,9 @@ class Seats:
         if seat is None:
             seat = Seat(self._make(), session)
             kwargs = {"hermes_home": self._home, "agent_context": "primary", "platform": "cli", **identity}
-            with seat.threads:  # what is said while a plug-in is still getting ready is lost in some of them
+            with seat.threads:
                 seat.ask("initialize", session, **kwargs)
+            seat.threads.patience = LINGER_SECONDS
             self._seats[place] = seat
             while len(self._seats) > MOST_SEATS:
                 self._seats.popitem(last=False)[1].leave()
