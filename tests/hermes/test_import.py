@@ -405,6 +405,31 @@ def test_twice_is_once(tmp_path: Path, place: Place) -> None:
     assert place.all() == before
 
 
+@pytest.mark.parametrize("dry", [True, False])
+def test_what_a_damaged_page_leaves_comes_and_the_rest_is_named(tmp_path: Path, place: Place, dry: bool) -> None:
+    built = Built(tmp_path / "there")
+    for name in ("before", "harmed", "after"):
+        built.talk(built.session(name), *(f"{name} {n} " + "x" * 600 for n in range(30)))
+    built.db.pragma("journal_mode", "delete")
+    path = built.close()
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    at = data.index(b"harmed 15 ") // 4096 * 4096
+    data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
+    path.write_bytes(data)
+    report = place.bring(tmp_path / "there", dry=dry)
+    assert not report.complete
+    (trouble,) = report.troubles
+    assert "session harmed" in trouble
+    assert "everhold doctor" in trouble
+    assert report.agents["main"].messages == 180
+    if not dry:
+        assert len(place.context(address("after"))) == 90
+        path.write_bytes(whole)  # once it is mended, or brought back from a copy
+        assert place.bring(tmp_path / "there").complete
+        assert len(place.context(address("harmed"))) == 90
+
+
 def test_a_disk_that_is_full_stops_an_import_and_the_next_goes_on(tmp_path: Path, place: Place) -> None:
     everything(tmp_path / "there").close()
     other = Built(tmp_path / "there" / "profiles" / "coder")

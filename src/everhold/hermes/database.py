@@ -167,8 +167,11 @@ class Database:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def count(self) -> int:
-        """How many messages there are in the table itself, whatever its indexes say."""
-        return int(self.rows("select count(*) from messages not indexed")[0][0])
+        """How many messages there are in the table itself, whatever its indexes say; if it is damaged, as they say."""
+        try:
+            return int(self.rows("select count(*) from messages not indexed")[0][0])
+        except StoreDamaged:
+            return int(self.rows("select count(*) from messages")[0][0])
 
     def messages(self, session: str, *, after: int = 0) -> Iterator[Row]:
         """A session's rows in the order they were written, page by page. That is the order of ids, never of times."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from everhold.app import plugin_check
 from everhold.config import Settings
 from everhold.core import papers
-from everhold.errors import Misuse, StoreError
+from everhold.errors import Misuse, StoreDamaged, StoreError
 from everhold.hermes import files
 from everhold.hermes.database import Database
 from everhold.hermes.files import Profile
@@ -161,13 +161,19 @@ async def _history(
             routing=db.routing() or profile.routing,
             person=job.person,
         )
-        if job.store is None:
-            for conversation in found:
-                _look(db, conversation, tally, advance)
-        else:
+        historian = None
+        if job.store is not None:
             historian = Historian(job.store, db, agent=profile.name, tally=tally, advance=advance, filing=filing)
-            for conversation in found:
-                await historian.write(conversation)
+        for conversation in found:
+            try:
+                if historian is None:
+                    _look(db, conversation, tally, advance)
+                else:
+                    await historian.write(conversation)
+            except StoreDamaged as error:
+                if str(profile.database) not in error.message:
+                    raise
+                report.troubles.append(f"{profile.name}: session {', '.join(conversation.ids)}: {error}")
         return [it.person for it in found if it.address.kind == "dm"]
     finally:
         db.close()

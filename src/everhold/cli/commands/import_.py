@@ -69,6 +69,10 @@ async def _run(args: argparse.Namespace, screen: Screen) -> Report:
             source, home, settings, os.environ, local_user(), agent=args.agent, store=app.store, now=app.clock.now()
         )  # fmt: skip
         return await bring(job, progress=progress)
+    except asyncio.CancelledError:
+        progress.end()
+        screen.note("interrupted; the same command goes on from here")
+        raise
     finally:
         progress.end()
         await app.stop(seconds=0)
