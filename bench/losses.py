@@ -331,7 +331,9 @@ class Scene:
     what: str
     play: Callable[[Subject, World, Callable[[int], None]], None]
     batch: int = 1
-    """Turns the plug-in is told to collect before it sends them."""
+    """Turns that are collected before they are sent."""
+    paced: bool = False
+    """Under everhold, everhold collects them, and the plug-in sends at once."""
 
 
 SCENES = {
@@ -339,6 +341,7 @@ SCENES = {
     "beginning": Scene(f"3 of 6 turns while it gets ready ({SLOW_SECONDS:g} s)", beginning),
     "outage": Scene("the service is away for 4 of 8 turns", outage),
     "shutdown": Scene("an orderly stop, 5 turns, batches of 3", shutdown, batch=3),
+    "shutdown, paced": Scene("the same, where everhold collects (`write: 3`)", shutdown, batch=3, paced=True),
     "killed": Scene("kill -9 right after the 8th answer", killed),
     "killed in an outage": Scene("kill -9 during an outage of 4 of 8 turns", killed_in_an_outage),
 }
@@ -402,11 +405,10 @@ def subjects(name: str, scene: Scene, url: str) -> Iterator[tuple[str, Callable[
     yield "hermes-agent 0.19.0", lambda directory, world: Alone(directory, name, world, batch=batch)
 
     def hosted(directory: Path, world: World) -> Subject:
-        home = plugin_home(directory / "hermes", name, world, batch=batch)
-        python = plugin_python()
-        section = (
-            f"{{provider: hermes-plugin, path: {plugin_path(name)}, python: {python}, hermes_home: {home}, {DEADLINE}}}"
-        )
+        home = plugin_home(directory / "hermes", name, world, batch=1 if scene.paced else batch)
+        python, write = plugin_python(), f", write: {batch}" if scene.paced else ""
+        what = f"provider: hermes-plugin, path: {plugin_path(name)}, python: {python}, hermes_home: {home}"
+        section = f"{{{what}, {DEADLINE}{write}}}"
         return Under(directory, section, url)
 
     yield "the same plug-in under everhold", hosted
