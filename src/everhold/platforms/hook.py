@@ -21,8 +21,8 @@ MOST_AT_ONCE: Final = 64
 
 Proof = Callable[[Mapping[str, str], bytes], bool]
 """Whether headers and raw body come from whom they say. Called before anything is taken apart."""
-Take = Callable[[bytes], Awaitable[None]]
-"""Keeps what was brought. Raises to be brought it again."""
+Take = Callable[[bytes], Awaitable[bytes | None]]
+"""Keeps what was brought; what to answer, if anything. Raises to be brought it again."""
 
 
 class Hook:
@@ -41,11 +41,13 @@ class Hook:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        status = await self._status(scope, receive)
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
+        answer = await self._answer(scope, receive)
+        status, body = answer if isinstance(answer, tuple) else (answer, b"")
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"text/plain")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-    async def _status(self, scope: Scope, receive: Receive) -> int:
+    async def _answer(self, scope: Scope, receive: Receive) -> int | tuple[int, bytes]:
         if scope["path"] != self._path:
             return 404
         if scope["method"] != "POST":
@@ -69,10 +71,9 @@ class Hook:
         if not self._proof(headers, body):
             return 401
         try:
-            await self._take(body)
+            return 200, await self._take(body) or b""
         except EverholdError:
             return 503  # not kept: it has to be brought again
-        return 200
 
     async def _body(self, receive: Receive) -> bytes | None:
         """The whole body, or None if it does not end in time to be small."""

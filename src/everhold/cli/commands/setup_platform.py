@@ -70,11 +70,11 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 
 
 def _wanted(model: type[BaseModel]) -> dict[str, str]:
-    """What has to be asked, with the question: every setting without a default."""
+    """What has to be asked, with the question: every setting without a default, and what most people need."""
     return {
         name: (field.description or name).rstrip(".")
         for name, field in model.model_fields.items()
-        if field.is_required()
+        if field.is_required() or field.json_schema_extra == {"everhold": "asked"}
     }
 
 

@@ -1,4 +1,4 @@
-"""One app. Listens through a socket in a loop of its own: commit, then confirm; sends, edits, brings files both ways.
+"""One app. Listens through a socket, or is called: commit, then confirm; sends, edits, brings files both ways.
 
 Slack has no key for what is sent, but it can be asked: every message carries ours in its metadata, and after a lost
 answer the history tells whether it is there. An edit may be repeated, so a reply that takes a draft's place is safe.
@@ -22,6 +22,7 @@ from everhold.errors import EverholdError, InDoubt, Refused, TooLong, Transient
 from everhold.platforms.files import contents, fetched, taken_in
 from everhold.platforms.slack import faults, reading, wording
 from everhold.platforms.slack.backlog import Backlog, key
+from everhold.platforms.slack.events import Events
 from everhold.platforms.slack.line import Envelope, Line
 from everhold.platforms.slack.settings import NAME, SlackSettings
 from everhold.platforms.unreadable import unreadable
@@ -76,6 +77,8 @@ class Slack:
         self._slow: dict[str, int] = {}
         """Channels with such events, and how many: no position moves past those."""
         self._lived = 0.0
+        self.port = 0
+        """Where Slack's calls are listened for, once they are."""
         self._revised: dict[str, float] = {}
         """Drafts, and when each was last brought up to date."""
 
@@ -105,6 +108,7 @@ class Slack:
                 await self._who()
                 assert self._session is not None
                 async with await self._open() as line:
+                    self.port = line.port
                     hello = await line.hello()
                     if hello.connections > 1 and crowded == 0:
                         # perhaps only our own last connection, which Slack has not noticed to be gone
@@ -154,7 +158,12 @@ class Slack:
     async def _open(self) -> Line:
         assert self._client is not None
         assert self._session is not None
-        told = await self._client.apps_connections_open(app_token=self._settings.app_token.reveal())
+        settings = self._settings
+        if settings.events is not None:
+            assert settings.signing_secret is not None, "settings do not pass without"
+            return Events(settings.events, settings.signing_secret, now=self._context.clock.now)
+        assert settings.app_token is not None, "settings do not pass without"
+        told = await self._client.apps_connections_open(app_token=settings.app_token.reveal())
         return Line(self._session, str(told["url"]), proxy=self._client.proxy)
 
     async def _attend(self, line: Line, accept: Accept) -> None:
@@ -425,7 +434,7 @@ class Slack:
             answer = await self._client.api_call(method, data=given)
         except faults.THEIRS as error:
             problem = faults.ours(error, what=what)
-            for token in (self._settings.bot_token, self._settings.app_token):
+            for token in filter(None, (self._settings.bot_token, self._settings.app_token)):
                 problem.message = token.hide(problem.message)  # whoever complains may repeat what they were given
             if quiet and isinstance(problem, Transient) and problem.retry_after is not None:
                 self._quiet[quiet] = self._context.clock.monotonic() + problem.retry_after

@@ -51,6 +51,9 @@ class Envelope(Struct, frozen=True, kw_only=True):
 class Line:
     """`async with Line(…) as line`, then `hello()`, then iterate."""
 
+    port = 0
+    """Where it is listened, for one that is called."""
+
     def __init__(self, session: aiohttp.ClientSession, url: str, *, proxy: str | None) -> None:
         self._session = session
         self._url = url

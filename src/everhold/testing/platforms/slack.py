@@ -10,13 +10,18 @@ a test: `write`, `edit`, `command`.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import itertools
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlencode
+
+import httpx2
 
 from everhold.testing.platforms.loopback import Answer, Request
 from everhold.testing.platforms.websocket import Socket, SocketLoopback
@@ -57,6 +62,9 @@ class App:
     confirmed: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
     """Events that were tried often enough."""
+    signing_secret: str = ""
+    """With it the app is called at its request URL, and has no socket."""
+    request_url: Callable[[], str] = str
     slowest: float = 0.0
     """The longest an envelope that was confirmed waited for that."""
 
@@ -73,6 +81,8 @@ class SlackServer(SocketLoopback):
         """channel -> ts -> message, as the history has it."""
         self.gone: dict[str, str] = {}
         """Channels that cannot be written to, and what is said about it."""
+        self.now: Callable[[], float] = time.time
+        """When calls are signed."""
         self.names: dict[str, str] = {}
         """What people call themselves, if not as their ids do."""
         self.most_bytes = 1_000_000_000
@@ -208,7 +218,28 @@ class SlackServer(SocketLoopback):
                 return
         app.forgotten.append(payload["event_id"])
 
+    async def call(self, app: App, body: bytes, *, attempt: int = 0) -> int:
+        """Call an app that is called, signed as Slack signs; what it answered, 0 if it did not."""
+        stamp = str(int(self.now()))
+        signature = hmac.new(app.signing_secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
+        headers = {"x-slack-request-timestamp": stamp, "x-slack-signature": f"v0={signature}"}
+        headers |= {"content-type": "application/json"} if body.startswith(b"{") else {}
+        headers |= {"x-slack-retry-num": str(attempt), "x-slack-retry-reason": "http_error"} if attempt else {}
+        if self.down:
+            return 0
+        try:
+            async with httpx2.AsyncClient(trust_env=False, timeout=self.ack_seconds) as client:
+                return (await client.post(app.request_url(), content=body, headers=headers)).status_code
+        except (httpx2.HTTPError, OSError):
+            return 0
+
     async def _envelope(self, app: App, type: str, payload: dict[str, Any], *, attempt: int) -> bool:
+        if app.signing_secret:
+            body = json.dumps(payload).encode() if type != "slash_commands" else urlencode(payload).encode()
+            began = time.monotonic()
+            kept = await self.call(app, body, attempt=attempt) == 200
+            app.slowest = max(app.slowest, time.monotonic() - began)
+            return kept
         lines = [line for line in app.lines if not line.closed]
         if not lines:
             return False

@@ -1,0 +1,175 @@
+"""Slack over HTTP: it calls us, signed over the very bytes; every promise of a platform holds, and nothing is open."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic import ValidationError
+
+from everhold.platforms.slack.adapter import Slack
+from everhold.platforms.slack.events import signed
+from everhold.platforms.slack.settings import EventsSettings, SlackSettings
+from everhold.ports.platform import Platform
+from everhold.ports.plugin import Context
+from everhold.secret import Secret
+from everhold.testing.contracts.platform import Desk, PlatformContract
+from everhold.testing.platforms.slack import SlackServer
+from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN, SlackStage
+
+SECRET = "8f742231b10e8888abcd99yyyzzz85a5"
+EVENTS = EventsSettings(url="https://proxy.example/slack/events", port=0)
+SETTINGS: dict[str, Any] = {"bot_token": Secret(BOT_TOKEN), "signing_secret": Secret(SECRET), "events": EVENTS}
+
+
+class CalledStage(SlackStage):
+    """The app is called; whoever was built last is at its request URL."""
+
+    offers = SlackStage.offers - {"rivals"}
+
+    def __init__(self, server: SlackServer) -> None:
+        super().__init__(server)
+        self.adapter: Slack | None = None
+        server.apps[0].signing_secret = SECRET
+        server.apps[0].request_url = self.url
+
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.adapter.port if self.adapter else 1}/slack/events"
+
+    def settings(self) -> SlackSettings:
+        return SlackSettings(**SETTINGS, base_url=f"{self.server.url}/api/")
+
+    def build(self, context: Context) -> Platform:
+        self.adapter = Slack(self.settings(), context)
+        self.server.now = context.clock.now
+        return self.adapter
+
+    async def garble(self) -> None:
+        assert await self.server.call(self.server.apps[0], b'{"event": "\xff\xfe\xc3(') == 200
+
+
+@asynccontextmanager
+async def called_stage() -> AsyncIterator[CalledStage]:
+    async with SlackServer() as server:
+        app = server.app(BOT_TOKEN, APP_TOKEN)
+        server.invite(app, CalledStage.chat)
+        server.invite(app, CalledStage.group)
+        yield CalledStage(server)
+
+
+class TestSlackOverHttp(PlatformContract):
+    @asynccontextmanager
+    async def stage(self) -> AsyncIterator[CalledStage]:
+        async with called_stage() as stage:
+            yield stage
+
+    # whoever is called looks for no connection: that there was none is for the history to tell, at the next start
+    test_an_hour_without_a_connection_loses_nothing = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with called_stage() as stage:
+        desk = Desk(stage, tmp_path)
+        desk.start()
+
+        async def listening() -> bool:
+            return bool(desk.well)
+
+        await desk.until(listening, what="being there to be called")
+        yield desk
+        await desk.close()
+
+
+def event(text: str = "hello") -> bytes:
+    told = {"type": "message", "channel": "D1", "channel_type": "im", "user": "UADA", "text": text, "ts": "1700.000001"}
+    return json.dumps({"type": "event_callback", "event_id": "Ev1", "event": told}).encode()
+
+
+def headers(
+    body: bytes, now: float, *, secret: str = SECRET, later: float = 0.0, version: str = "v0"
+) -> dict[str, str]:
+    stamp = str(int(now + later))
+    digest = hmac.new(secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
+    return {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": f"{version}={digest}"}
+
+
+async def call(desk: Desk, body: bytes, given: dict[str, str]) -> httpx2.Response:
+    assert isinstance(desk.stage, CalledStage)
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        return await client.post(desk.stage.url(), content=body, headers=given)
+
+
+def test_a_signature_of_slack_s_own_example_is_recognised() -> None:
+    body = (
+        b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name="
+        b"foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2F"
+        b"hooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015."
+        b"47445629121.803a0bc887a14d10d2c447fce8b6703c"
+    )
+    given = {
+        "x-slack-request-timestamp": "1531420618",
+        "x-slack-signature": "v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503",
+    }
+    assert signed(Secret(SECRET), given, body, now=1531420618.0)
+    assert not signed(Secret(SECRET), given, body, now=1531420618.0 + 301)
+    assert not signed(Secret(SECRET), given, body + b" ", now=1531420618.0)
+
+
+async def test_what_is_signed_is_kept_and_then_confirmed(desk: Desk) -> None:
+    body = event()
+    assert (await call(desk, body, headers(body, desk.clock.now()))).status_code == 200
+    assert await desk.texts() == ["hello"]
+    assert (await call(desk, body, headers(body, desk.clock.now()))).status_code == 200, "a repeat is recognised"
+    assert await desk.texts() == ["hello"]
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda now: {},
+        lambda now: {"X-Slack-Signature": "", "X-Slack-Request-Timestamp": ""},
+        lambda now: headers(event("other"), now),
+        lambda now: headers(event(), now, secret="another-secret-0123456789abcdef"),
+        lambda now: headers(event(), now, secret=""),
+        lambda now: headers(event(), now, later=-400),
+        lambda now: headers(event(), now, later=400),
+        lambda now: headers(event(), now, version="v1"),
+        lambda now: {**headers(event(), now), "X-Slack-Request-Timestamp": "now"},
+        lambda now: {**headers(event(), now), "X-Slack-Request-Timestamp": "9" * 40},
+        lambda now: {key: value.upper() for key, value in headers(event(), now).items()},
+    ],
+    ids="none empty altered foreign blank late early version words number re-encoded".split(),
+)
+async def test_what_is_not_signed_so_leaves_nothing(desk: Desk, forge: Callable[[float], dict[str, str]]) -> None:
+    assert (await call(desk, event(), forge(desk.clock.now()))).status_code == 401
+    assert await desk.texts() == []
+
+
+async def test_slack_may_ask_whether_we_are_who_we_say(desk: Desk) -> None:
+    body = b'{"type": "url_verification", "challenge": "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P"}'
+    answer = await call(desk, body, headers(body, desk.clock.now()))
+    assert (answer.status_code, answer.text) == (200, json.loads(body)["challenge"])
+    assert (await call(desk, body, {})).status_code == 401
+
+
+async def test_a_slash_command_is_heard(desk: Desk) -> None:
+    assert isinstance(desk.stage, CalledStage)
+    await desk.stage.server.command("/everhold", "status", channel="D1")
+    await desk.until_heard("/status")
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [{"signing_secret": None}, {"signing_secret": Secret("")}, {"signing_secret": Secret("short")}, {"events": None}],
+)
+def test_without_a_secret_it_does_not_start(left_out: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        SlackSettings(**{**SETTINGS, **left_out})
