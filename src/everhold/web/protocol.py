@@ -18,11 +18,10 @@ class BoundedHead(HttpToolsProtocol):
         self._head_bytes = 0
 
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)  # before it is read: the end of a request in it begins the count anew
         super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > MOST_HEAD_BYTES:
-                self.send_400_response("The head of the request is too long.")
+        if self._in_head and self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
