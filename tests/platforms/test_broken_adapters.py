@@ -228,6 +228,7 @@ BROKEN = [
     (Hammers, "an_hour_without_a_connection_loses_nothing"),
     (SuffersInSilence, "an_hour_without_a_connection_loses_nothing"),
     (SuffersInSilence, "two_that_listen_to_one_account_lose_nothing_and_say_so_where_they_can_know"),
+    (StopsAtPoison, "bytes_that_are_no_text_keep_nothing_from_being_heard"),
     (NeverWell, "a_connection_that_stands_is_reported"),
     (CallsItDone, "a_lost_answer_is_no_answer"),
     (CallsItUnsent, "a_lost_answer_is_no_answer"),

@@ -222,6 +222,17 @@ async def _status(args: argparse.Namespace, screen: Screen, manager: Manager, ho
     return 1 if wrong else 0
 
 
+def _linger(screen: Screen) -> None:
+    """Not needed to run it now: what keeps it from lingering is said, and the rest goes on."""
+    try:
+        done = run_program(*LINGER)
+    except Refused as refused:
+        screen.note(f"{refused.message}: the service ends when you log out")
+        return
+    if done.code:
+        screen.note(f"{' '.join(LINGER)}: {safe(' '.join(done.err.split()))}; ask whoever runs this machine")
+
+
 def _says(answers: bool) -> str:
     return "answers" if answers else "does not answer"
 
@@ -251,9 +262,7 @@ def set_up(args: argparse.Namespace, screen: Screen) -> int:
         if not asking.yes("Install and start it?"):
             raise Refused("nothing was changed", remedy="`everhold service print` shows what would be written")
     if manager.lingers() is False and (asking is None or asking.yes("Let it run while you are not logged in?")):
-        done = run_program(*LINGER)
-        if done.code:
-            screen.note(f"{' '.join(LINGER)}: {safe(' '.join(done.err.split()))}; ask whoever runs this machine")
+        _linger(screen)
     code = asyncio.run(install(args, screen, manager, home))
     if not screen.json:
         from everhold.cli.checkup import checkup
