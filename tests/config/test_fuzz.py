@@ -12,7 +12,7 @@ from everhold.config.secrets import Environment
 from everhold.config.settings import Settings as Model, given_fields
 from tests.config.conftest import SAMPLE
 
-QUICK = how(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+QUICK = how(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 def attempt(text: str | bytes) -> Settings | None:
@@ -101,7 +101,7 @@ values = st.recursive(
 documents = st.dictionaries(st.sampled_from(given_fields(Model)), values, max_size=5)
 
 
-@how(deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@how(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(documents)
 def test_no_arrangement_of_known_words_breaks_the_loader(document: Any) -> None:
     try:

@@ -144,7 +144,7 @@ async def test_a_kill_in_the_middle_of_forgetting_brings_nothing_back(tmp_path: 
     assert await storm(tmp_path, kills=2, seed=1)
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.timeout(300)
 async def test_a_restore_that_is_killed_forgets_again(tmp_path: Path) -> None:
     async with leaving(tmp_path, people=2, seed=2) as street:

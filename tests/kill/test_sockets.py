@@ -146,7 +146,7 @@ class OnMatrix:
         return [it.text for it in asyncio.run(look()) if it.sender == self.agent.id]
 
 
-@pytest.fixture(params=["discord", "slack", "matrix"])
+@pytest.fixture(params=["discord", "slack", pytest.param("matrix", marks=pytest.mark.prove)])
 def side(request: pytest.FixtureRequest) -> Iterator[Side]:
     match request.param:
         case "discord":

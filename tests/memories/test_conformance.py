@@ -100,6 +100,7 @@ class TestHoncho(_OfAService):
     more: ClassVar = {"visible_seconds": 1.0}
 
 
+@pytest.mark.prove
 class TestHindsight(_OfAService):
     provider = "hindsight"
     module = "hindsight_client"

@@ -100,6 +100,7 @@ class TestMore(More):
         return matrix_stage(self.synapse)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("adapter, broken", BROKEN, ids=lambda it: it if isinstance(it, str) else it.__name__)
 def test_a_broken_adapter_is_found(adapter: type[Matrix], broken: str, synapse: Synapse, tmp_path: Path) -> None:
     class Broken(More, PlatformContract):

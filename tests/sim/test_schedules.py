@@ -19,6 +19,15 @@ SCHEDULES = 300
 CHUNKS = 10
 MANY = int(os.environ.get("EVERHOLD_SEEDS", "10000"))
 TRIES = 150
+RARE = {
+    (Step.DRAFT, "before"): 41,
+    (Step.DRAFT, "after"): 67,
+    (Step.FOLD_END, "after"): 35,
+    (Step.TAKE, "after"): 9,
+    (Step.CALL, "after"): 8,
+    (Step.TAKE, "before"): 6,
+}
+"""Which of the schedules that aim at it crashed there first, on Python 3.11; the others follow if it misses."""
 
 
 def parts(count: int, chunks: int) -> list[range]:
@@ -58,7 +67,7 @@ def test_every_step_is_aimed_at_or_named_with_a_reason() -> None:
 def test_every_commit_is_crashed_at_before_and_after(part: int) -> None:
     """The gates come from the code: a new step is found here before anybody forgets it."""
     for number, aim in list(enumerate(AIMS))[part::4]:
-        for turn in range(TRIES):
+        for turn in [RARE.get(aim, 0), *range(TRIES)]:
             outcome = run(number + turn * len(AIMS))
             assert outcome.profile.aim == aim
             assert not outcome.problems, f"seed {outcome.seed}: {outcome.problems}"

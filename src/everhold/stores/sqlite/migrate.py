@@ -187,7 +187,11 @@ def inspect(path: Path, *, newest: int | None = None) -> None:
 
 
 def _version_in_wal(wal: Path, page_size: int) -> int:
-    """The highest schema version in the write-ahead log's copies of page 1: an upgrade may not have left it yet."""
+    """The highest schema version in the write-ahead log's copies of page 1: an upgrade may not have left it yet.
+
+    A process that was killed between a frame's header and its page leaves whatever was there before behind the header,
+    so a page counts as page 1 only if it has its marks on both sides of the version.
+    """
     try:
         file = wal.open("rb")
     except FileNotFoundError:
@@ -199,9 +203,11 @@ def _version_in_wal(wal: Path, page_size: int) -> int:
             return 0
         salts = header[16:24]
         at = 32
-        while len(frame := file.read(24 + 64)) == 24 + 64 and frame[8:16] == salts:
-            if struct.unpack(">I", frame[:4])[0] == 1:
-                highest = max(highest, struct.unpack(">i", frame[24 + 60 : 24 + 64])[0])
+        while len(frame := file.read(24 + 72)) == 24 + 72 and frame[8:16] == salts:
+            page = frame[24:]
+            whole = page.startswith(_MAGIC) and struct.unpack(">I", page[68:72])[0] == APPLICATION
+            if whole and struct.unpack(">I", frame[:4])[0] == 1:
+                highest = max(highest, struct.unpack(">i", page[60:64])[0])
             at += 24 + page_size
             file.seek(at)
     return highest
