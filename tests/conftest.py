@@ -1,12 +1,21 @@
-"""One Synapse for a whole test run, however many workers share it."""
+"""What tests share: one Synapse for a whole run, however many workers there are, and what they must not share."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from everhold.testing.platforms.synapse import Synapse
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tokens_of_ones_own() -> Iterator[None]:
+    """A token is listened to by one gateway on a machine, and the tests of all workers use the same few tokens."""
+    with tempfile.TemporaryDirectory(prefix="everhold-run-") as path, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", path)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -306,8 +306,14 @@ class Accounts:
                     held.enter_context(HomeLock(directory / f"{digest[:32]}.lock"))
                 except HomeBusy as error:
                     who = error.message.partition(" is using")[0]
-                    account.trouble = f"its token is listened to already: {who} does"
-                    account.remedy = "stop that one, or give this account a token of its own"
+                    trouble = f"its token is listened to already: {who} does"
+                    remedy = "stop that one, or give this account a token of its own"
+                    if trouble != account.trouble:
+                        platform, name = account.key
+                        self._log.warning(
+                            "account.trouble", platform=platform, account=name, error=trouble, remedy=remedy
+                        )
+                    account.trouble, account.remedy = trouble, remedy
                     yield False
                     return
             yield True

@@ -111,7 +111,11 @@ class House:
             (self.path / "config.yaml").write_text(CONFIG)
 
     def env(self, **more: str) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "HOME") if name in os.environ}
+        kept = {
+            name: os.environ[name]
+            for name in ("PATH", "LANG", "LC_ALL", "HOME", "XDG_RUNTIME_DIR")
+            if name in os.environ
+        }
         plain = {"PYTHONPATH": str(self.plugin), "EVERHOLD_HOME": str(self.path), "PYTHONIOENCODING": "utf-8"}
         return {**kept, **plain, **more}
 

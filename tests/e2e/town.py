@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,10 @@ from everhold.ports.platform import Incoming, Verdict
 
 KEY = "canary-key-of-the-model-0123456789"
 B = TypeVar("B", bound=Body)
+
+
+def _mine() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("XDG_RUNTIME_DIR",) if name in os.environ}
 
 
 class Town:
@@ -41,7 +46,7 @@ class Town:
 
     async def __aenter__(self) -> Town:
         log = open_log(clock=SystemClock(), home=self.home.path, stream=self.log, level="debug")
-        settings, environ = settings_of(self.home, environ={}), {"PATH": "/usr/bin:/bin"}
+        settings, environ = settings_of(self.home, environ={}), {"PATH": "/usr/bin:/bin", **_mine()}
         self._app = App(self.home, settings, log=log, environ=environ, clock=self.clock)
         self._app.watchers.append(lambda session, op, piece: self.pieces.append(piece))
         await self._app.start()

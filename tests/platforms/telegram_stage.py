@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -60,6 +61,8 @@ class TelegramStage:
         id = await self.server.press({"poll": {}})  # it has a number, and is passed by
         broken = b'{"ok": true, "result": [{"update_id": %d, "message": {"text": "\xff\xfe\xc3("}}]}' % id
         self.server.fault("getUpdates", "answer", answer=Answer(200, broken, "application/json"))
+        async with asyncio.timeout(10):
+            await self.server.struck("getUpdates")  # what is written from here on comes behind it
 
     async def redeliver(self, chance: random.Random) -> None:
         await self.server.redeliver(times=3, chance=chance)

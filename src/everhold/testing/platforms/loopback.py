@@ -84,6 +84,11 @@ class Loopback:
         """Let the next `times` calls of `on` go wrong."""
         self._faults.extend([Fault(on, kind, answer)] * times)
 
+    async def struck(self, on: str) -> None:
+        """Until every fault that was meant for `on` has happened."""
+        while any(fault.on == on for fault in self._faults):
+            await asyncio.sleep(0.01)
+
     def disconnect(self) -> None:
         """Nobody gets through until `reconnect`."""
         self.down = True
