@@ -209,6 +209,7 @@ def test_a_killed_gateway_is_started_anew_and_goes_on(machine: Machine, tmp_path
     until(lambda: "Holding is over" in machine.run("sessions", "show", "last").out)
 
 
+@pytest.mark.prove
 def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: Machine, tmp_path: Path) -> None:
     machine.watch(4)
     machine.service("install", "--start").ok()

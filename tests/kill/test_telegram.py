@@ -110,6 +110,7 @@ def test_killed_while_it_thinks_it_answers_once(
     gateway.kill()
 
 
+@pytest.mark.prove
 def test_killed_before_it_confirms_it_hears_nothing_twice(house: House, telegram: Threaded[TelegramServer]) -> None:
     gateway = house.up()
     write(telegram, "hello")

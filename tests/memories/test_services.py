@@ -106,7 +106,7 @@ async def test_a_memory_that_is_added_later_starts_at_now(tmp_path: Path, servic
 # -- everything that goes wrong ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @one_write
 async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
     tmp_path: Path, services: Services, write: str | int

@@ -107,7 +107,7 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
         await t.sound()
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 async def test_what_waits_for_more_outlives_a_kill(tmp_path: Path, services: Services) -> None:
     street = Street(tmp_path, services.config(write=3))
     try:

@@ -249,6 +249,7 @@ class TestInABrowser:
         await screen.page.click("text=Stop")
         await screen.until("document.querySelector('.messages').innerText.includes('stopped')")
 
+    @pytest.mark.prove
     async def test_a_long_log_opens_at_its_end(self, gateway: Gateway, screen: Screen) -> None:
         async with gateway.client() as client:
             session = (await client.post("/api/messages", json={"chat": "x", "text": "first words"})).json()["session"]
@@ -318,7 +319,7 @@ class TestInABrowser:
 @pytest.mark.slow
 @pytest.mark.browser
 @browser_only[1]
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.prove)])
 async def test_axe_finds_nothing_to_object_to(browser: Any, gateway: Gateway, node: Path, scheme: str) -> None:
     context = await browser.new_context(color_scheme=scheme, bypass_csp=True, viewport={"width": 1320, "height": 820})
     screen = Screen(await context.new_page())
