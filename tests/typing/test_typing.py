@@ -42,7 +42,7 @@ def mypy(*files: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.timeout(300)
 def test_the_ports_can_be_kept_as_documented(tmp_path: Path) -> None:
     cache = ROOT / ".mypy_cache" / "strangers"
