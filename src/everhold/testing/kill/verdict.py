@@ -51,6 +51,8 @@ class Log:
         self.ended: dict[int, Ended] = {}
         self.taken: dict[int, list[int]] = {}
         """heard seq -> operations that took it and did not give it back."""
+        self.again: Counter[int] = Counter()
+        """heard seq -> how often somebody wanted it answered anew."""
         self.said: dict[int, list[str]] = {}
         self.told: Counter[int] = Counter()
         self.undone: set[int] = set()
@@ -78,6 +80,7 @@ class Log:
             case Changed(change=Undone(ops=ops, again=again)):
                 self.undone |= set(ops)
                 if again:
+                    self.again.update(seq for seq, taken in self.taken.items() if set(taken) & set(ops))
                     self._give_back(set(ops))
 
     def _give_back(self, ops: set[int]) -> None:
@@ -326,10 +329,22 @@ def _unanswered(log: Log, seq: int) -> bool:
 _COUNTED: Final = (Effect.KEYED, Effect.PROBE, Effect.ONCE)
 
 
+def _asked(books: Books) -> Counter[str]:
+    """How often people wanted a message answered: once, and once more for every turn they took back and tried again."""
+    asked: Counter[str] = Counter()
+    for log in books.logs:
+        for entry in log.entries:
+            if isinstance(entry.body, Heard):
+                for token in TOKEN.findall(entry.body.text):
+                    asked[token] += 1 + log.again[entry.seq]
+    return asked
+
+
 def _tools(town: Town, books: Books) -> Iterator[str]:
     """Nothing that changes something was done twice, and what is recorded as done was done."""
+    asked = _asked(books)
     for (tool, message), count in town.workshop.done.items():
-        if count > 1 and TOOLS[tool] in _COUNTED:
+        if count > max(1, asked[message]) and TOOLS[tool] in _COUNTED:
             yield f"{tool} ({TOOLS[tool]}) was done {count} times for {message}"
     for log in books.logs:
         started: dict[str, str] = {}
