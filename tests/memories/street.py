@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sqlite3
 import sys
@@ -30,6 +31,8 @@ class Street:
         env.write_text("MODEL_KEY=a-key-for-everybody-0123\n")
         self.errors = path / "stderr"
         self.process: asyncio.subprocess.Process | None = None
+        self.killed = 0
+        """How often it was alive until it was killed."""
         self.http = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5.0)
 
     async def start(self) -> None:
@@ -44,7 +47,7 @@ class Street:
         assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        await self.process.wait()
+        self.killed += await self.process.wait() == -signal.SIGKILL
 
     async def ready(self, *, seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds

@@ -49,6 +49,7 @@ class Storm(Street):
         self.dice = random.Random(f"street/{seed}")
         self.kept: dict[str, list[str]] = {chat: [] for chat in CHATS}
         """What was acknowledged, by chat, in order."""
+        self.went_wrong = 0
 
     async def live(self, writes: int, *, seconds: float = 30.0) -> None:
         """Until so many more writes reached the services, and perhaps a moment longer."""
@@ -82,6 +83,7 @@ class Storm(Street):
                     how, more = self.dice.choice(FAULTS)
                     skip = self.dice.choice((0, 1))
                     service.fault(how, WRITES[name], method="POST", skip=skip, **more)  # type: ignore[arg-type]
+                    self.went_wrong += 1
             await asyncio.sleep(0.05)
 
     def heard(self, name: str) -> dict[str, list[str]]:
@@ -164,6 +166,12 @@ async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path)
 @pytest.mark.prove
 @pytest.mark.parametrize("seed", range(100, 100 + -(-KILLS // A_RUN)))
 async def test_many_kills_with_four_memories_attached(tmp_path: Path, seed: int) -> None:
-    street = await storm(tmp_path, kills=A_RUN, seed=seed, write=WRITES_WHEN[seed % len(WRITES_WHEN)])
+    write = WRITES_WHEN[seed % len(WRITES_WHEN)]
+    began = time.monotonic()
+    street = await storm(tmp_path, kills=A_RUN, seed=seed, write=write)
+    killed, kept = street.killed - 1, sum(map(len, street.kept.values()))  # the last one was the end
+    took = f"{time.monotonic() - began:.0f} s"
+    print(f"seed {seed}, write {write}: {killed} kills, {kept} acknowledged, {street.went_wrong} faults, {took}")  # noqa: T201
     assert not lost_and_doubled(street)
+    assert killed == A_RUN
     assert len(street.services.honcho.state.created) == len(CHATS)
