@@ -14,7 +14,7 @@ from everhold.testing.platforms.synapse import Synapse
 def _tokens_of_ones_own() -> Iterator[None]:
     """A token is listened to by one gateway on a machine, and the tests of all workers use the same few tokens."""
     with tempfile.TemporaryDirectory(prefix="everhold-run-") as path, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", path)
+        patch.setenv("EVERHOLD_LOCKS", path)
         yield
 
 

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -34,6 +35,9 @@ from everhold.ports.plugin import Context, Fetch, Station
 from everhold.ports.store import Change, Position, Step, Store
 from everhold.secret import Secret
 from everhold.stores.sqlite.lock import HomeLock
+
+if sys.platform != "win32":
+    import pwd
 
 Key = tuple[str, str]
 Keep = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -359,10 +363,33 @@ def _secrets(value: object) -> Iterator[Secret]:
             yield from _secrets(item)
 
 
-def locks_directory(environ: Mapping[str, str]) -> Path:
-    """A directory of this user's own that every everhold on this machine looks into."""
-    base = Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    path = base / (f"everhold-{os.getuid()}" if os.name == "posix" else "everhold")
+def locks_directory(environ: Mapping[str, str], *, user_home: Callable[[], Path | None] | None = None) -> Path:
+    """A directory of this user's own that every everhold on this machine looks into.
+
+    It lies in the user's home as the system knows it: what a shell, a service and a job of cron's are told about
+    places for such files differs, a temporary directory is swept, and then they would not see each other's locks.
+    """
+    if named := environ.get("EVERHOLD_LOCKS", "").strip():
+        return _own(Path(named))
+    home = (user_home or _user_home)()
+    if home is not None and home.is_dir():
+        path = home / ".local" / "state" / "everhold"
+        with contextlib.suppress(OSError):  # not ours to write to, or read-only: so it is for all of us
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return _own(path)
+    return _own(Path(tempfile.gettempdir()) / (f"everhold-{os.getuid()}" if os.name == "posix" else "everhold"))
+
+
+def _user_home() -> Path | None:
+    if sys.platform == "win32":
+        return Path.home()
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+
+
+def _own(path: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     state = os.lstat(path)

@@ -113,7 +113,7 @@ class House:
     def env(self, **more: str) -> dict[str, str]:
         kept = {
             name: os.environ[name]
-            for name in ("PATH", "LANG", "LC_ALL", "HOME", "XDG_RUNTIME_DIR")
+            for name in ("PATH", "LANG", "LC_ALL", "HOME", "XDG_RUNTIME_DIR", "EVERHOLD_LOCKS")
             if name in os.environ
         }
         plain = {"PYTHONPATH": str(self.plugin), "EVERHOLD_HOME": str(self.path), "PYTHONIOENCODING": "utf-8"}

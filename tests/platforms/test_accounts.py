@@ -263,13 +263,33 @@ async def test_what_was_left_is_closed(place: Any) -> None:
     assert all(toy.closed.is_set() for toy in before.values())
 
 
+def test_a_shell_and_a_service_look_for_locks_in_one_place(tmp_path: Path) -> None:
+    """What they are told differs; who they run as does not."""
+    environs: tuple[dict[str, str], ...] = (
+        {},
+        {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": "/a", "TMPDIR": str(tmp_path)},
+        {"XDG_STATE_HOME": str(tmp_path / "state"), "HOME": "/b"},
+    )
+    places = {locks_directory(environ, user_home=lambda: tmp_path / "me") for environ in environs}
+    assert len(places) == 1, "no home there: all of them fall back to the same"
+    (tmp_path / "me").mkdir()
+    places |= {locks_directory(environ, user_home=lambda: tmp_path / "me") for environ in environs}
+    assert tmp_path / "me/.local/state/everhold" in places
+    assert len(places) == 2
+    assert {locks_directory(environ, user_home=lambda: None) for environ in environs} < places
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/.local").write_text("somebody's file")
+    assert {locks_directory(environ, user_home=lambda: tmp_path / "odd") for environ in environs} < places
+    assert locks_directory({"EVERHOLD_LOCKS": str(tmp_path / "named")}) == tmp_path / "named"
+
+
 def test_the_locks_are_in_a_directory_nobody_else_can_write_to(tmp_path: Path) -> None:
-    path = locks_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
-    assert path.parent == tmp_path
+    path = locks_directory({}, user_home=lambda: tmp_path)
+    assert path.is_relative_to(tmp_path)
     path.chmod(0o777)
     with pytest.raises(Refused, match="this user's alone"):
-        locks_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+        locks_directory({}, user_home=lambda: tmp_path)
     path.rmdir()
     path.symlink_to(tmp_path)
     with pytest.raises(Refused):
-        locks_directory({"XDG_RUNTIME_DIR": str(tmp_path)})
+        locks_directory({}, user_home=lambda: tmp_path)
