@@ -193,3 +193,59 @@ def test_what_is_erased_while_it_waits_for_its_turn_never_leaves(house: House, d
     assert not any("four" in batch for batch in provider.batches[seen:])
     assert [one.reason for one in parked(house)] == ["no bad"]
     house.sound()
+
+
+class Half(FakeProvider):
+    """Knows no keys and can be searched. Of its first batch it keeps two, and the answer is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(Delivery.UNACKNOWLEDGED, deadline=5.0)
+        self.batches: list[list[str]] = []
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        self.batches.append([wording(item).partition(" ")[0] for item in batch.items])
+        for item in batch.items if len(self.batches) > 1 else batch.items[:2]:
+            self.receive(batch.name, item)
+        if len(self.batches) == 1:
+            raise InDoubt("no answer")
+        return {item.key: "" for item in batch.items}
+
+
+def half(house: House) -> Half:
+    provider = Half()
+    house.furniture.memories["a"] = provider
+    house.furniture.settings["paces"] = {"a": pace_of(5)}
+    house.tick(1)
+    return provider
+
+
+def test_what_is_not_seen_where_nobody_can_tell_goes_again_and_is_counted(house: House) -> None:
+    provider = half(house)
+    say_all(house)
+    house.rest(60)
+    assert provider.batches == [WORDS, WORDS[2:]]
+    assert house.run(house.store.gambled()) == 3, "not seen is not the same as not there"
+    assert parked(house) == []
+    house.sound()
+
+
+@pytest.mark.parametrize("erased", [3, 1], ids=["all that was left", "one of it"])
+def test_what_is_erased_while_nobody_can_tell_whether_it_arrived_is_named(house: House, erased: int) -> None:
+    provider = half(house)
+    session = ""
+    for word in WORDS:
+        session = house.say(word, rest=False).session
+        house.tick(0.2)
+    assert provider.batches == [WORDS]
+    gone = [
+        entry.seq
+        for entry in house.log(session)
+        if isinstance(entry.body, Heard | Said | Thought) and any(word in entry.body.text for word in WORDS[-erased:])
+    ]
+    assert house.run(house.control.erase(session, gone))
+    house.rest(60)
+    assert not {word for batch in provider.batches[1:] for word in batch} & set(WORDS[-erased:])
+    assert [(one.doubtful, one.reason.partition(",")[0]) for one in parked(house)] == [
+        (True, "it was erased on its way")
+    ] * erased
+    house.sound()

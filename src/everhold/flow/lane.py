@@ -179,12 +179,19 @@ class Lane:
         return flight.sends > 1 and resolution(self.courier.delivery, policy="") == "gamble"
 
     async def _fly(
-        self, load: Load, flight: Flight, *, doubtful: bool = False, receipts: tuple[Receipt, ...] = ()
+        self,
+        load: Load,
+        flight: Flight,
+        *,
+        doubtful: bool = False,
+        receipts: tuple[Receipt, ...] = (),
+        parks: tuple[Parked, ...] = (),
     ) -> Leg:
         """Store that the load is about to leave: from here on nobody knows any more that it has not."""
         since = self.gates.clock.monotonic()
         flight = structs.replace(flight, state="flying")
-        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), receipts=receipts, generation=load.generation)
+        update = LaneUpdate(flight=flight)
+        await self._commit(Step.FLIGHT, update, receipts=receipts, parks=parks, generation=load.generation)
         return Leg(load=load, flight=flight, since=since, doubtful=doubtful)
 
     async def _again(self, flight: Flight) -> Load | None:
@@ -234,9 +241,11 @@ class Lane:
         missing = await self._again(rest)
         receipts = self._receipts([item for item in load.items if item.key in there], self._seen(there))
         if missing is None:
-            return await self._land(load.upto, load.items, receipts=receipts)
-        rest = structs.replace(rest, digest=missing.digest, sends=flight.sends + 1)
-        return await self._fly(missing, rest, receipts=receipts)
+            return await self._land(load.upto, load.items, flight=flight, receipts=receipts, parks=self._lost(rest))
+        parks = self._lost(rest, missing.items)
+        rest = structs.replace(rest, items=missing.items, digest=missing.digest, sends=flight.sends + 1)
+        missing = structs.replace(missing, upto=flight.upto)
+        return await self._fly(missing, rest, doubtful=self._gambled(rest), receipts=receipts, parks=parks)
 
     async def _one_by_one(self, load: Load, flight: Flight, *, there: Set[str] = frozenset()) -> Leg | None:
         """A batch was refused, and something in it is to blame: each item goes by itself, and only that one is parked.

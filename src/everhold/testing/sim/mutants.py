@@ -219,10 +219,10 @@ class HurriedGates(Gates):
 class Unmarked(Lane):
     """Sends again what is still stored as unsent."""
 
-    async def _fly(self, load: Load, flight: Flight, *, doubtful: bool = False, receipts: Any = ()) -> Leg:
+    async def _fly(self, load: Load, flight: Flight, *, doubtful: bool = False, **more: Any) -> Leg:
         if flight.state == "unsent":
             return Leg(load=load, flight=flight, since=self.gates.clock.monotonic(), doubtful=doubtful)
-        return await super()._fly(load, flight, doubtful=doubtful, receipts=receipts)
+        return await super()._fly(load, flight, doubtful=doubtful, **more)
 
 
 class Sweeping(Lane):
