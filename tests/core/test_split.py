@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -89,6 +90,82 @@ def test_a_character_of_two_units_is_never_torn() -> None:
     assert split("a😀b😀", 2) == ("a", "😀", "b", "😀")
 
 
+# -- blocks of code ---------------------------------------------------------------------------------------------------
+
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[^`]*")
+BLOCKS = st.lists(
+    st.one_of(
+        st.sampled_from(["```", "```python", "~~~", "````md", "  ```", "```" + "x" * 70, "`` `", "", "  "]),
+        st.text(alphabet="ab. 😀`", max_size=150),
+    ),
+    max_size=40,
+).map("\n".join)
+
+
+def opened(text: str) -> str:
+    """The mark of the block of code that is open at the end of a text, as whoever shows it would see it."""
+    mark = ""
+    for line in text.split("\n"):
+        found = FENCE.fullmatch(line)
+        if found is None or len(found[0].lstrip()) > 50:
+            continue
+        if not mark:
+            mark = found[1]
+        elif found[0].strip() == found[1] and found[1].startswith(mark):
+            mark = ""
+    return mark
+
+
+def without_blocks(text: str) -> str:
+    """Everything but marks and ends of lines, which is what may be added between two parts."""
+    return re.sub(r"[`~\n ]|python|md", "", text)
+
+
+def keeps_blocks_whole(text: str, limit: int, splitter: Splitter) -> None:
+    parts = splitter(text, limit)
+    assert all(units(part) <= limit for part in parts), "a platform would refuse it"
+    assert not any(opened(part) for part in parts[:-1]), "a block of code is left open"
+    assert without_blocks("".join(parts)) == without_blocks(text), "something is lost or added"
+    assert opened(parts[-1]) == opened(text), "what follows is shown as something else"
+    assert len(parts) <= 4 * units(text) // limit + 2, "crumbs"
+
+
+@settings(max_examples=300, deadline=None)
+@given(BLOCKS, st.integers(200, 300))
+def test_a_block_of_code_is_ended_and_begun_again(text: str, limit: int) -> None:
+    keeps_blocks_whole(text, limit, split)
+
+
+def heedless(text: str, limit: int) -> tuple[str, ...]:
+    return tuple(text[at : at + limit // 2] for at in range(0, len(text), limit // 2)) or ("",)
+
+
+def test_a_splitter_that_leaves_blocks_open_is_found() -> None:
+    drawn = st.tuples(BLOCKS, st.integers(200, 300))
+    finds(drawn, lambda it: keeps_blocks_whole(*it, heedless), within=2_000)
+
+
+def test_code_looks_like_code_in_every_part() -> None:
+    code = "\n".join(f"print({n:04})" for n in range(40))
+    first, *rest = split(f"See:\n```python\n{code}\n```\nThat is all.", 300)
+    assert first.startswith("See:\n```python\nprint(0000)\n")
+    assert first.endswith(")\n```")
+    assert all(part.startswith("```python\nprint(") for part in rest)
+    assert rest[-1].endswith("print(0039)\n```\nThat is all.")
+
+
+def test_a_block_that_has_hardly_begun_goes_whole_into_the_next_part() -> None:
+    prose, code = "word " * 40, "```\n" + "x\n" * 60 + "```"
+    assert split(f"{prose}\n{code}", 260) == (f"{prose}\n", code)
+
+
+def test_a_block_that_ends_at_the_cut_is_not_begun_again() -> None:
+    code = "```\n" + "123456789\n" * 18
+    for filler in range(12):
+        parts = split(f"{code}{'y' * filler}\n```\nand so on " + "z " * 60, 200)
+        assert not any(part.startswith(("```\n```", "```\n\n```")) for part in parts)
+
+
 class Counted(str):
     """A text that counts how many characters of it, or of any piece of it, are looked at."""
 
@@ -126,7 +203,7 @@ def work(splitter: Splitter, text: str) -> int:
     return Counted.looked
 
 
-@pytest.mark.parametrize("word", ["word ", "x", "\n", "😀", "line\n\n"])
+@pytest.mark.parametrize("word", ["word ", "x", "\n", "😀", "line\n\n", "```\nx\n"])
 def test_the_work_grows_with_the_text_and_not_with_its_square(word: str) -> None:
     """Counted in characters looked at, so that a slow machine cannot fail it and a fast one cannot hide it."""
     few, many = (work(split, (word * length)[:length]) for length in (10_000, 80_000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from everhold.core.split import units
+from everhold.core.split import split, units
 from everhold.platforms.telegram.wording import worded
 
 
@@ -59,3 +59,12 @@ def test_whatever_is_written_the_marks_lie_within_it(text: str) -> None:
         assert entity.offset >= 0
         assert entity.length >= 1
         assert entity.offset + entity.length <= units(plain)
+
+
+def test_code_that_is_too_long_for_one_message_is_code_in_each() -> None:
+    text = "So:\n```python\n" + "print('a line of it')\n" * 500 + "```\nDone."
+    parts = split(text, 4096)
+    assert len(parts) > 2
+    for part in parts:
+        (entity,) = worded(part)[1]
+        assert (entity.type, entity.language) == ("pre", "python")

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _SEAMS: Final = ("\n\n", "\n", ". ", " ")
+_FENCE: Final = re.compile(r"^ {0,3}(`{3,10}|~{3,10})([^`\n]{0,40})$", re.MULTILINE)
+"""A line that opens a block of code, or ends one if nothing stands behind the marks."""
+_LONGEST: Final = 64
+"""More characters than such a line has: whether one is torn by a cut is seen by looking so far behind it."""
+_CLOSING: Final = 11
+"""The room that is left for the line that ends a block."""
+_ROOMY: Final = 200
+"""Below this there is no room for anything but the text itself."""
 
 
 def units(text: str) -> int:
@@ -15,9 +24,12 @@ def units(text: str) -> int:
 def split(text: str, limit: int) -> tuple[str, ...]:
     """`text` in parts of at most `limit` UTF-16 units, cut at the best seam in the second half of each part.
 
-    Platforms count UTF-16 units. Joining the parts gives the text back, whatever it holds.
+    Platforms count UTF-16 units. Joining the parts gives the text back, whatever it holds; but each part is shown by
+    itself, so a block of code that goes on in the next one is ended in this one and begun again there.
     """
     assert limit >= 2
+    if limit >= _ROOMY and _FENCE.search(text) is not None:
+        return _in_blocks(text, limit)
     parts: list[str] = []
     start = 0
     while (end := _reach(text, start, limit)) < len(text):
@@ -25,6 +37,49 @@ def split(text: str, limit: int) -> tuple[str, ...]:
         parts.append(text[start:cut])
         start = cut
     return (*parts, text[start:])
+
+
+def _in_blocks(text: str, limit: int) -> tuple[str, ...]:
+    parts: list[str] = []
+    start, opened = 0, ""
+    while True:
+        begin = f"{opened}\n" if opened else ""
+        if _reach(text, start, limit - units(begin)) == len(text):
+            return (*parts, begin + text[start:])
+        cut = _seam(text, start, _reach(text, start, limit - units(begin) - _CLOSING))
+        at, opened = _open_at(text, start, cut, opened)
+        if opened and at > start + (cut - start) // 2:
+            cut, opened = at, ""  # a block that has hardly begun goes whole into the next part
+        part = begin + text[start:cut]
+        if opened:
+            mark = _mark(opened)
+            part += mark if part.endswith("\n") else f"\n{mark}"
+            # where it ends anyway, it is not begun again for nothing
+            if (ends := re.compile(rf" {{0,3}}{mark}[ \t]*(?:\n|\Z)").match(text, cut)) is not None:
+                cut, opened = ends.end(), ""
+        parts.append(part)
+        start = cut
+        if start == len(text):
+            return tuple(parts)
+
+
+def _open_at(text: str, start: int, cut: int, opened: str) -> tuple[int, str]:
+    """Where the block that is open at `cut` was opened, and by which line; an empty one if none is."""
+    at = start
+    for line in _FENCE.finditer(text, start, cut + _LONGEST):
+        if line.start() >= cut:
+            break
+        mark, about = line[1], line[2].strip()
+        if not opened:
+            at, opened = line.start(), line[0].rstrip()
+        elif not about and mark.startswith(_mark(opened)):
+            opened = ""
+    return at, opened
+
+
+def _mark(opened: str) -> str:
+    line = opened.lstrip()
+    return line[: len(line) - len(line.lstrip(line[0]))]
 
 
 def _reach(text: str, start: int, limit: int) -> int:
