@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from everhold.config import AgentSettings, ModelSettings, Settings, plugin_settings
+from everhold.config.settings import BUILTIN
 from everhold.core.entries import Place, Stamp
 from everhold.core.naming import Origin, Rule, hermes_name, name
 from everhold.core.pace import Pace, pace_of
@@ -153,7 +154,7 @@ class Agents:
             summariser=self._model(summariser) if summariser else models[0],
             tools={**self.memories.tools(settings.name), **self.tools(settings)},
             coming=self.coming(settings),
-            memories=tuple(memory.name for memory in settings.memories if memory.name != "builtin"),
+            memories=tuple(memory.name for memory in settings.memories if memory.name != BUILTIN),
             paces=paces_of(settings),
             attentive=tuple(it.instance for it in memories if it.can(Capability.SESSION_SWITCHED)),
             busy=settings.busy,
@@ -168,6 +169,7 @@ class Agents:
             facts=self.facts if "memory" in settings.tools else None,
             memory_notices=settings.memory_notices,
             recalls=tuple(memory.name for memory in settings.memories),
+            searches=(BUILTIN,),
             recall_seconds=settings.recall.deadline_ms / 1000,
             recall_tokens=settings.recall.tokens,
             naming=lambda memory, origin: name_for(settings, memory, origin),

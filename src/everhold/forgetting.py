@@ -290,9 +290,7 @@ class Forgetful:
         return blobs
 
     def _memories(self, agent: str) -> tuple[str, ...]:
-        """Every memory of an agent: those that are asked, and those that are only told."""
-        runtime = self.runtimes.runtime(agent, {})
-        return tuple(dict.fromkeys((*runtime.recalls, *runtime.memories)))
+        return self.runtimes.runtime(agent, {}).known
 
     def _providers(self) -> list[Reach]:
         found = []

@@ -178,7 +178,9 @@ class Instances:
     def _configured(self, instance: str, agent: str) -> MemorySettings | None:
         if self.idle or agent not in self.settings.agents:
             return None
-        return next((it for it in self.settings.agents[agent].memories if it.name == instance), None)
+        listed = next((it for it in self.settings.agents[agent].memories if it.name == instance), None)
+        # what the gateway makes itself is there whether or not an agent lists it
+        return listed or (self.settings.memories.get(instance) if instance in self.own else None)
 
     def _built(self, slot: Slot) -> bool:
         slot.tried = self.clock.monotonic()

@@ -43,7 +43,7 @@ class Memory(Forgetful):
         )
         answers: dict[str, Sequence[Found]] = {}
         silent: list[str] = []
-        for name in runtime.recalls:
+        for name in runtime.known:
             provider = self.runtimes.memory(name, agent)
             if provider is None:
                 continue
@@ -56,7 +56,7 @@ class Memory(Forgetful):
                 )
             except EverholdError as error:
                 silent.append(f"{name}: {error}")
-        merged = merge(answers, budget=SEARCH_TOKENS, precedence=runtime.recalls)
+        merged = merge(answers, budget=SEARCH_TOKENS, precedence=runtime.known)
         allowed = [item for item in merged.shown if await self._may_see(item, agent, person)]
         fitting = set(worth([trace(item) for item in allowed]))
         shown = [_found(item) for item in allowed if trace(item) in fitting]

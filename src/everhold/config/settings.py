@@ -252,7 +252,8 @@ class AgentSettings(Part):
     fallback: tuple[ModelName, ...] = ()
     """Models to try, in this order, when the model is down."""
     memories: tuple[MemorySettings, ...] = ()
-    """Names from `memories`, or mappings `{name: …}` whose other keys override what stands there."""
+    """Which memories a turn asks: names from `memories`, or mappings `{name: …}` whose other keys override what stands
+    there. Without `builtin` it is not asked in a turn, but still takes everything in and can be searched."""
     recall: RecallSettings = RecallSettings()
     """How much is remembered in each turn."""
     facts: FactSettings = FactSettings()

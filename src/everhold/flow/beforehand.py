@@ -37,7 +37,7 @@ class Beforehand:
         runtime = self.runtimes.runtime(session.agent, session.choices)
         asked = [
             (name, provider)
-            for name in runtime.recalls or runtime.memories
+            for name in runtime.known
             if (provider := self.runtimes.memory(name, session.agent)) is not None
             and provider.can(Capability.BEFORE_COMPRESS)
         ]

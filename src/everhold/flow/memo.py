@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from typing import Final
 
@@ -40,8 +41,9 @@ async def answer(
         case "search":
             if not rest:
                 return (), "Say what to look for: /memory search WORDS"
+            searching = dataclasses.replace(runtime, recalls=runtime.known)
             looked = await recall(
-                gates, runtimes, runtime, session, op=0, takes=(), text=rest, stamp=heard.stamp, visible=()
+                gates, runtimes, searching, session, op=0, takes=(), text=rest, stamp=heard.stamp, visible=()
             )
             if looked.why is None:
                 return (), "Nothing can be looked for here: recall is off, or it is not known who is present."

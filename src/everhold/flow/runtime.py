@@ -73,6 +73,8 @@ class Runtime:
     """(memory instance, what is known of a session) -> the name that instance files it under."""
     recalls: tuple[str, ...] = ()
     """Memories that are asked about every message, the one with precedence first."""
+    searches: tuple[str, ...] = ()
+    """Memories besides those, which are looked into when somebody searches."""
     recall_seconds: float = 0.0
     """How long a turn waits for them; 0: nothing is recalled."""
     recall_tokens: int = 1_700
@@ -93,6 +95,11 @@ class Runtime:
     """The largest file that a place takes, in bytes; 0: it takes none."""
     pulls: Callable[[Place], bool] = lambda _: False
     """Whether whoever is there reads the log itself, so that a committed reply is a delivered one."""
+
+    @functools.cached_property
+    def known(self) -> tuple[str, ...]:
+        """Every memory there is: those that are asked, those that are only told, and those that are only searched."""
+        return tuple(dict.fromkeys((*self.recalls, *self.memories, *self.searches)))
 
     @property
     def effects(self) -> dict[str, Effect]:
