@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 
@@ -19,10 +20,10 @@ def _tokens_of_ones_own() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def synapse(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Synapse]:
+def synapse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Synapse]:
     pytest.importorskip("synapse", reason="matrix-synapse is not installed: pip install -e '.[dev]'")
     own = tmp_path_factory.getbasetemp()
-    server = Synapse((own if worker_id == "master" else own.parent) / "synapse")
+    server = Synapse((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "synapse")
     server.start()
     yield server
     server.stop()

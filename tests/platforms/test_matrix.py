@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from everhold.core.address import parse
 from everhold.core.entries import Heard, Place
 from everhold.errors import Transient
+from everhold.platforms.matrix.reading import OURS
 from everhold.platforms.matrix.settings import MatrixSettings
 from everhold.ports.platform import Drafting, Incoming, Verdict
 from everhold.secret import Secret
@@ -84,6 +86,27 @@ async def test_a_gap_that_is_cut_off_is_begun_anew(desk: Desk, stage: MatrixStag
     await desk.restart()
     await desk.until_heard("meanwhile 11")
     assert await desk.texts() == ["before", *(f"meanwhile {number}" for number in range(12))]
+
+
+async def test_somebody_who_came_in_a_gap_that_cannot_be_had_is_company(desk: Desk, stage: MatrixStage) -> None:
+    stage.door.cap = 2
+    desk.start()
+    await stage.write("alone", to=stage.chat)
+    await desk.until_heard("alone")
+    refused = Answer.json({"errcode": "M_FORBIDDEN", "error": "no"}, status=403)
+    stage.door.fault(f"{V3}/rooms/{stage.chat}/messages", "answer", answer=refused)
+    stage.door.fault("sync", "hang")
+    async with asyncio.timeout(20):
+        await stage.door.held.wait()  # the look before it is over, too
+    await stage.ada.call("POST", f"{V3}/rooms/{stage.chat}/invite", {"user_id": stage.eve.id})
+    for number in range(4):
+        await stage.write(f"meanwhile {number}", to=stage.chat)
+    stage.door.disconnect()
+    stage.door.reconnect()
+    await desk.until_heard("meanwhile 3")
+    await stage.door.struck(f"{V3}/rooms/{stage.chat}/messages")
+    kinds = {body.text: parse(body.stamp.address).kind for body in await desk.heard()}
+    assert (kinds["alone"], kinds["meanwhile 3"]) == ("dm", "group")
 
 
 async def test_what_stood_there_before_we_came_was_not_said_to_us(desk: Desk, stage: MatrixStage) -> None:
@@ -169,9 +192,27 @@ async def test_another_agent_s_draft_is_heard_when_it_is_done(desk: Desk, stage:
     await stage.write("that was it", to=stage.group)
     await desk.until_heard("that was it")
     said = (await desk.heard())[0]
-    assert (said.text, said.bot, said.hops, said.asks, said.revision) == (final, True, 3, True, "")
+    assert (said.text, said.bot, said.hops, said.asks, said.revision) == (final, True, 3, True, stage.eve.id)
     assert said.origin.message == remote
     assert len(await desk.heard()) == 2
+
+
+async def test_a_draft_that_another_finishes_first_is_heard_of_its_author_too(desk: Desk, stage: MatrixStage) -> None:
+    desk.start()
+    await stage.eve.join(stage.group)
+    draft = await stage.eve.put(stage.group, text("I think …", **{OURS: {"draft": True}}))
+
+    def finished(body: str) -> dict[str, Any]:
+        relation = {"rel_type": "m.replace", "event_id": draft}
+        return text(f"* {body}", **{"m.new_content": text(body), "m.relates_to": relation, OURS: {"hops": 1}})
+
+    await stage.ada.put(stage.group, finished("nothing at all"))
+    await stage.eve.put(stage.group, finished("I think that you are right"))
+    await desk.until_heard("I think that you are right")
+    assert [(body.text, body.stamp.person) for body in await desk.heard()] == [
+        ("nothing at all", stage.ada.id),
+        ("I think that you are right", stage.eve.id),
+    ]
 
 
 # -- invitations

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from everhold.flow.accept import dedup_key
 from everhold.platforms.matrix import reading
 from everhold.platforms.matrix.reading import OURS, Message, Room
 from everhold.ports.platform import Incoming
@@ -104,6 +105,36 @@ def test_programs_are_told_from_people() -> None:
     other = read(event({"msgtype": "m.text", "body": "hello"}, sender="@ci:example.org"))
     assert other is not None
     assert other.incoming.bot
+
+
+def test_nobody_takes_the_place_of_another_s_words_by_finishing_them() -> None:
+    """What finishes a draft is its author's message. That of somebody else is another one, recognised by itself."""
+
+    def finish(sender: str, id: str) -> Incoming:
+        new = {"msgtype": "m.text", "body": "done"}
+        relation = {"rel_type": "m.replace", "event_id": "$draft"}
+        content = {**new, "m.new_content": new, "m.relates_to": relation, OURS: {"hops": 1}}
+        message = read({**event(content, sender=sender), "event_id": id})
+        assert message is not None
+        return message.incoming
+
+    mine, again, theirs = finish(ADA, "$1"), finish(ADA, "$2"), finish("@eve:example.org", "$3")
+    assert (mine.event, mine.origin.message) == ("message", "$draft")
+    assert dedup_key(mine) == dedup_key(again)
+    assert dedup_key(mine) != dedup_key(theirs)
+
+
+def test_without_a_position_what_is_old_is_not_heard_for_the_first_time() -> None:
+    old, new = (event({"body": age}, unsigned={"age": age}) for age in (reading.YOUNG_MS, reading.YOUNG_MS - 1))
+    room = {"timeline": {"events": [old, new], "limited": True, "prev_batch": "x"}}
+    news = {"next_batch": "n", "rooms": {"join": {"!a": room, "!b": {}}, "leave": {"!c": room}, "invite": {"!d": {}}}}
+    found = reading.lately(news)
+    assert found["next_batch"] == "n"
+    assert found["rooms"] == {
+        "join": {"!a": {"timeline": {"events": [new]}}, "!b": {"timeline": {"events": []}}},
+        "leave": {"!c": {"timeline": {"events": [new]}}},
+        "invite": {"!d": {}},
+    }
 
 
 def test_an_encrypted_message_is_told_of() -> None:

@@ -120,7 +120,7 @@ class Matrix:
                 raise
             # the homeserver was set back, or is another one: then there is nothing behind our position
             self._log.warning("position.refused", error=error)
-            return await self._client.sync(None, seconds=0)
+            return reading.lately(await self._client.sync(None, seconds=0))
 
     async def _trouble(self, error: EverholdError, failures: int) -> None:
         """Say what is wrong and wait, longer each time."""
@@ -164,7 +164,8 @@ class Matrix:
                 events = events[entered:]  # what was said before we came was not said to us
             elif timeline.get("limited") and timeline.get("prev_batch"):
                 events = await self._missed(chat, str(timeline["prev_batch"]), since) + events
-            if entered is not None or any(map(reading.is_membership, events)):
+            # in what could not be had, too, somebody may have come: then nobody is alone there any more
+            if entered is not None or timeline.get("limited") or any(map(reading.is_membership, events)):
                 self._rooms.pop(chat, None)
                 self._invites.pop(chat, None)
             for raw in events:

@@ -122,6 +122,17 @@ def unanswered(events: Sequence[Any], me: str) -> list[Any]:
     return [raw for raw in events[begin:] if _age(raw) < YOUNG_MS]
 
 
+def lately(news: Mapping[str, Any]) -> dict[str, Any]:
+    """A look without a position as one from a day ago: what was said long before is not answered for the first time."""
+    rooms = dict(news.get("rooms") or {})
+    for kind in ("join", "leave"):
+        rooms[kind] = {
+            chat: {**room, "timeline": {"events": [raw for raw in _timeline(room) if _age(raw) < YOUNG_MS]}}
+            for chat, room in (rooms.get(kind) or {}).items()
+        }
+    return {**news, "rooms": rooms}
+
+
 def read(
     raw: Mapping[str, Any],
     *,
@@ -189,7 +200,8 @@ def _message(
             kind="dm" if room.direct else "group",
             # an agent that finishes its draft says it only then
             event="edit" if edits and not finished else "message",
-            revision=id if edits and not finished else "",
+            # anybody can claim to finish another's draft: that must not take the place of what its author says then
+            revision="" if not edits else str(event.sender) if finished else id,
             addressed=room.direct or meant,
             bot=ours is not None or notice or event.sender in bots,
             notice=notice,
@@ -253,6 +265,10 @@ def _meant(
 def _relation(content: Mapping[str, Any]) -> Mapping[str, Any]:
     found = content.get("m.relates_to")
     return found if isinstance(found, dict) else {}
+
+
+def _timeline(room: Mapping[str, Any]) -> Sequence[Any]:
+    return (room.get("timeline") or {}).get("events") or ()
 
 
 def _says(raw: object) -> bool:
