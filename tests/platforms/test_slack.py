@@ -474,6 +474,16 @@ async def test_a_probe_looks_back_to_what_is_answered(desk: Desk, server: SlackS
     assert await desk.platform.probe(desk.out("yes", to=out.to, key="s:3:0")) is None
 
 
+async def test_another_app_cannot_say_that_our_reply_is_there(desk: Desk, server: SlackServer) -> None:
+    """What is sent carries a key that others can read; one that they repeat must not make us leave a reply unsaid."""
+    out = desk.out("yes", to=desk.place(chat="C1"))
+    payload = {"event_type": "everhold_message", "event_payload": {"key": out.key, "hops": 0}}
+    await server.write("no", channel="C1", user="UEVE", bot_id="BEVE", metadata=payload)
+    assert await desk.platform.probe(out) is None
+    remote = await desk.platform.send(out)
+    assert await desk.platform.probe(out) == remote
+
+
 async def test_a_wait_is_kept_without_asking_again(desk: Desk, server: SlackServer) -> None:
     server.busy["D1"] = 7
     for _ in range(3):

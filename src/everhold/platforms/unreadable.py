@@ -12,6 +12,8 @@ from everhold.ports.store import Position
 
 CHAT: Final = "unreadable"
 MOST_CHARACTERS: Final = 100_000
+BROKEN: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What taking apart something that somebody made up raises: a number that is none, a list where a text belongs."""
 
 
 def unreadable(

@@ -28,7 +28,7 @@ from everhold.platforms.discord.client import Client, Halted, Rest, Resume
 from everhold.platforms.discord.reading import Channel
 from everhold.platforms.discord.settings import NAME, DiscordSettings
 from everhold.platforms.files import contents, fetched, taken_in
-from everhold.platforms.unreadable import unreadable
+from everhold.platforms.unreadable import BROKEN, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
@@ -236,7 +236,7 @@ class Discord:
         try:
             heard = reading.incoming(data, where=where, account=self.account, me=me, roles=self._roles, edited=edited)
             files = reading.files_of(data) if heard is not None and not edited else ()
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except BROKEN as error:
             return self._unreadable(data, error)
         for file in files:
             assert heard is not None
@@ -261,7 +261,7 @@ class Discord:
             where = await self._where(data)
             heard = reading.command(data, where=where, account=self.account)
             id, token = str(data["id"]), str(data["token"])
-        except (AttributeError, KeyError, TypeError) as error:
+        except BROKEN as error:
             await accept(self._unreadable(data, error))
             return
         if heard is None:

@@ -22,7 +22,7 @@ from everhold.platforms.files import contents
 from everhold.platforms.matrix import client, reading
 from everhold.platforms.matrix.reading import OURS
 from everhold.platforms.matrix.settings import NAME, MatrixSettings
-from everhold.platforms.unreadable import unreadable
+from everhold.platforms.unreadable import BROKEN, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
@@ -206,7 +206,7 @@ class Matrix:
                 bots=self._settings.bots,
                 commands=self._station.commands,
             )
-        except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        except BROKEN as error:
             reason = f"{type(error).__name__}: {error}"
             self._log.warning("event.unreadable", chat=chat, error=reason)
             id = raw.get("event_id") if isinstance(raw, dict) else None

@@ -25,7 +25,7 @@ from everhold.platforms.slack.backlog import Backlog, key
 from everhold.platforms.slack.events import Events
 from everhold.platforms.slack.line import Envelope, Line
 from everhold.platforms.slack.settings import NAME, SlackSettings
-from everhold.platforms.unreadable import unreadable
+from everhold.platforms.unreadable import BROKEN, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
@@ -215,7 +215,7 @@ class Slack:
             case "slash_commands":
                 try:
                     return reading.command(envelope.payload, account=self.account)
-                except (KeyError, TypeError) as error:
+                except BROKEN as error:
                     return self._unreadable(envelope.payload, id=envelope.id, error=error)
             case _:
                 return None  # buttons, and whatever Slack will think of
@@ -241,7 +241,7 @@ class Slack:
         try:
             heard = reading.incoming(event, account=self.account, me=me)
             files = reading.files_of(event) if heard is not None else ()
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except BROKEN as error:
             ts = event.get("ts") if isinstance(event, dict) else None
             return self._unreadable(event, id=ts if isinstance(ts, str) else id, error=error)
         if heard is None:
@@ -301,13 +301,15 @@ class Slack:
         return await (self._replace(out) if out.edits else self._say(out))
 
     async def probe(self, out: Outgoing) -> str | None:
-        me = (await self._who()).user
+        me = await self._who()
         async for message in self._recent(out.to):
+            if not reading.is_ours(message, me):
+                continue  # other apps see our keys, and might say that something is there which is not
             metadata = message.get("metadata") or {}
             if metadata.get("event_type") == reading.METADATA:
                 if metadata.get("event_payload", {}).get("key") == out.key:
                     return str(message["ts"])
-            elif out.file is not None and message.get("user") == me:
+            elif out.file is not None:
                 for it in message.get("files", ()):  # Slack carries no key with a file: its name and size have to do
                     if (it.get("name"), it.get("size")) == (out.file.name or "file", out.file.size):
                         return str(it.get("id"))

@@ -44,7 +44,7 @@ def incoming(event: dict[str, Any], *, account: str, me: Me) -> Incoming | None:
     channel = _id(event, "channel")
     edited = event.get("subtype") == "message_changed"
     message: dict[str, Any] = event["message"] if edited else event
-    if (message.get("subtype") or "") not in WORDS or _is_ours(message, me):
+    if (message.get("subtype") or "") not in WORDS or is_ours(message, me):
         return None
     if edited and not _is_edit(event, message):
         return None  # Slack put a preview of a link there
@@ -117,7 +117,7 @@ def _text(message: dict[str, Any], me: Me) -> str:
     return wording.inward(text, names={me.user: me.name})
 
 
-def _is_ours(message: dict[str, Any], me: Me) -> bool:
+def is_ours(message: dict[str, Any], me: Me) -> bool:
     return message.get("user") == me.user or (bool(me.bot) and message.get("bot_id") == me.bot)
 
 

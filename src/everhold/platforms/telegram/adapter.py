@@ -30,7 +30,7 @@ from everhold.platforms.hook import Hook
 from everhold.platforms.telegram import faults, reading
 from everhold.platforms.telegram.settings import NAME, TelegramSettings, WebhookSettings
 from everhold.platforms.telegram.wording import worded
-from everhold.platforms.unreadable import unreadable
+from everhold.platforms.unreadable import BROKEN, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
@@ -244,7 +244,7 @@ class Telegram:
         try:
             update = Update.de_json(raw, self._bot)
             heard = reading.incoming(update, account=self.account, me=self._bot.bot)
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        except BROKEN as error:
             reason = f"{type(error).__name__}: {error}"
             self._log.warning("update.unreadable", error=reason)
             id = str(raw.get("update_id") if isinstance(raw, dict) else position.value)
