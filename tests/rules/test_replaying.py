@@ -114,6 +114,22 @@ def test_what_can_be_searched_is_not_handed_what_it_shows(house: House) -> None:
     assert words(provider) == ["turn 0", "turn 1", "turn 2"]
 
 
+def test_what_cannot_be_searched_is_handed_nothing_until_it_can(house: House) -> None:
+    provider = Searchable(Delivery.UNACKNOWLEDGED)
+    attach(house, provider)
+    for number in range(3):
+        house.say(f"turn {number}")
+    provider.forget_all()
+    provider.faults.fail(Transient("it cannot be searched"), times=4)
+    replay(house)
+    house.rest(5)
+    assert words(provider) == []
+    house.rest(300)
+    assert words(provider) == ["turn 0", "turn 1", "turn 2"]
+    assert len(provider.writes) == 6
+    house.sound()
+
+
 def test_status_says_what_is_known_and_what_is_not(house: House) -> None:
     provider = Searchable(Delivery.UNACKNOWLEDGED)
     house.furniture.memories = {"a": provider, "b": FakeProvider()}

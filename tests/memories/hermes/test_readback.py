@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from everhold.errors import Transient
 from everhold.memories.hermes.readback import question, shows
 from everhold.ports.memory import SEEN, Capability
 
@@ -38,6 +39,11 @@ ECHO = KEEPER.replace('"results": [', '"again": args["query"], "results": [').re
 HANGING = KEEPER.replace('write("tool", tool_name, args)\n', 'write("tool", tool_name); import time; time.sleep(60)\n')
 RAISING = KEEPER.replace(
     'write("tool", tool_name, args)\n', 'write("tool", tool_name); raise RuntimeError("no index")\n'
+)
+AWAY = KEEPER.replace(
+    'write("tool", tool_name, args)\n',
+    'write("tool", tool_name)\n'
+    '        if (get_hermes_home() / "away").exists(): return json.dumps({"error": "unavailable for the moment"})\n',
 )
 LONG = "my grey cat is called Mimi and sleeps under the stove"
 OTHER = "the train to Vienna leaves at seven from platform nine"
@@ -85,6 +91,31 @@ async def test_a_search_that_fails_holds_nothing_up(
         assert len(stage.diary("sync_turn")) == 5
         assert len(stage.diary("tool")) <= 3, "after that it is left alone"
         assert (await plugin.health()).well
+
+
+async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so in an answer like any other, and swallows what it is told meanwhile."""
+    stage = Stage(tmp_path, AWAY)
+    stage.home.mkdir()
+    told = batch(exchange(LONG, key="1"), exchange("another one that is dropped again", key="2"))
+    async with stage.open() as plugin:
+        assert await plugin.store(told) == {"1": SEEN, "2": ""}
+        (stage.home / "away").touch()
+        for number in range(5):
+            assert await plugin.store(batch(exchange(f"{LONG} {number}", key=str(number)))) == {str(number): ""}
+        assert len(stage.diary("tool")) == 5, "after three in vain it is left alone"
+        with pytest.raises(Transient, match="unavailable for the moment"):
+            await plugin.probe(told)
+        (stage.home / "away").unlink()
+        assert await plugin.probe(told) == ["1"]
+        assert await plugin.store(batch(exchange(f"{LONG} later"))) == {"k": ""}, "left alone still"
+        monkeypatch.setattr("everhold.memories.hermes.provider.VAIN_SECONDS", 0.0)
+        assert await plugin.store(batch(exchange(f"{LONG} much later"))) == {"k": SEEN}
+        (stage.home / "away").touch()
+        monkeypatch.setattr("everhold.memories.hermes.provider.BLIND_SECONDS", 0.0)
+        assert await plugin.probe(told) == [], "not for ever"
 
 
 async def test_nobody_looks_if_somebody_says_so(tmp_path: Path) -> None:

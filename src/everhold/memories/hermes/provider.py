@@ -46,7 +46,11 @@ MOST_KNOWN: Final = 5_000
 LOOK_SECONDS: Final = 5.0
 """How long a look at what became of something may take."""
 MOST_VAIN: Final = 3
-"""Looks in a row that may fail before this process looks no more."""
+"""Looks in a row that may fail before nobody looks for a while."""
+VAIN_SECONDS: Final = 60.0
+"""That while."""
+BLIND_SECONDS: Final = 600.0
+"""How long one that cannot be searched is waited for before it is handed again what it may have."""
 LONGEST: Final = 8_000
 """Characters of what a plug-in recalls."""
 
@@ -73,6 +77,9 @@ class HermesPlugin:
         self._handed = self._seen = 0
         self._vain = 0
         """Looks in a row that failed."""
+        self._vain_at = 0.0
+        """When the last of them did."""
+        self._blind_since: float | None = None
         self._capabilities = {Capability.HEALTH, Capability.CLOSE, Capability.SIGNATURE}
         hooks = self._card.get("hooks", ())
         if self._offered():
@@ -106,14 +113,30 @@ class HermesPlugin:
                 await self._note(batch.name, who, item)
             self._handed += 1
         # a `prefetch` may be worked out beforehand for the next turn: it is not taken away for a look
-        seen = await self._look(batch) if self._host.card.get("searches") == "tool" else []
+        seen = await self._glance(batch) if self._host.card.get("searches") == "tool" else []
         self._seen += len(seen)
         return {item.key: SEEN if item.key in seen else "" for item in batch.items}
 
     async def probe(self, batch: Batch) -> Sequence[str]:
-        """What it shows of it. That something is not shown says nothing."""
+        """What it shows of it. That something is not shown says nothing.
+
+        While it cannot be searched it is likely to be unable to keep anything, too, and many do not say so: that is
+        waited out, for as long as a search may be expected to work again.
+        """
         await self._host.start()
-        return await self._look(batch)
+        if not self._searched():
+            return []
+        seen: list[str] = []
+        try:
+            await self._look(batch, seen)
+        except (TimeoutError, Transient, Refused, InDoubt) as error:
+            now = self._context.clock.monotonic()
+            self._blind_since = now if self._blind_since is None else self._blind_since
+            if now - self._blind_since < BLIND_SECONDS:
+                raise Transient(f"it cannot be searched: {str(error) or 'no answer in time'}") from error
+        else:
+            self._blind_since = None
+        return seen
 
     async def find(self, query: Query) -> Sequence[Found]:
         name = query.name or self._somewhere_of(query.person)
@@ -136,30 +159,39 @@ class HermesPlugin:
         params = {"action": note.action, "target": target, "content": note.text, "metadata": metadata}
         await self._ask("write", session=name, identity=who, **params)
 
-    async def _look(self, batch: Batch) -> list[str]:
-        """Search it for what it was told; the keys of what it shows. Nothing that goes wrong here matters."""
-        if not self._settings.read_back or not self._host.card.get("searches") or self._vain >= MOST_VAIN:
+    def _searched(self) -> bool:
+        return bool(self._settings.read_back and self._host.card.get("searches"))
+
+    async def _glance(self, batch: Batch) -> list[str]:
+        """A look at what it was just told. Nothing that goes wrong here matters."""
+        now = self._context.clock.monotonic()
+        if not self._searched() or (self._vain >= MOST_VAIN and now - self._vain_at < VAIN_SECONDS):
             return []
         seen: list[str] = []
+        try:
+            await self._look(batch, seen)
+        except (TimeoutError, Transient, Refused, InDoubt) as error:
+            self._vain += 1
+            self._vain_at = self._context.clock.monotonic()
+            self._context.log.debug("memory.not_read_back", error=str(error) or "it took too long")
+        else:
+            self._vain = 0
+        return seen
+
+    async def _look(self, batch: Batch, seen: list[str]) -> None:
+        """Search it for what it was told; the keys of what it shows go to `seen`."""
         until = self._context.clock.monotonic() + min(LOOK_SECONDS * 2, self.deadline / 4)
         for item in batch.items:
             asked, left = question(item), until - self._context.clock.monotonic()
             if asked is None or isinstance(item, Retraction) or left <= 0:
                 continue
             who = self._meet(batch.name, item.session, item.stamp)
-            try:
-                async with asyncio.timeout(min(LOOK_SECONDS, left)):
-                    found = await self._host.ask(
-                        "look", deadline=self.deadline, session=batch.name, identity=who, query=asked.words
-                    )
-            except (TimeoutError, Transient, Refused, InDoubt) as error:
-                self._vain += 1
-                self._context.log.debug("memory.not_read_back", error=str(error) or "it took too long")
-                break
-            self._vain = 0
+            async with asyncio.timeout(min(LOOK_SECONDS, left)):
+                found = await self._host.ask(
+                    "look", deadline=self.deadline, session=batch.name, identity=who, query=asked.words
+                )
             if shows(asked, found):
                 seen.append(item.key)
-        return seen
 
     # -- what else there may be ----------------------------------------------------------------------------------------
 

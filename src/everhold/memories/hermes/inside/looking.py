@@ -38,12 +38,14 @@ def _by_tool(name: str, asked: str) -> Search:
 
 
 def texts(answer: Any) -> list[str]:
-    """Every text in an answer: most are JSON in a string."""
+    """Every text in an answer: most are JSON in a string. One that says what went wrong is no answer."""
     if isinstance(answer, str):
         try:
             answer = json.loads(answer)
         except ValueError:
             return [answer[:LONGEST]]
+    if isinstance(answer, dict) and answer.get("error"):
+        raise RuntimeError(str(answer["error"])[:LONGEST])
     found: list[str] = []
     left = [answer]
     while left and len(found) < MOST_TEXTS:
