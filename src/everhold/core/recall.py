@@ -34,8 +34,8 @@ LISTED: Final = 5
 
 _REASONS: Final = {"budget": "for want of room", "duplicate": "because something shown says the same"}
 _WORD: Final = re.compile(r"\w+")
-_SPACED: Final = "".join(mark if _WORD.fullmatch(mark) else " " for mark in map(chr, range(128)))
-"""What stands between words, where that can be said of single characters: much sooner done than looking for words."""
+_SPACED: Final = "".join(mark if _WORD.fullmatch(mark) else " " for mark in map(chr, range(128))).lower().encode() * 2
+"""ASCII in small letters, with spaces for what stands between words: much sooner done than looking for words."""
 _BREAK: Final = re.compile(r"\r\n|[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 
 
@@ -128,34 +128,43 @@ def merge(
     taken: list[Recalled] = []
     left: list[tuple[Recalled, str]] = []
     kept: dict[int, list[frozenset[str]]] = {}
+    spoken: set[str] = set()
     texts: set[str] = set()
     places: set[tuple[str, int]] = set()
     spent = 0
     for item in _in_turns({name: results[name] for name in order}):
         found = item.found
-        folded = found.text.casefold()
-        plain = " ".join(folded.split())
         place = (found.session, found.seq)
-        if not plain:
+        if not found.text or found.text.isspace():
             continue
-        known_place = bool(found.session and found.seq) and place in places
-        if plain in texts or known_place:
+        if found.text in texts or (place in places and found.session and found.seq):
             left.append((item, "duplicate"))
             continue
         cost = FRAME + weigh(found.text)
         if spent + cost > budget:
             left.append((item, "budget"))
             continue
-        words = frozenset(folded.translate(_SPACED).split() if folded.isascii() else _WORD.findall(folded))
-        if _said(words, kept, near):
+        words = _words(found.text)
+        # most texts have so many words that no kept one has that they need not be compared with each
+        if len(words & spoken) >= near * len(words) and _said(words, kept, near):
             left.append((item, "duplicate"))
             continue
-        texts.add(plain)
+        texts.add(found.text)
+        spoken |= words
         places.add(place)
         kept.setdefault(len(words), []).append(words)
         taken.append(item)
         spent += cost
     return Recall(shown=tuple(taken), left_out=tuple(left), tokens=spent)
+
+
+def _words(text: str) -> frozenset[str]:
+    """The words of a text in small letters; of one that has none, its signs as a word."""
+    if text.isascii():
+        words = text.encode().translate(_SPACED).decode().split()
+    else:
+        words = _WORD.findall(text.casefold())
+    return frozenset(words or (" ".join(text.split()),))
 
 
 def delimiter(*parts: str | int) -> str:
@@ -185,28 +194,29 @@ def fence(items: Iterable[Recalled], delimiter: str) -> str:
 
 def _block(item: Recalled, delimiter: str) -> str:
     found = item.found
-    about = [f"from {item.provider}"]
+    head = f"from {item.provider}"
     if whose := by_whom(found):
-        about.append(whose)
+        head += f", {whose}"
     if found.at:
-        about.append(f"at {when(found.at)}")
-    if item.origin or found.origin:
-        about.append(f"not said by a person but from {item.origin or found.origin}")
+        head += f", at {when(found.at)}"
+    if origin := item.origin or found.origin:
+        head += f", not said by a person but from {origin}"
     if found.session:
-        about.append(f"session {found.session}" + (f" entry {found.seq}" if found.seq else ""))
-    head = harmless(", ".join(about), delimiter).replace("\n", " ")
-    lines = harmless(found.text, delimiter).split("\n")
-    return "\n".join([f"[{head}]", *(f"| {line}" for line in lines)])
+        head += f", session {found.session}" + (f" entry {found.seq}" if found.seq else "")
+    head = harmless(head, delimiter).replace("\n", " ")
+    text = harmless(found.text, delimiter).replace("\n", "\n| ")
+    return f"[{head}]\n| {text}"
 
 
 def by_whom(found: Found) -> str:
     """What it is and who said it, for a model to read. An agent's reply is not what its person said."""
-    who = found.person or found.author.removeprefix("person:")
     if found.author.startswith("agent:"):
         to = f" to {found.person}" if found.person else ""
         return f"{found.kind or 'said'} by {found.author}{to}"
-    what = found.kind if found.kind == "note" else ""
-    return " ".join(part for part in (what, f"by {who}" if who else "") if part)
+    who = found.person or found.author.removeprefix("person:")
+    if found.kind == "note":
+        return f"note by {who}" if who else "note"
+    return f"by {who}" if who else ""
 
 
 def harmless(text: str, delimiter: str) -> str:
@@ -240,7 +250,7 @@ def _said(words: frozenset[str], kept: Mapping[int, Sequence[frozenset[str]]], n
     """
     count = len(words)
     for size, others in kept.items():
-        if count and near * count <= size and near * size <= count:
+        if near * count <= size and near * size <= count:
             for other in others:
                 both = len(words & other)
                 if both >= near * (count + size - both):
