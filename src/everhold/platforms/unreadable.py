@@ -16,6 +16,22 @@ BROKEN: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, T
 """What taking apart something that somebody made up raises: a number that is none, a list where a text belongs."""
 
 
+def readable(heard: Incoming) -> Incoming:
+    """A message as an adapter read it, or what is raised for one that only looks like one."""
+    origin = heard.origin
+    ids = (origin.chat, origin.thread, origin.message, heard.sender, heard.revision)
+    for text in (*ids, heard.text, heard.name):
+        if not isinstance(text, str):
+            raise TypeError(f"{str(text)[:40]!r} is no text")
+    for said in (heard.addressed, heard.bot, heard.notice):
+        if not isinstance(said, bool):
+            raise TypeError(f"{str(said)[:40]!r} is neither yes nor no")
+    if not (origin.chat and origin.message and heard.sender):
+        raise ValueError("it says neither where nor who")
+    "".join(ids).encode()  # half a character can be in what people say, not in an id
+    return heard
+
+
 def unreadable(
     raw: object, *, platform: str, account: str, id: str, reason: str, position: Position | None = None
 ) -> Incoming:

@@ -28,7 +28,7 @@ from everhold.platforms.discord.client import Client, Halted, Rest, Resume
 from everhold.platforms.discord.reading import Channel
 from everhold.platforms.discord.settings import NAME, DiscordSettings
 from everhold.platforms.files import contents, fetched, taken_in
-from everhold.platforms.unreadable import BROKEN, unreadable
+from everhold.platforms.unreadable import BROKEN, readable, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
@@ -213,7 +213,7 @@ class Discord:
 
     async def _where(self, data: Any) -> Channel:
         id = data.get("channel_id") if isinstance(data, dict) else None
-        if not isinstance(id, str):
+        if not isinstance(id, str) or not reading.is_id(id):
             return Channel(id="")  # nobody can read the rest of it either
         if not data.get("guild_id"):
             await self._backlog.note_direct(id)
@@ -236,6 +236,7 @@ class Discord:
         try:
             heard = reading.incoming(data, where=where, account=self.account, me=me, roles=self._roles, edited=edited)
             files = reading.files_of(data) if heard is not None and not edited else ()
+            heard = readable(heard) if heard is not None else None
         except BROKEN as error:
             return self._unreadable(data, error)
         for file in files:
@@ -261,6 +262,8 @@ class Discord:
             where = await self._where(data)
             heard = reading.command(data, where=where, account=self.account)
             id, token = str(data["id"]), str(data["token"])
+            heard = readable(heard) if heard is not None else None
+            token.encode()
         except BROKEN as error:
             await accept(self._unreadable(data, error))
             return

@@ -22,7 +22,7 @@ from everhold.platforms.files import contents
 from everhold.platforms.matrix import client, reading
 from everhold.platforms.matrix.reading import OURS
 from everhold.platforms.matrix.settings import NAME, MatrixSettings
-from everhold.platforms.unreadable import BROKEN, unreadable
+from everhold.platforms.unreadable import BROKEN, readable, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
@@ -206,15 +206,15 @@ class Matrix:
                 bots=self._settings.bots,
                 commands=self._station.commands,
             )
+            if message is None:
+                return None
+            heard = readable(message.incoming)
         except BROKEN as error:
             reason = f"{type(error).__name__}: {error}"
             self._log.warning("event.unreadable", chat=chat, error=reason)
             id = raw.get("event_id") if isinstance(raw, dict) else None
             id = str(id) if id else hashlib.sha256(repr(raw).encode("utf-8", "replace")).hexdigest()
             return unreadable(raw, platform=NAME, account=self.account, id=id, reason=reason)
-        if message is None:
-            return None
-        heard = message.incoming
         self._remember(heard)
         if not heard.addressed and await self._concerns_us(chat, message):
             heard = msgspec.structs.replace(heard, addressed=True)

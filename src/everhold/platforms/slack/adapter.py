@@ -25,7 +25,7 @@ from everhold.platforms.slack.backlog import Backlog, key
 from everhold.platforms.slack.events import Events
 from everhold.platforms.slack.line import Envelope, Line
 from everhold.platforms.slack.settings import NAME, SlackSettings
-from everhold.platforms.unreadable import BROKEN, unreadable
+from everhold.platforms.unreadable import BROKEN, readable, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
@@ -214,7 +214,7 @@ class Slack:
                 return await self._read(event, id=envelope.event)
             case "slash_commands":
                 try:
-                    return reading.command(envelope.payload, account=self.account)
+                    return readable(reading.command(envelope.payload, account=self.account))
                 except BROKEN as error:
                     return self._unreadable(envelope.payload, id=envelope.id, error=error)
             case _:
@@ -241,6 +241,7 @@ class Slack:
         try:
             heard = reading.incoming(event, account=self.account, me=me)
             files = reading.files_of(event) if heard is not None else ()
+            heard = readable(heard) if heard is not None else None
         except BROKEN as error:
             ts = event.get("ts") if isinstance(event, dict) else None
             return self._unreadable(event, id=ts if isinstance(ts, str) else id, error=error)
@@ -410,7 +411,7 @@ class Slack:
         while True:
             asked = {name: value for name, value in {**given, "cursor": cursor}.items() if value}
             page = await self._call(method, what="a look", quiet=to.chat, limit="200", **asked)
-            for message in sorted(page.get("messages") or (), key=lambda it: key(it["ts"])):
+            for message in sorted(page.get("messages") or (), key=lambda it: key(it.get("ts"))):
                 seen += 1
                 yield message
             cursor = (page.get("response_metadata") or {}).get("next_cursor") or ""

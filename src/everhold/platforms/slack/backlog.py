@@ -13,6 +13,7 @@ import msgspec
 
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, Refused, Transient
+from everhold.platforms.slack.reading import is_ts
 from everhold.ports.log import Log
 from everhold.ports.plugin import Station
 
@@ -94,9 +95,9 @@ class Backlog:
         found: list[dict[str, Any]] = []
         threads: list[str] = []
         async for page in self._pages("conversations.history", "messages", channel=channel):
-            new = [it for it in page if later(it["ts"], since)]
+            new = [it for it in page if later(it.get("ts"), since)]
             found += new
-            threads += [it["ts"] for it in page if later(it.get("latest_reply") or "", since)]
+            threads += [it["ts"] for it in page if later(it.get("latest_reply"), since) and later(it.get("ts"), "")]
             if len(new) < len(page):
                 break
         return found, threads
@@ -107,7 +108,7 @@ class Backlog:
             async for page in self._pages(
                 "conversations.replies", "messages", channel=channel, ts=thread, oldest=since
             ):
-                found += [it for it in page if later(it["ts"], since)]
+                found += [it for it in page if later(it.get("ts"), since)]
         except Refused as error:  # deleted, perhaps
             self._log.info("thread.unread", chat=channel, error=error)
         return found
@@ -159,11 +160,13 @@ class Backlog:
         return self._threads[channel]
 
 
-def key(ts: str) -> tuple[int, int]:
-    """A time of Slack's as something to compare: as a number it would lose its last digits."""
+def key(ts: object) -> tuple[int, int]:
+    """A time of Slack's as something to compare: as a number it would lose its last digits. What is none is old."""
+    if not isinstance(ts, str) or not is_ts(ts):
+        return 0, 0
     seconds, _, rest = ts.partition(".")
-    return int(seconds or 0), int((rest + "000000")[:6])
+    return int(seconds), int((rest + "000000")[:6])
 
 
-def later(ts: str, than: str) -> bool:
+def later(ts: object, than: str) -> bool:
     return key(ts) > key(than)

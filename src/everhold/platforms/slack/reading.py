@@ -51,8 +51,9 @@ def incoming(event: dict[str, Any], *, account: str, me: Me) -> Incoming | None:
     text = _text(message, me)
     if not text and not message.get("files"):
         return None
-    ts = _id(message, "ts")
-    thread = message.get("thread_ts") or ""
+    ts, thread = _id(message, "ts"), message.get("thread_ts") or ""
+    if not is_ts(ts) or (thread and not is_ts(thread)):
+        raise ValueError("it has no time")
     direct = channel.startswith("D")
     return Incoming(
         origin=Place(platform=NAME, account=account, chat=channel, thread=thread if thread != ts else "", message=ts),
@@ -105,7 +106,7 @@ def files_of(event: dict[str, Any]) -> tuple[File, ...]:
 def is_ts(text: str) -> bool:
     """Whether something is one of Slack's times, which are its messages' ids too."""
     seconds, dot, rest = text.partition(".")
-    return bool(dot) and seconds.isdecimal() and rest.isdecimal()
+    return bool(dot) and seconds.isdecimal() and rest.isdecimal() and len(text) < 40
 
 
 def _text(message: dict[str, Any], me: Me) -> str:

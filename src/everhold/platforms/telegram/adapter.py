@@ -30,7 +30,7 @@ from everhold.platforms.hook import Hook
 from everhold.platforms.telegram import faults, reading
 from everhold.platforms.telegram.settings import NAME, TelegramSettings, WebhookSettings
 from everhold.platforms.telegram.wording import worded
-from everhold.platforms.unreadable import BROKEN, unreadable
+from everhold.platforms.unreadable import BROKEN, readable, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
 from everhold.ports.store import Position
@@ -244,18 +244,19 @@ class Telegram:
         try:
             update = Update.de_json(raw, self._bot)
             heard = reading.incoming(update, account=self.account, me=self._bot.bot)
+            message = reading.message_of(update)
+            file = reading.file_of(message) if message is not None else None
+            heard = readable(heard) if heard is not None else None
         except BROKEN as error:
             reason = f"{type(error).__name__}: {error}"
             self._log.warning("update.unreadable", error=reason)
             id = str(raw.get("update_id") if isinstance(raw, dict) else position.value)
             return unreadable(raw, platform=NAME, account=self.account, id=id, reason=reason, position=position)
-        message = reading.message_of(update)
         if message is not None and (moved := reading.moved(message)) is not None:
             await self._station.moved(*moved)
         if heard is None:
             return None
         heard = msgspec.structs.replace(heard, position=position)
-        file = reading.file_of(message) if message is not None else None
         return heard if file is None else await self._with_file(heard, file)
 
     async def _with_file(self, heard: Incoming, file: reading.File) -> Incoming:

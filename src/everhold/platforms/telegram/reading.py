@@ -83,16 +83,16 @@ def file_of(message: Message) -> File | None:
     """The file a message carries."""
     if message.photo:
         photo = message.photo[-1]  # the sizes are in order
-        return File(id=photo.file_id, name="photo.jpg", media="image/jpeg", size=photo.file_size or 0)
+        return File(id=str(photo.file_id), name="photo.jpg", media="image/jpeg", size=int(photo.file_size or 0))
     kinds = {"document": "file", "voice": "voice.ogg", "audio": "audio", "video": "video.mp4", "animation": "animation"}
     for kind, name in (*kinds.items(), ("video_note", "video.mp4"), ("sticker", "sticker.webp")):
         found: Any = getattr(message, kind)  # the library has a field for each kind, and no common one
         if found is not None:
             return File(
-                id=found.file_id,
-                name=getattr(found, "file_name", None) or name,
-                media=getattr(found, "mime_type", None) or ("image/webp" if kind == "sticker" else ""),
-                size=found.file_size or 0,
+                id=str(found.file_id),
+                name=str(getattr(found, "file_name", None) or name),
+                media=str(getattr(found, "mime_type", None) or ("image/webp" if kind == "sticker" else "")),
+                size=int(found.file_size or 0),
             )
     return None
 
