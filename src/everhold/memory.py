@@ -113,17 +113,19 @@ class Memory(Forgetful):
                 readers = (reader, backfill.lane_of(memory))
                 mine = [lane for lane in lanes if lane.reader == reader and agents[lane.session] == agent]
                 provider = self.runtimes.memory(memory, agent)
+                condition = told.get((memory, agent))
                 rows.append(
                     {
                         "agent": agent,
                         "memory": memory,
                         "there": provider is not None,
                         "waiting": len(mine),
-                        "since": min((lane.since for lane in mine if lane.since is not None), default=None),
+                        # when the oldest of it was said, not when it was last tried
+                        "since": condition.oldest if condition and mine else None,
                         "in_doubt": sum(lane.flight is not None and lane.flight.state == "doubt" for lane in mine),
                         "parked": sum(it.reader == reader and agents[it.session] == agent for it in parked),
                         "replaying": sum(it.reader in readers and agents[it.session] == agent for it in again),
-                        **_account(told.get((memory, agent))),
+                        **_account(condition),
                         "error": next((lane.error for lane in mine if lane.error), ""),
                     }
                 )

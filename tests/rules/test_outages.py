@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from everhold.core.entries import Told
-from everhold.errors import Refused, Transient
+from everhold.errors import InDoubt, Refused, Transient
 from everhold.flow.pulse import LONGEST_REST_SECONDS, MOST_FAILURES
-from everhold.ports.memory import Found, Query
-from everhold.testing.fakes import FakeProvider, Faults
+from everhold.memory import Memory
+from everhold.ports.memory import Batch, Found, Query
+from everhold.ports.platform import Delivery
+from everhold.testing.fakes import FakeProvider, Faults, wording
 from everhold.testing.house import House
 
 
@@ -110,6 +114,45 @@ def test_the_chat_hears_once_in_every_outage_that_lasts(house: House, provider: 
     assert "Nothing is lost" in notices(house, session)[0]
     assert house.heard_back().count(notices(house, session)[0]) == 2
     assert len(provider.kept[session]) == 7
+    house.sound()
+
+
+class Unwell(FakeProvider):
+    """Takes every write, says that something went wrong, and has kept nothing."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        super().__init__(delivery, deadline=10.0)
+        self.sends: list[float] = []
+        self.well = False
+
+    async def store(self, batch: Batch) -> Mapping[str, str]:
+        self.sends.append(asyncio.get_running_loop().time())
+        if not self.well:
+            raise InDoubt("503")
+        return await super().store(batch)
+
+
+@pytest.mark.parametrize("delivery", [Delivery.KEYED, Delivery.UPSERT, Delivery.PROBE])
+def test_one_that_never_says_whether_it_kept_something_is_asked_less_and_less_and_is_loud(
+    house: House, delivery: Delivery
+) -> None:
+    provider = Unwell(delivery)
+    house.furniture.memories["a"] = provider
+    house.furniture.settings["memory_notices"] = True
+    said = house.clock.now()
+    session = house.say("one", rest=False).session
+    house.tick(3_600)
+    waits = [after - before for before, after in itertools.pairwise(provider.sends)]
+    assert max(waits) > 150, "as with any outage"
+    assert len(provider.sends) < 40
+    assert len(notices(house, session)) == 1
+    ill = memory(house)
+    assert (ill["state"], ill["lag"], ill["error"]) == ("failing", 1, "503")
+    (row,) = house.run(Memory(house.control, agents=lambda: ["main"]).status())["memories"]
+    assert said <= row["since"] < said + 1
+    provider.well = True
+    house.rest(400)
+    assert [wording(item).partition(" ")[0] for item in provider.kept[session]] == ["one"]
     house.sound()
 
 

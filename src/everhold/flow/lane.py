@@ -276,9 +276,11 @@ class Lane:
             return await self._refused(leg, error)
         except InDoubt as error:
             flight = structs.replace(leg.flight, state="doubt")
-            if not must_hold(courier.delivery):
+            if self.attempts or not must_hold(courier.delivery):
                 return await self._later(load, flight, error)
-            await self._commit(Step.LATER, LaneUpdate(flight=flight, error=str(error)))
+            # the first time it is settled as soon as it can be; after that with growing waits, like any failure
+            self.attempts = 1
+            await self._commit(Step.LATER, LaneUpdate(flight=flight, attempts=1, error=str(error)))
             # until its deadline the request may still be carried out, and until then a look proves nothing
             left = leg.since + courier.deadline - self.gates.clock.monotonic()
             await self.gates.sleep(max(0.0, left) + courier.visible_after)
@@ -382,8 +384,9 @@ class Lane:
                 again, items=load.items, digest=load.digest, state=state, sends=sends, name=load.name
             )
             load = structs.replace(load, upto=upto)
-            update = LaneUpdate(position=upto, flight=flight)
+            update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
             since = self.gates.clock.monotonic()
+            self.attempts = 0
             await self._commit(
                 Step.FLIGHT, update, receipts=receipts, parks=parks, unparks=unparks, generation=load.generation
             )
