@@ -30,6 +30,10 @@ FOUND: dict[str, tuple[int, ...]] = {
     "rest-in-head": (7, 19, 67),
     "stale-view": (1,),
     "two-sessions": (19, 24, 35),
+    "accept-unsynced": (0,),
+    "end-unsynced": (84,),
+    "call-unsynced": (567,),
+    "flight-unsynced": (6,),
     "old-client": (2, 7),
 }
 """The first seeds that found each bug, on Python 3.11. Schedules change with flow: then others find it nearby."""

@@ -93,6 +93,10 @@ class Courier(Protocol):
     def looks(self) -> bool:
         """Whether `arrived` is worth a question before something goes that may be there already."""
 
+    @property
+    def anew(self) -> bool:
+        """Whether a flight nobody remembers goes again just as it went, and is recognised."""
+
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         """What is to be handed over after a position, `done` just being finished."""
 
@@ -412,7 +416,11 @@ class Lane:
                 wait=Wait(seconds=self.look.wait) if self.look.wait else None,
                 release=True,
             )
-            await self._commit(step, update, receipts=receipts, parks=parks, unparks=unparks)
+            # if the disk loses this, the flight is still there and goes again
+            redone = not parks and not unparks and resolution(self.courier.delivery, policy="") == "resend"
+            await self._commit(
+                step, update, receipts=receipts, parks=parks, unparks=unparks, redone=redone or step is Step.SETTLE
+            )
             self.settled = upto
             return None
         flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
@@ -426,6 +434,7 @@ class Lane:
             unparks=unparks,
             generation=self.look.generation,
             entries=load.records,
+            redone=self.courier.anew and not parks and not unparks and not load.records,
         )
         self.settled = upto
         load = structs.replace(load, generation=self.look.generation)
@@ -508,6 +517,7 @@ class Lane:
         generation: int | None = None,
         entries: tuple[Draft, ...] = (),
         wakes: tuple[Wake, ...] = (),
+        redone: bool = False,
     ) -> None:
         await self.gates.store.commit(
             Change(
@@ -522,5 +532,6 @@ class Lane:
                 parks=parks,
                 unparks=unparks,
                 wakes=wakes,
+                redone=redone,
             )
         )

@@ -8,6 +8,7 @@ from everhold.core import compression
 from everhold.core.entries import (
     Began,
     Draft,
+    Entry,
     Heard,
 )
 from everhold.core.mailbox import Begin, decide, letters
@@ -88,14 +89,24 @@ class Mind:
         began = Began(
             what="turn", takes=takes, fold=pinned, generation=session.generation, reader=READER, trigger="heard"
         )
+        taken = set(takes)
         done = await self.seat.commit(
-            Step.BEGIN, (Draft(body=began, author=runtime.author),), generation=session.generation
+            Step.BEGIN,
+            (Draft(body=began, author=runtime.author),),
+            generation=session.generation,
+            redone=not any(self._drafts(entry) for entry in glance.pending if entry.seq in taken),
         )
         work = TurnWork(self.seat, session, runtime)
         heard = {entry.seq: entry for entry in glance.pending}
-        taken = set(takes)
         left = any(it.asks and it.command is None and it.seq not in taken for it in letters(glance.pending))
         return await work.begin(done.seqs[0], began, seen, [heard[seq] for seq in takes], left=left)
 
+    def _drafts(self, entry: Entry) -> bool:
+        """Whether a draft of the reply may be shown there: it is known by the turn's number, which must not change."""
+        if not isinstance(entry.body, Heard):
+            return False
+        origin = entry.body.origin
+        return self.seat.runtimes.drafting(origin.platform, origin.account) is not None
+
     async def settle(self, update: LaneUpdate) -> None:
-        await self.seat.commit(Step.SETTLE, (), lane=update)
+        await self.seat.commit(Step.SETTLE, (), lane=update, redone=True)

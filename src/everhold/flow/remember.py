@@ -92,6 +92,10 @@ class Remember:
         return self.provider.visible_after
 
     @property
+    def anew(self) -> bool:
+        return False  # which exchanges went together is written down nowhere else
+
+    @property
     def looks(self) -> bool:
         delivery = self.provider.delivery
         return delivery is Delivery.PROBE or (

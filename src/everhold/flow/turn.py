@@ -59,7 +59,7 @@ from everhold.flow.purse import Purses, Worst
 from everhold.flow.recall import Recalled, recall
 from everhold.flow.records import Beside
 from everhold.flow.runtime import Runtime, Runtimes, purses_of
-from everhold.flow.view import Seen, Views, view_at
+from everhold.flow.view import Seen, Views, see, view_at
 from everhold.ports.model import Answer, Message
 from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Operation, Session, Spend, Step, Wait, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
@@ -118,6 +118,7 @@ class Seat:
         beside: Beside | None = None,
         files: tuple[bytes, ...] = (),
         pause: bool = False,
+        redone: bool = False,
     ) -> Committed:
         """Commit under this mind's claim."""
         beside = beside or Beside()
@@ -136,6 +137,7 @@ class Seat:
                 blobs=self.views.unkept(beside.blobs) + files,
                 records=beside.records,
                 pause=pause,
+                redone=redone,
             )
         )
         self.views.kept(beside.blobs)
@@ -155,7 +157,7 @@ class TurnWork:
         self.session = session
         self.runtime = runtime
         self.op = 0
-        self.seen = Seen(view=View(), messages=(), tokens=0, generation=0, newest=0)
+        self.seen = see(View(), session.id, generation=0, newest=0)
         self.heard: dict[int, Entry] = {}
         self.steps: list[Entry] = []
         self.stubs: frozenset[int] = frozenset()
@@ -205,8 +207,7 @@ class TurnWork:
 
     async def _see(self, view: View) -> None:
         """Answer from this view of what came before."""
-        shown = messages(view)
-        self.seen = Seen(view=view, messages=shown, tokens=compression.tokens(shown), generation=-1, newest=0)
+        self.seen = see(view, self.session.id, generation=-1, newest=0)
 
     def _open(self, op: int) -> None:
         self.op = op
@@ -346,8 +347,6 @@ class TurnWork:
                 why = await self.store.blob(entry.body.why) if entry.body.why else None
                 return Recalled(text=(kept or b"").decode(), why=msgspec.json.decode(why, type=Why) if why else None)
         heard = [entry.body.text for entry in self.heard.values() if isinstance(entry.body, Heard)]
-        own = [exchange for exchange in self.seen.view.exchanges if exchange.steps[0].session == self.session.id]
-        visible = {entry.seq for exchange in own for entry in (*exchange.heard, *exchange.steps)} | set(self.heard)
         return await recall(
             self.gates,
             self.seat.runtimes,
@@ -357,7 +356,7 @@ class TurnWork:
             takes=tuple(self.heard),
             text="\n".join(heard),
             stamp=self.stamp,
-            visible=visible,
+            visible=self.seen.seqs | self.heard.keys(),
         )
 
     def _sketch(self) -> Sketch | None:

@@ -24,9 +24,11 @@ class Seen(Struct, frozen=True, kw_only=True):
     generation: int
     newest: int
     """The newest turn in it."""
+    seqs: frozenset[int]
+    """The session's own entries in it."""
 
     def plus(self, exchange: Exchange) -> Seen:
-        """This with one more turn at its end."""
+        """This with one more turn of the session at its end."""
         more = messages(View(exchanges=(exchange,)))
         return Seen(
             view=self.view + View(exchanges=(exchange,)),
@@ -34,7 +36,20 @@ class Seen(Struct, frozen=True, kw_only=True):
             tokens=self.tokens + tokens(more),
             generation=self.generation,
             newest=exchange.op,
+            seqs=self.seqs.union(_seqs(exchange)),
         )
+
+
+def see(view: View, session: str, *, generation: int, newest: int) -> Seen:
+    """A view of `session`, with what follows from it."""
+    shown = messages(view)
+    own = (exchange for exchange in view.exchanges if exchange.steps[0].session == session)
+    seqs = frozenset(seq for exchange in own for seq in _seqs(exchange))
+    return Seen(view=view, messages=shown, tokens=tokens(shown), generation=generation, newest=newest, seqs=seqs)
+
+
+def _seqs(exchange: Exchange) -> list[int]:
+    return [entry.seq for entry in (*exchange.heard, *exchange.steps)]
 
 
 class Views:
@@ -84,8 +99,7 @@ class Views:
         seen = self._seen.get(session.id)
         if seen is None or seen.generation != session.generation or seen.newest != last:
             view = await view_at(store, session, at=session.last_seq + 1)
-            shown = messages(view)
-            seen = Seen(view=view, messages=shown, tokens=tokens(shown), generation=session.generation, newest=last)
+            seen = see(view, session.id, generation=session.generation, newest=last)
         self.keep(session.id, seen)
         return seen
 

@@ -50,6 +50,7 @@ class Voice:
         self.delivery = platform.delivery
         self.visible_after = platform.visible_after
         self.looks = platform.delivery is Delivery.PROBE
+        self.anew = platform.delivery is Delivery.KEYED
         self.deadline = deadline
         self.policy = policy
         self.drafts = drafts

@@ -57,6 +57,8 @@ T = TypeVar("T")
 
 URGENT: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.POSITION})
 """Somebody outside waits for these: a platform to be told that a message is kept, a person to be heard."""
+LIGHT_ENTRIES: Final = 32
+LIGHT_BYTES: Final = 64 * 1024
 
 
 class SqliteStore:
@@ -127,7 +129,7 @@ class SqliteStore:
                 raise translate(error, path) from error
             raise
         mark = None if inline or witness is None else marks.Mark(witness)
-        writer = InlineWriter(db, path) if inline else ThreadWriter(db, path, mark)
+        writer = InlineWriter(db, path) if inline else ThreadWriter(db, path, mark, patience=patience)
         store = cls(path, writer=writer, reader=reader, chance=chance, vfs=vfs)
         store.saved = saved[0] if saved else None
         return store
@@ -150,7 +152,8 @@ class SqliteStore:
                 self.writer.scrub = True
             return done
 
-        done = await self.writer.write(job, urgent=change.step in URGENT)
+        light = _is_light(change)
+        done = await self.writer.write(job, urgent=change.step in URGENT, light=light, redone=change.redone)
         self.on_commit(change)
         return done
 
@@ -161,7 +164,7 @@ class SqliteStore:
             now = at() if callable(at) else at
             return lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only)
 
-        return await self.writer.write(job)
+        return await self.writer.write(job, light=True, redone=True)
 
     async def renew(self, *, owner: str, at: float, lease: float) -> int:
         return await self.writer.write(lambda cur: lanes.renew(cur, owner=owner, at=at, lease=lease))
@@ -381,6 +384,13 @@ class SqliteStore:
         if isinstance(self.writer, InlineWriter):
             return work()
         return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _is_light(change: Change) -> bool:
+    """Whether everybody can wait while it is written. Most are a row or two; an erasure, an import, a file is not."""
+    if change.erase or change.drop_blobs or len(change.entries) > LIGHT_ENTRIES:
+        return False
+    return not change.blobs or sum(map(len, change.blobs)) <= LIGHT_BYTES
 
 
 def _nobody(change: Change) -> None: ...

@@ -7,6 +7,8 @@ transaction it was part of is on disk. `InlineWriter` is the same promise withou
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import apsw
 
-from everhold.errors import StoreDamaged, StoreError
+from everhold.errors import StoreBusy, StoreDamaged, StoreError
 from everhold.stores.sqlite.faults import ends_transaction, is_fatal, translate
 from everhold.stores.sqlite.mark import Mark
 
@@ -24,14 +26,19 @@ AT_ONCE: Final = 4
 """How many of those who are not in a hurry are told at a time: what each does next keeps everybody else waiting."""
 CHECKPOINT_PAGES: Final = 1000
 """The write-ahead log is copied into the database once it is this long."""
+NORMAL: Final = 1
+"""SQLite's level at which a commit is written whole and in order, but not waited for until the next that is."""
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[apsw.Cursor], T]
 
 
 # Plain tuples: two of each are made for every commit there is.
-_Queued: TypeAlias = tuple[Job[Any], asyncio.Future[Any], asyncio.AbstractEventLoop, bool]
-_Outcome: TypeAlias = tuple[asyncio.Future[Any], asyncio.AbstractEventLoop, bool, Any, Exception | None]
+_Queued: TypeAlias = tuple[Job[Any], asyncio.Future[Any], bool, bool, bool]
+"""The job, who waits for it, and whether it is urgent, light, would be redone."""
+_Outcome: TypeAlias = tuple[asyncio.Future[Any], bool, Any, Exception | None]
+_Load: TypeAlias = tuple[list[_Queued], list[Any] | None, asyncio.AbstractEventLoop]
+"""A batch, what its jobs returned if they have been run, and where to answer."""
 
 
 class Writer(Protocol):
@@ -40,8 +47,12 @@ class Writer(Protocol):
     scrub: bool
     """Set by a job that removed something for good: it must not live on in the write-ahead log."""
 
-    async def write(self, job: Job[T], *, urgent: bool = False) -> T:
-        """What `job` returned, once it is durable. Whoever is `urgent` is told first."""
+    async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
+        """What `job` returned, once it is durable. Whoever is `urgent` is told first.
+
+        A `light` job takes so little time that everybody else can wait for it. One that would be `redone` is told once
+        it is written, though a power cut could still take it: never before everything that was durable ahead of it.
+        """
 
     async def close(self) -> None: ...
 
@@ -58,11 +69,45 @@ class _Hand:
         self.batches = 0
         self.jobs = 0
         self._pages = 0
+        self._durable: int = db.pragma("synchronous")
+        self._level = self._durable
         db.set_wal_hook(self._committed)
 
     def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self._pages = pages
         return apsw.SQLITE_OK
+
+    @property
+    def long(self) -> bool:
+        """Whether the write-ahead log is due to be copied into the database."""
+        return self._pages >= CHECKPOINT_PAGES
+
+    def at_once(self, job: Job[T], *, redone: bool = False) -> T:
+        """Run a job as a transaction of its own, here and now."""
+        execute = self.cursor.execute
+        try:
+            self.sync(redone=redone)
+            execute("begin immediate")
+            try:
+                result = job(self.cursor)
+            except BaseException as error:
+                if not isinstance(error, apsw.Error):
+                    execute("rollback")
+                raise
+            execute("commit")
+        except apsw.Error as error:
+            raise self.fail(error) from error
+        self.batches += 1
+        self.jobs += 1
+        return result
+
+    def sync(self, *, redone: bool) -> None:
+        """Whether the commits from here on wait for the disk: not where all they say would be redone."""
+        level = min(self._durable, NORMAL) if redone else self._durable
+        if level != self._level:
+            # a pragma works when it is compiled: out of the cache it would do nothing
+            self.cursor.execute(f"pragma synchronous = {level}", can_cache=False)
+            self._level = level
 
     def fail(self, error: apsw.Error) -> StoreError:
         """Undo what was begun, and remember the error if nothing after it can be trusted."""
@@ -85,9 +130,9 @@ class _Hand:
         kind = StoreDamaged if isinstance(self.broken, StoreDamaged) else StoreError
         return kind(self.broken.message, remedy=self.broken.remedy)
 
-    def tidy(self, *, pages: int = CHECKPOINT_PAGES) -> None:
+    def tidy(self) -> None:
         """Copy a long write-ahead log into the database, and empty it after something was removed for good."""
-        if not self.scrub and self._pages < pages:
+        if not self.scrub and not self.long:
             return
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if self.scrub else apsw.SQLITE_CHECKPOINT_PASSIVE
         try:
@@ -104,23 +149,10 @@ class _Hand:
 class InlineWriter(_Hand):
     """Runs each job at once, on the thread that asks."""
 
-    async def write(self, job: Job[T], *, urgent: bool = False) -> T:
+    async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
         if self.broken is not None:
             raise self.refusal()
-        execute = self.cursor.execute
-        try:
-            execute("begin immediate")
-            try:
-                result = job(self.cursor)
-            except BaseException as error:
-                if not isinstance(error, apsw.Error):
-                    execute("rollback")
-                raise
-            execute("commit")
-        except apsw.Error as error:
-            raise self.fail(error) from error
-        self.batches += 1
-        self.jobs += 1
+        result = self.at_once(job)
         self.tidy()
         return result
 
@@ -129,34 +161,122 @@ class InlineWriter(_Hand):
 
 
 class ThreadWriter(_Hand):
-    """Runs jobs on a thread of its own that alone uses the connection."""
+    """Runs jobs where they are asked for, and lets a thread wait for the disk.
 
-    def __init__(self, db: apsw.Connection, path: Path, mark: Mark | None) -> None:
+    The connection is in one place at a time. On the event loop it runs the light jobs that have queued up, as one
+    transaction; the thread commits it and brings the connection back. What may take longer runs on the thread from the
+    start. A writer that did everything on its thread would ask for Python's attention after each statement, and wait
+    for it behind the very work that waits for the writer.
+    """
+
+    def __init__(self, db: apsw.Connection, path: Path, mark: Mark | None, *, patience: float) -> None:
         super().__init__(db, path)
         self._mark = mark
-        self._queue: SimpleQueue[_Queued | None] = SimpleQueue()
-        self._batch: list[_Queued] = []
+        self._patience = int(patience * 1000)
+        self._queue: list[_Queued] = []
+        self._away = False
+        """The connection is with the thread."""
+        self._called: asyncio.AbstractEventLoop | None = None
+        """Where `_flush` is about to run."""
+        self._loads: SimpleQueue[_Load | None] = SimpleQueue()
+        self._load: _Load | None = None
         self._closed = False
+        db.set_busy_timeout(0)  # the event loop waits for nobody
         self._thread = threading.Thread(target=self._work, name="everhold-writer", daemon=True)
         self._thread.start()
 
-    async def write(self, job: Job[T], *, urgent: bool = False) -> T:
+    # -- on the event loop
+
+    async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
         if self._closed or self.broken is not None:
             raise self.refusal()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._queue.put((job, future, loop, urgent))
-        return await future
+        if redone and light and not self._away and not self._queue:
+            with contextlib.suppress(StoreBusy):  # somebody else is writing: the thread has the patience
+                return self.at_once(job, redone=True)
+        return await self._enqueue(job, urgent, light, redone)
 
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._queue.put(None)
+            if self.broken is None:
+                with contextlib.suppress(StoreError):
+                    await self._enqueue(_nothing, False, False, False)  # whatever is queued goes before it
+            self._loads.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _enqueue(self, job: Job[T], urgent: bool, light: bool, redone: bool) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._queue.append((job, future, urgent, light, redone))
+        self._call(loop)
+        return future
+
+    def _call(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the queue written, once everybody who is ready now has had the chance to join it."""
+        if not self._away and self._called is not loop:
+            self._called = loop
+            loop.call_soon(self._flush, loop)
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._called = None
+        if self._away or not self._queue:
+            return
+        batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
+        if self.broken is not None:
+            self._returned(self._refused(batch), loop, back=True)
+            return
+        results: list[Any] | None = None
+        if all(light for _, _, _, light, _ in batch):
+            try:
+                results = self._together(batch)
+            except apsw.BusyError:
+                pass  # somebody else is writing: the thread has the patience
+            except apsw.Error as error:
+                self.fail(error)
+        self._away = True
+        self._loads.put((batch, results, loop))
+
+    def _together(self, batch: list[_Queued]) -> list[Any] | None:
+        """Run all jobs in one transaction that is left open, since hardly ever one fails; None, and nothing done, if
+        one does."""
+        self.sync(redone=_all_redone(batch))
+        cursor = self.cursor
+        cursor.execute("begin immediate")
+        try:
+            return [job(cursor) for job, _, _, _, _ in batch]
+        except BaseException as error:
+            if isinstance(error, apsw.Error) and ends_transaction(error):
+                raise
+            cursor.execute("rollback")
+            if not isinstance(error, Exception):
+                raise
+            return None  # whatever a job raises is its caller's alone: they all go again, each by itself
+
+    def _returned(self, outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop, *, back: bool) -> None:
+        """A batch was committed; and, unless the thread has more to do, the connection is here again."""
+        _resolve(outcomes, loop)
+        if back:
+            self._away = False
+            if self._queue:
+                self._call(loop)
+
+    # -- on the thread
 
     def _work(self) -> None:
         try:
-            self._serve()
+            while (load := self._loads.get()) is not None:
+                self._load = load
+                batch, results, loop = load
+                outcomes = self._commit(batch, results)
+                if self.scrub:
+                    self.tidy()
+                self._load = None
+                if not self.long:
+                    self._tell(outcomes, loop)
+                    continue
+                self._tell(outcomes, loop, back=False)
+                self.tidy()
+                self._tell([], loop)
         finally:
             self._leave()
 
@@ -164,69 +284,34 @@ class ThreadWriter(_Hand):
         """Whatever ended this thread, nobody may wait for it for ever."""
         if self.broken is None and not self._closed:
             self.broken = StoreError(f"the writer of {self.path} has stopped", remedy="start everhold again")
-        left = self._batch
-        while not self._queue.empty():
-            if (queued := self._queue.get()) is not None:
-                left.append(queued)
-        _tell([(future, loop, True, None, self.refusal()) for _, future, loop, _ in left])
+        if self._load is not None:
+            batch, _, loop = self._load
+            self._tell(self._refused(batch), loop)
         if self._mark is not None:
             self._mark.close()
         self.db.close()
 
-    def _serve(self) -> None:
-        queue = self._queue
-        going = True
-        while going:
-            first = queue.get()
-            if first is None:
-                break
-            self._batch = batch = [first]
-            while len(batch) < BATCH and not queue.empty():
-                following = queue.get()
-                if following is None:
-                    going = False
-                    break
-                batch.append(following)
-            outcomes = self._commit(batch)
-            self._witness()
-            if self.scrub:
-                self.tidy()
-            _tell(outcomes)
-            self._batch = []
-            self.tidy()
-
-    def _commit(self, batch: list[_Queued]) -> list[_Outcome]:
+    def _commit(self, batch: list[_Queued], results: list[Any] | None) -> list[_Outcome]:
         if self.broken is not None:
-            return [(future, loop, urgent, None, self.refusal()) for _, future, loop, urgent in batch]
+            return self._refused(batch)
         try:
-            outcomes = self._together(batch)
-            if outcomes is None:
+            if results is None:
                 outcomes = self._apart(batch)
+            else:
+                self.cursor.execute("commit")
+                outcomes = [
+                    (future, urgent, result, None)
+                    for (_, future, urgent, _, _), result in zip(batch, results, strict=True)
+                ]
+            self._witness(batch)
         except apsw.Error as error:
             fault = self.fail(error)
             return [
-                (future, loop, urgent, None, type(fault)(fault.message, remedy=fault.remedy))
-                for _, future, loop, urgent in batch
+                (future, urgent, None, type(fault)(fault.message, remedy=fault.remedy))
+                for _, future, urgent, _, _ in batch
             ]
         self.batches += 1
         self.jobs += len(batch)
-        return outcomes
-
-    def _together(self, batch: list[_Queued]) -> list[_Outcome] | None:
-        """All jobs in one transaction, since hardly ever one fails; None, and nothing done, if one does."""
-        cursor = self.cursor
-        cursor.execute("begin immediate")
-        try:
-            outcomes: list[_Outcome] = [
-                (future, loop, urgent, job(cursor), None) for job, future, loop, urgent in batch
-            ]
-        # Whatever a job raises is its caller's alone: they all go again, each by itself.
-        except Exception as error:
-            if isinstance(error, apsw.Error) and ends_transaction(error):
-                raise
-            cursor.execute("rollback")
-            return None
-        cursor.execute("commit")
         return outcomes
 
     def _apart(self, batch: list[_Queued]) -> list[_Outcome]:
@@ -234,11 +319,16 @@ class ThreadWriter(_Hand):
         cursor = self.cursor
         execute = cursor.execute
         outcomes: list[_Outcome] = []
-        execute("begin immediate")
-        for job, future, loop, urgent in batch:
+        self.sync(redone=_all_redone(batch))
+        self.db.set_busy_timeout(self._patience)
+        try:
+            execute("begin immediate")
+        finally:
+            self.db.set_busy_timeout(0)
+        for job, future, urgent, _, _ in batch:
             execute("savepoint job")
             try:
-                outcomes.append((future, loop, urgent, job(cursor), None))
+                outcomes.append((future, urgent, job(cursor), None))
             # One job's failure is its caller's alone, whatever it is; the neighbours in the batch go on.
             except Exception as error:
                 if isinstance(error, apsw.Error):
@@ -246,49 +336,49 @@ class ThreadWriter(_Hand):
                         raise
                     error = translate(error, self.path)
                 execute("rollback to job")
-                outcomes.append((future, loop, urgent, None, error))
+                outcomes.append((future, urgent, None, error))
             execute("release job")
         execute("commit")
         return outcomes
 
-    def _witness(self) -> None:
-        if self._mark is None:
-            return
-        try:
+    def _witness(self, batch: list[_Queued]) -> None:
+        if self._mark is not None and not _all_redone(batch):
             self._mark.move(self.cursor.execute("select max(pos) from entries").get or 0)
-        except apsw.Error as error:
-            self.fail(error)
 
+    def _refused(self, batch: list[_Queued]) -> list[_Outcome]:
+        return [(future, urgent, None, self.refusal()) for _, future, urgent, _, _ in batch]
 
-def _tell(outcomes: list[_Outcome]) -> None:
-    """Resolve the futures on their own loops, one call for each loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
-    for outcome in outcomes:
-        by_loop.setdefault(outcome[1], []).append(outcome)
-    for loop, its in by_loop.items():
+    def _tell(self, outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop, *, back: bool = True) -> None:
         try:
-            loop.call_soon_threadsafe(_resolve, its)
-        except RuntimeError:
-            continue  # that loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(functools.partial(self._returned, outcomes, loop, back=back))
+        except RuntimeError:  # that loop is closed: nobody waits there any more
+            self._away = not back
 
 
-def _resolve(outcomes: list[_Outcome]) -> None:
+def _nothing(_: apsw.Cursor) -> None: ...
+
+
+def _all_redone(batch: list[_Queued]) -> bool:
+    return all(redone for _, _, _, _, redone in batch)
+
+
+def _resolve(outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop) -> None:
     """Tell those in a hurry at once, and the others a few with each round of the loop, in the order they came."""
     if len(outcomes) > AT_ONCE:
-        _settle([outcome for outcome in outcomes if outcome[2]])
-        _resolve_some([outcome for outcome in outcomes if not outcome[2]])
+        _settle([outcome for outcome in outcomes if outcome[1]])
+        _resolve_some([outcome for outcome in outcomes if not outcome[1]], loop)
     else:
         _settle(outcomes)
 
 
-def _resolve_some(outcomes: list[_Outcome]) -> None:
+def _resolve_some(outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop) -> None:
     _settle(outcomes[:AT_ONCE])
     if len(outcomes) > AT_ONCE:
-        outcomes[0][1].call_soon(_resolve_some, outcomes[AT_ONCE:])
+        loop.call_soon(_resolve_some, outcomes[AT_ONCE:], loop)
 
 
 def _settle(outcomes: list[_Outcome]) -> None:
-    for future, _, _, result, error in outcomes:
+    for future, _, result, error in outcomes:
         if future.done():
             continue  # its caller gave up waiting; what was committed stands
         if error is None:

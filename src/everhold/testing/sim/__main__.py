@@ -53,7 +53,7 @@ def hunt(bugs: list[str], seeds: range) -> int:
         else:
             missed += 1
             told = f"survives {found.schedules} schedules"
-        sys.stdout.write(f"{bug:<14}{MUTANTS[bug].about:<46}{told}\n")
+        sys.stdout.write(f"{bug:<17}{MUTANTS[bug].about:<46}{told}\n")
         sys.stdout.flush()
     return 1 if missed else 0
 

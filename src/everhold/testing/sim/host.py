@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -22,6 +23,7 @@ from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import people
 from everhold.testing.sim.farside import TOOLS, Client, Ear, SimModel, SimPlatform, SimProvider, SimTool
 from everhold.testing.sim.operator import Operator
+from everhold.testing.sim.power import PoweredWriter
 from everhold.testing.sim.process import Process, SimGates
 from everhold.testing.sim.profile import Profile
 from everhold.testing.sim.witness import Witness
@@ -146,6 +148,7 @@ class Host:
         self.operator = Operator(world, witness, self._answering)
         self.serving: list[Process] = []
         """Those that are meant to serve. Whoever is not among them any more and still runs is a zombie."""
+        world.cut = self._cut
 
     async def run(self) -> str:
         """Let the schedule happen; what was left undone, or nothing."""
@@ -221,7 +224,8 @@ class Host:
         self.world.tell("host", f"{process.name} {why}")
         self.serving.remove(process)
         if process.dead:
-            self._spare.append(process.disk)
+            if process.disk in self._connections:
+                self._spare.append(process.disk)
         else:
             self.world.stats["zombies"] += 1
         self._start()
@@ -242,8 +246,26 @@ class Host:
         store = SqliteStore.open(
             self.world.disk, chance=Dice(self.world.seed, f"salt {number}"), inline=True, synchronous="OFF"
         )
+        store.writer = PoweredWriter(store.writer.db, store.path, self.world.power)
         self._connections.append(store)
         return store
+
+    def _cut(self) -> None:
+        """The power goes, and comes back: whoever ran is gone, and what the disk did not have yet."""
+        self.world.stats["power cuts"] += 1
+        for process in self.processes:
+            if not process.dead:
+                process.die()
+        for store in self._connections:
+            with contextlib.suppress(StopIteration):
+                store.close().send(None)  # it waits for nobody
+        self._connections.clear()
+        self._spare.clear()
+        self.witness.close()
+        lost = self.world.power.cut()
+        self.world.tell("host", "the power fails" + (" and what was not yet on the disk is lost" if lost else ""))
+        self.world.stats["lost with the power"] += lost
+        self.witness.wake()
 
     async def _live(self, process: Process) -> None:
         """What a process does from its start."""
@@ -275,6 +297,5 @@ class Host:
         return found[-1] if found else None
 
     async def close(self) -> None:
-        self.operator.close()
         for store in self._connections:
             await store.close()

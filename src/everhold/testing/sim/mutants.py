@@ -420,6 +420,23 @@ class TwoSessionsAtOnce(GatedStore):
         return None
 
 
+class AnswersTooSoon(GatedStore):
+    """Does not wait for the disk where something outside follows from a commit."""
+
+    def __init__(self, process: Process, step: Step) -> None:
+        super().__init__(process)
+        self._step = step
+
+    async def commit(self, change: Change) -> Committed:
+        if change.step is self._step:
+            change = structs.replace(change, redone=True)
+        return await super().commit(change)
+
+
+def _too_soon(step: Step) -> Parts:
+    return _store(lambda process: AnswersTooSoon(process, step))
+
+
 def _with(change: Change, *drafts: Draft) -> Change:
     return structs.replace(change, entries=drafts)
 
@@ -451,5 +468,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "rest-in-head": Mutant(about="the rest of a refused batch is not stored", parts=Parts(supervisor=ForgetsTheRest)),
     "stale-view": Mutant(about="a view kept across generations", parts=Parts(supervisor=KeepsViews)),
     "two-sessions": Mutant(about="two sessions in one commit", parts=_store(TwoSessionsAtOnce)),
+    "accept-unsynced": Mutant(about="acknowledged before the disk has it", parts=_too_soon(Step.ACCEPT)),
+    "end-unsynced": Mutant(about="a reply is sent before the disk has it", parts=_too_soon(Step.END)),
+    "call-unsynced": Mutant(about="a once tool runs before the disk knows", parts=_too_soon(Step.CALL)),
+    "flight-unsynced": Mutant(about="a blind send before the disk knows", parts=_too_soon(Step.FLIGHT)),
     "old-client": Mutant(about="a client that was replaced is asked on", parts=Parts(supervisor=KeepsItsClient)),
 }

@@ -8,8 +8,6 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-import apsw
-
 from everhold.control import Control
 from everhold.errors import EverholdError
 from everhold.testing.sim.witness import SECRET, Witness
@@ -28,7 +26,6 @@ class Operator:
         self.witness = witness
         self.answering = answering
         self.dice = random.Random(f"{world.seed}/operator")
-        self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READONLY)
 
     async def live(self) -> None:
         while not self.world.calm:
@@ -49,9 +46,6 @@ class Operator:
             work = functools.partial(_erase, session=session, seq=seq)
             self.world.loop.call_later(self.dice.random() * 5, self._start, work)
 
-    def close(self) -> None:
-        self._look.close()
-
     def _start(self, deed: Callable[[Control], Coroutine[Any, Any, object] | None]) -> None:
         control = self.answering()
         if control is not None and (work := deed(control)) is not None:
@@ -66,7 +60,7 @@ class Operator:
     def _deed(self, control: Control) -> Coroutine[Any, Any, object] | None:
         dice = self.dice
         deed = dice.choice(DEEDS)
-        sessions = [row[0] for row in self._look.execute("select id from sessions order by id")]
+        sessions = self.witness.sessions()
         if not sessions:
             return None
         session = dice.choice(sessions)

@@ -93,6 +93,8 @@ class Process:
                 self.world.crashed[name, moment] += 1
                 self.world.tell(self.name, f"crashes {moment} {name}")
                 self.die()
+                if self.world.chance(self.world.profile.power):
+                    self.world.cut()
             case "stall":
                 self.stall(f"{moment} {name}")
         await self.breathe()

@@ -63,6 +63,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     """How likely another object takes a memory's place, whenever somebody asks for it."""
     spoiled: float
     """How likely something is that a memory will never take."""
+    power: float
+    """How likely it is the power that fails when a process falls: all of them fall, and the disk forgets."""
 
 
 def draw(seed: int) -> Profile:
@@ -98,4 +100,5 @@ def draw(seed: int) -> Profile:
         writes=tuple(chance.choice(("turn", "turn", "async", "session", 2, 3)) for _ in range(2)),
         rebuild=chance.choice((0.0, 0.1, 0.4)),
         spoiled=chance.choice((0.0, 0.1, 0.25)),
+        power=chance.choice((0.0, 0.0, 0.5)),
     )

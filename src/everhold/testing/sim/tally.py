@@ -19,7 +19,8 @@ CHUNK = 25
 MOST_REMEMBERED = 3
 """Failing seeds that one run writes down: where many fail, a few tell as much."""
 FAULTS = (
-    "crashes", "stalls", "zombies", "take-overs", "lost requests", "lost answers", "done late", "slow",
+    "crashes", "power cuts", "lost with the power",
+    "stalls", "zombies", "take-overs", "lost requests", "lost answers", "done late", "slow",
     "refusals", "jumps",
     "lies", "503 after execution", "idle resets", "batches refused", "batches kept in part",
 )  # fmt: skip

@@ -79,8 +79,7 @@ class Witness:
         self._told: dict[tuple[str, str, int], Wait] = {}
         """lane, session, fence under which somebody was told to wait -> how long."""
         self._firm: dict[tuple[str, str], Wait] = {}
-        self._look = apsw.Connection(str(world.disk), flags=apsw.SQLITE_OPEN_READWRITE)
-        self._look.pragma("synchronous", "OFF")
+        self._look = self._open()
         self._pos = 0
 
     def problem(self, text: str) -> None:
@@ -93,6 +92,20 @@ class Witness:
 
     def close(self) -> None:
         self._look.close()
+
+    def wake(self) -> None:
+        """After a power cut: look at what is left. Nobody holds anything any more."""
+        self._look = self._open()
+        self._pos = self._look.execute("select max(pos) from entries").get or 0
+        self.holders.clear()
+
+    def _open(self) -> apsw.Connection:
+        look = apsw.Connection(str(self.world.disk), flags=apsw.SQLITE_OPEN_READWRITE)
+        look.pragma("synchronous", "OFF")
+        return look
+
+    def sessions(self) -> list[str]:
+        return [row[0] for row in self._look.execute("select id from sessions order by id")]
 
     # -- commits
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from everhold.testing.sim.loop import SimLoop
+from everhold.testing.sim.power import Power
 from everhold.testing.sim.profile import JUMPS, Profile
 
 T = TypeVar("T")
@@ -85,6 +86,9 @@ class World:
         self._trace = hashlib.blake2b(digest_size=12)
         self._names: dict[str, str] = {}
         self._waiting: list[asyncio.Future[None]] = []
+        self.power = Power(disk, fails=profile.power > 0)
+        self.cut: Callable[[], None] = lambda: None
+        """Have the power go. Whoever keeps the processes running knows how."""
 
     # -- the record
 

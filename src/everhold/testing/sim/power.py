@@ -1,0 +1,59 @@
+"""A power cut: everything that runs ends at once, and the disk is as the last commit left it that was waited for.
+
+A commit that would be redone is written, and read by everybody from then on, but nobody waits until the disk has it.
+That nothing is lost with it is a promise of its own, and this is what puts it to the test.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+
+from everhold.stores.sqlite.writer import InlineWriter, Job, T
+
+
+class Power:
+    """What would be on the disk if the power went now."""
+
+    def __init__(self, disk: Path, *, fails: bool) -> None:
+        self.files = (disk, disk.with_name(disk.name + "-wal"))
+        self.index = disk.with_name(disk.name + "-shm")
+        self.fails = fails
+        """Whether it ever does: nothing needs to be remembered otherwise."""
+        self._kept: list[bytes] | None = None
+
+    def unsure(self) -> None:
+        """Something is about to be written that the disk may not get in time."""
+        if self.fails and self._kept is None:
+            self._kept = [file.read_bytes() if file.exists() else b"" for file in self.files]
+
+    def sure(self) -> None:
+        """The disk has everything there is."""
+        self._kept = None
+
+    def cut(self) -> bool:
+        """Leave the disk as it is found afterwards; nobody may have it open. Whether anything was lost."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return False
+        self.index.unlink(missing_ok=True)
+        for file, content in zip(self.files, kept, strict=True):
+            file.write_bytes(content)
+        return True
+
+
+class PoweredWriter(InlineWriter):
+    """Writes to a disk whose power may go."""
+
+    def __init__(self, db: apsw.Connection, path: Path, power: Power) -> None:
+        super().__init__(db, path)
+        self._power = power
+
+    async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
+        if redone:
+            self._power.unsure()
+        result = await super().write(job)
+        if not redone:
+            self._power.sure()
+        return result
