@@ -25,7 +25,7 @@ from everhold.ports.clock import Clock
 from everhold.ports.log import Log
 from everhold.ports.memory import Capability
 from everhold.ports.model import Answer, Closing, Model, Request
-from everhold.ports.platform import Carrying, Drafting, Platform
+from everhold.ports.platform import Carrying, Drafting, Platform, can_draft
 from everhold.ports.plugin import Context
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
@@ -117,7 +117,7 @@ class Agents:
 
     def drafting(self, name: str, account: str) -> Drafting | None:
         platform: object = self.platform(name, account)
-        return platform if isinstance(platform, Drafting) else None
+        return platform if can_draft(platform) else None
 
     def in_doubt(self, reader: str, agent: str) -> str:
         kind, _, rest = reader.partition(":")

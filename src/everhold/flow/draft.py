@@ -18,7 +18,7 @@ from everhold.flow import voice
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.flow.runtime import Runtimes
-from everhold.ports.platform import Drafting, Outgoing, Typing
+from everhold.ports.platform import Drafting, Outgoing, can_type
 from everhold.ports.store import Change, Claim, Receipt, Step, Store
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ TYPING_SECONDS: Final = 4.0
 def typing(gates: Gates, runtimes: Runtimes, place: Place | None) -> Iterator[None]:
     """Show at `place` that a reply is being made, for as long as the block lasts, if its platform can show that."""
     platform: object = None if place is None else runtimes.platform(place.platform, place.account)
-    if place is None or not isinstance(platform, Typing):
+    if place is None or not can_type(platform):
         yield
         return
     shown = functools.partial(platform.typing, place)

@@ -86,12 +86,20 @@ def rounds(messages: Iterable[Message], *, wire_id: Callable[[str], str]) -> lis
         pending.clear()
         results.clear()
 
+    # most of a conversation are words without calls, which need no sorting
     for message in messages:
         if message.role == "assistant":
-            settle()
-            speaking = message
+            if speaking is not None or pending:
+                settle()
+            results.clear()
+            if message.calls:
+                speaking = message
+            elif message.text.strip():
+                out.append(Round(message, ()))
         elif message.role == "tool":
             results.setdefault(message.call, message)
+        elif speaking is None:
+            out.append(message)
         else:
             pending.append(message)
     settle()
@@ -100,6 +108,8 @@ def rounds(messages: Iterable[Message], *, wire_id: Callable[[str], str]) -> lis
 
 def spoken(message: Message) -> str:
     """A person's words with who they are, where that is known."""
+    if not message.name:
+        return _clean(message.text)
     name = _SPACE.sub(" ", message.name).strip(" :")[:64]
     text = _clean(message.text)
     return f"{name}: {text}" if name else text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Final, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 
 from msgspec import Struct
 
@@ -139,6 +140,22 @@ class Typing(Protocol):
 
     async def typing(self, to: Place) -> None:
         """Show it for a few seconds. Asked for again while the work goes on; losing one harms nobody."""
+
+
+def can_draft(platform: object) -> TypeGuard[Drafting]:
+    kind: Any = type(platform)
+    return _offers(kind, Drafting)
+
+
+def can_type(platform: object) -> TypeGuard[Typing]:
+    kind: Any = type(platform)
+    return _offers(kind, Typing)
+
+
+@cache
+def _offers(kind: Any, what: Any) -> bool:
+    """Asked several times in every turn, and slow to find out."""
+    return issubclass(kind, what)
 
 
 class Introduction(Struct, frozen=True, kw_only=True):
