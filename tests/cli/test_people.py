@@ -93,3 +93,9 @@ def test_status_names_accounts_that_do_not_work(house: House) -> None:
     done = house.ask("status")
     assert done.code == 1
     assert "BOT is not set" in done.out
+
+
+def test_a_word_alone_shows_what_there_is(house: House, codes: list[str]) -> None:
+    assert len(house.run("pairing", "--json").ok().json["waiting"]) == len(codes)
+    assert "ada" in house.run("people").ok().out
+    assert "Nothing is scheduled" in house.run("schedules").ok().err

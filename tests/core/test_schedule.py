@@ -43,6 +43,10 @@ def ticks(words: str, after: str, count: int, zone: datetime.tzinfo = BERLIN) ->
         ("*/30 8-9 1 1,7 * go", Cron(minutes=(0, 30), hours=(8, 9), days=(1,), months=(1, 7)), "go"),
         ("0 9 * * 0 go", Cron(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
         ("0 9 * * 7 go", Cron(minutes=(0,), hours=(9,), weekdays=(6,)), "go"),
+        ("every day at 9:00 say hi", Cron(minutes=(0,), hours=(9,)), "say hi"),
+        ("every monday 9:00 at 10:00", Cron(minutes=(0,), hours=(9,), weekdays=(0,)), "at 10:00"),
+        ("daily at 08:30 go", Cron(minutes=(30,), hours=(8,)), "go"),
+        ("every 2d at 9:00 look", Every(172_800.0), "at 9:00 look"),
         ("DAILY 08:30", Cron(minutes=(30,), hours=(8,)), ""),
     ],
 )

@@ -234,7 +234,7 @@ def _looking(commands: _Group) -> None:
 
 
 def _people(commands: _Group) -> None:
-    pairing = commands.group("pairing", "who asks to be let in, and who was", module="pairing")
+    pairing = commands.group("pairing", "who asks to be let in, and who was", module="pairing", default="list")
     pairing.add("list", "who waits with a code, and who was let in by one")
     approve = pairing.add(
         "approve",
@@ -248,14 +248,14 @@ def _people(commands: _Group) -> None:
     approve.add_argument("--as", dest="person", default="", metavar="NAME", help="who it is, a name from `people`")
     revoke = pairing.add("revoke", "make somebody a stranger again", ("everhold pairing revoke telegram:1001", ""))
     revoke.add_argument("identity", metavar="PLATFORM:ID", help="as `everhold pairing list` shows it")
-    people = commands.group("people", "who is who across platforms", module="people")
+    people = commands.group("people", "who is who across platforms", module="people", default="list")
     people.add("list", "everybody known by name, and how they are recognised")
     link = people.add("link", "an identity is this person", ("everhold people link telegram:1001 ada", ""))
     link.add_argument("identity", metavar="PLATFORM:ID", help="the platform's id, never a display name")
     link.add_argument("person", metavar="NAME", help="a name from `people`")
     unlink = people.add("unlink", "an identity is this person no longer", ("everhold people unlink telegram:1001", ""))
     unlink.add_argument("identity", metavar="PLATFORM:ID", help="as `everhold people list` shows it")
-    schedules = commands.group("schedules", "what is said at its time", module="schedules")
+    schedules = commands.group("schedules", "what is said at its time", module="schedules", default="list")
     schedules.add("list", "every schedule, and when it speaks next")
     remove = schedules.add("remove", "a schedule that should speak no more", ("everhold schedules remove 4qk2vz", ""))
     remove.add_argument("id", metavar="ID", help="as `everhold schedules list` shows it")

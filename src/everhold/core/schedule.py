@@ -19,11 +19,13 @@ HELP: Final = (
 )
 
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_WORDS: Final = {"daily": range(7), "weekdays": range(5), "weekends": range(5, 7)}
+_WORDS: Final = {
+    "daily": range(7), "day": range(7), "weekdays": range(5), "weekday": range(5), "weekends": range(5, 7)
+}  # fmt: skip
 _UNITS: Final = {"m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _EVERY: Final = re.compile(r"every\s+(\d{1,4})\s*(m|min|h|d|w)\b\s*", re.IGNORECASE)
 _AT: Final = re.compile(r"at\s+(\d{4}-\d\d-\d\d)[ T](\d\d?):(\d\d)\b\s*", re.IGNORECASE)
-_NAMED: Final = re.compile(r"([a-z,]+)\s+(\d\d?):(\d\d)\b\s*", re.IGNORECASE)
+_NAMED: Final = re.compile(r"(?:every\s+)?([a-z,]+)\s+(?:at\s+)?(\d\d?):(\d\d)\b\s*", re.IGNORECASE)
 _CRON: Final = re.compile(r"((?:[\d*/,-]+\s+){4}[\d*/,-]+)(?:\s+|$)")
 _RANGES: Final = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 

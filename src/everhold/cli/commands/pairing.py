@@ -11,7 +11,7 @@ from everhold.cli.render import Screen, ago, one_line
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
-    return asyncio.run({"list": _list, "approve": _approve, "revoke": _revoke}[args.action](args, screen))
+    return asyncio.run({"list": _list, "approve": _approve, "revoke": _revoke}[args.action or "list"](args, screen))
 
 
 async def _list(args: argparse.Namespace, screen: Screen) -> int:

@@ -63,7 +63,7 @@ async def _list(calls: Calls, screen: Screen, *, limit: int) -> None:
 
 
 def _state(session: dict[str, Any]) -> str:
-    return f"{session['state']}, {session['pending']} waiting" if session["pending"] else str(session["state"])
+    return f"{session['state']}, {session['pending']} unread" if session["pending"] else str(session["state"])
 
 
 async def _show(calls: Calls, screen: Screen, args: argparse.Namespace) -> None:
