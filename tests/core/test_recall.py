@@ -31,6 +31,7 @@ def test_the_same_thing_is_shown_once_in_the_words_of_who_comes_first() -> None:
     assert shown(results, precedence=("a",)) == [("a", f"  {text.upper()} "), ("b", "other")]
     recall = merge(results, budget=1_000)
     assert [why for _, why in recall.left_out] == ["duplicate"]
+    assert shown({"a": [found("🎉 !")], "b": [found("🎉  !")]}) == [("a", "🎉 !")]  # without a word to compare
 
 
 def test_one_entry_is_shown_once_even_in_other_words() -> None:

@@ -22,11 +22,13 @@ class Remembering(FakeProvider):
         self.texts = texts
         self.slow = slow
         self.asked: list[Query] = []
+        self.place = ("elsewhere", 1)
 
     async def find(self, query: Query) -> Sequence[Found]:
         self.asked.append(query)
         await asyncio.sleep(self.slow)
-        return [Found(text=text, session="elsewhere", seq=n + 1, person="ada") for n, text in enumerate(self.texts)]
+        session, first = self.place
+        return [Found(text=text, session=session, seq=first + n, person="ada") for n, text in enumerate(self.texts)]
 
 
 def recalling(house: House, **providers: Remembering) -> None:
@@ -50,6 +52,45 @@ def test_what_is_recalled_stands_beside_its_message_and_in_that_turn_only(house:
     assert sum("<recalled" in text for text in shown(house)) == 1
     assert house.furniture.model.asked[-1].system == house.furniture.model.asked[0].system
     house.sound()
+
+
+def test_it_stands_behind_all_that_stays_the_same_and_never_where_instructions_stand(house: House) -> None:
+    recalling(house, a=Remembering("the cat is called Tom"))
+    for text in ("hello", "and then?", "what is my cat called?"):
+        house.say(text)
+    first, *_, last = house.furniture.model.asked
+    (place,) = [number for number, message in enumerate(last.messages) if "Tom" in message.text]
+    assert last.messages[place + 1 :] == last.messages[-1:]  # right before the message it serves
+    assert last.messages[-1].text == "what is my cat called?"
+    assert last.messages[place].role == "user"
+    assert "Tom" not in last.system
+    assert [message.text for message in last.messages[:2]] == ["hello", "You said: hello"]
+    assert first.messages[0].text.startswith("<recalled")
+
+
+def test_memories_are_asked_at_once_and_waited_for_once(house: House) -> None:
+    one, two, three = Remembering("one", slow=0.6), Remembering("two", slow=0.7), Remembering("three", slow=9.0)
+    two.place = ("elsewhere", 2)
+    recalling(house, a=one, b=two, c=three)
+    before = house.loop.time()
+    house.say("hello", rest=False)
+    house.tick(1.05)
+    assert house.loop.time() - before < 1.1
+    assert "c did not answer in time" in "\n".join(shown(house))
+    assert all(word in "\n".join(shown(house)) for word in ("one", "two"))
+
+
+def test_what_the_model_sees_anyway_is_not_shown_again(house: House) -> None:
+    recalling(house, a=Remembering())
+    heard = house.say("the cat is called Tom")
+    provider = Remembering("the cat is called Tom")
+    provider.place = (heard.session, heard.seq)
+    recalling(house, a=provider)
+    house.say("what is my cat called?")
+    assert sum("Tom" in text for text in shown(house)) == 1 + sum(text.startswith("You said") for text in shown(house))
+    house.say("/new")
+    house.say("what is my cat called?")
+    assert any("Tom" in text for text in shown(house) if text.startswith("<recalled"))
 
 
 def test_it_is_asked_for_those_who_are_present(house: House) -> None:
@@ -132,3 +173,6 @@ def test_nothing_can_forge_the_end_of_the_fence(house: House) -> None:
     block = next(text for text in shown(house) if text.startswith("<recalled"))
     inside = block.splitlines()[2:-1]
     assert all(line.startswith(("[", "| ")) for line in inside)
+    house.say("hello again")
+    again = next(text for text in shown(house) if text.startswith("<recalled"))
+    assert again.splitlines()[0] != block.splitlines()[0]  # whoever saw one end knows no other

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from everhold.memories.builtin.words import CHUNK, chunks, without
 from tests.memories.builtin.stage import Stage
 
 np = pytest.importorskip("numpy")
+ROOT = Path(__file__).parents[3]
 
 
 def test_nothing_heavy_is_loaded_before_something_is_looked_for() -> None:
@@ -28,6 +30,43 @@ def test_nothing_heavy_is_loaded_before_something_is_looked_for() -> None:
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
     )
+
+
+WITHOUT_NUMPY = """
+import asyncio, sys
+from pathlib import Path
+sys.modules["numpy"] = None  # as if it were not installed
+from tests.memories.builtin.stage import Stage
+
+async def main():
+    stage = Stage(Path(sys.argv[1]), embeddings="auto")
+    await stage.say("Nothing to see.")
+    await stage.say("We were running along the lakeshore.")
+    print(*await stage.find("who runs at the lakeshore?", limit=1))
+    print(stage.index.level, "|", (await stage.provider().health()).text)
+    await stage.close()
+
+asyncio.run(main())
+"""
+
+
+def test_without_numpy_it_finds_by_words_and_says_so(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", WITHOUT_NUMPY, str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == [
+        "We were running along the lakeshore.",
+        "full text | by words alone: numpy is not installed",
+    ]
+
+
+def test_the_table_is_what_its_notice_says_and_can_be_made_again() -> None:
+    data = Path(table.__file__).parent / "data"
+    notice = (data / "NOTICE").read_text()
+    assert "Apache License 2.0" in notice
+    (script,) = re.findall(r"\S+\.py", notice)
+    assert (ROOT / script).is_file()
+    pieces = (data / "vocabulary.txt").read_text(encoding="utf-8").split("\n")
+    assert (data / "table.int8").stat().st_size == (len(pieces) - table.FIRST) * table.DIMENSIONS
 
 
 def test_pieces_are_the_longest_there_are() -> None:

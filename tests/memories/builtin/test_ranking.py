@@ -49,22 +49,61 @@ async def test_what_is_newer_comes_first_of_equals(stage: Stage) -> None:
     assert (await stage.hits("boiler repaired"))[0].session == "old"
 
 
-async def test_an_item_gains_from_what_stands_beside_it(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+async def test_an_item_gains_from_what_stands_beside_it(stage: Stage) -> None:
     long = "I have been wondering for a while, and before we go on with anything else at all I would like to know it: "
     await stage.say(f"{long * 3} which colour of paint did you choose for the kitchen?", who="bob", session="a")
     await stage.say("The pale one, I think.", session="a")
     await stage.say("The pale one, I think.", session="b")
 
-    async def gain() -> float:
+    async def score(session: str) -> float:
         hits = await stage.hits("paint colour kitchen")
-        scores = {hit.session: hit.score for hit in hits if hit.text == "The pale one, I think."}
-        return scores["a"] - scores["b"]
+        return next((it.score for it in hits if (it.session, it.text) == (session, "The pale one, I think.")), 0.0)
 
-    assert await gain() > 0.1
+    beside, alone = await score("a"), await score("b")
+    assert beside > alone + 0.1
     stage.index.knobs = Knobs(smooth=0.0)
-    assert abs(await gain()) < 0.01
-    await stage.close()
+    assert beside > await score("a") + 0.1
+    assert abs(alone - await score("b")) < 0.1
+
+
+async def test_a_short_answer_is_read_with_a_short_question_and_with_no_long_one(stage: Stage) -> None:
+    await stage.say("Which colour of paint for the kitchen?", who="bob", session="short")
+    await stage.say("The pale one, I think.", session="short")
+    long = "I have been wondering for a while, and before we go on with anything else at all I would like to know it: "
+    await stage.say(f"{long * 3} Which colour of paint for the kitchen?", who="bob", session="long")
+    await stage.say("The pale one, I think.", session="long")
+    await stage.say("The pale one, I think.", session="alone")
+    stage.index.knobs = Knobs(smooth=0.0)  # what its neighbour gives it is another sign
+    hits = await stage.hits("paint colour kitchen", limit=50)
+    scores = {hit.session: hit.score for hit in hits if hit.text == "The pale one, I think."}
+    alone = scores.get("alone", Knobs().human + Knobs().recent)  # of the question itself it has nothing
+    assert scores["short"] > alone + 0.1
+    assert scores.get("long", alone) == pytest.approx(alone, abs=0.01)
+
+
+async def test_what_those_said_whom_a_question_names_comes_first(stage: Stage) -> None:
+    await stage.say("the boiler was repaired", session="c", who="caro", name="Caroline")
+    await stage.say("the boiler was repaired", session="m", who="mel", name="Melanie")
+    asked = "did Caroline say the boiler was repaired?"
+    assert [hit.session for hit in await stage.hits(asked)] == ["c", "m"]
+    stage.index.knobs = Knobs(named=-0.12)
+    assert [hit.session for hit in await stage.hits(asked)] == ["m", "c"]
+
+
+async def test_what_people_said_comes_before_what_was_answered(stage: Stage) -> None:
+    await stage.say("the boiler was repaired", session="said")
+    await stage.say("the boiler was repaired", session="answered", who="agent")
+    assert [hit.session for hit in await stage.hits("boiler repaired")] == ["said", "answered"]
+    stage.index.knobs = Knobs(human=-0.2)
+    assert [hit.session for hit in await stage.hits("boiler repaired")] == ["answered", "said"]
+
+
+async def test_what_was_noted_comes_before_what_was_said(stage: Stage) -> None:
+    await stage.say("the boiler was repaired", session="said")
+    await stage.note("the boiler was repaired", session="noted")
+    assert [hit.session for hit in await stage.hits("boiler repaired")] == ["noted", "said"]
+    stage.index.knobs = Knobs(noted=-0.1)
+    assert [hit.session for hit in await stage.hits("boiler repaired")] == ["said", "noted"]
 
 
 async def test_whom_a_question_names_is_not_what_it_is_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
