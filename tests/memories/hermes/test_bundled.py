@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from everhold.errors import Transient
+from everhold.ports.memory import Capability, Scope, Switch
 from everhold.ports.tool import ToolContext
+from everhold.testing.services.base import Service
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
+from everhold.testing.services.mem0 import Mem0Service
 
-from .stage import STAMP, Stage, batch, eventually, exchange, note, query
+from .stage import NAME, STAMP, Stage, batch, eventually, exchange, note, query
 
 BUNDLED = ("byterover", "hindsight", "holographic", "honcho", "mem0", "openviking", "retaindb", "supermemory")
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
@@ -24,12 +30,14 @@ pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with hermes-agent 0.19.0."""
+    """An interpreter with hermes-agent 0.19.0; EVERHOLD_HERMES_PYTHON may name one that has it already."""
+    if given := os.environ.get("EVERHOLD_HERMES_PYTHON"):
+        return Path(given)
     directory = tmp_path_factory.mktemp("hermes-agent")
     venv.create(directory, with_pip=True)
     python = directory / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     subprocess.run(
-        [python, "-m", "pip", "install", "-q", "hermes-agent==0.19.0", "honcho-ai", "hindsight-client"],
+        [python, "-m", "pip", "install", "-q", "hermes-agent==0.19.0", "honcho-ai", "hindsight-client", "mem0ai"],
         check=True,
         timeout=800,
     )
@@ -81,6 +89,92 @@ async def test_hindsight_keeps_what_it_is_told(tmp_path: Path, python: Path) -> 
 
             # its writer loads its client first, and gives up what it has not sent ten seconds after it is shut down
             await eventually(kept, seconds=120)
+
+
+def configured(home: Path, name: str, service: Service) -> None:
+    """The plug-in's own configuration, as it would stand in a home of hermes-agent."""
+    (home / "hindsight").mkdir(parents=True)
+    known = {
+        "honcho": ("honcho.json", {"apiKey": "k", "baseUrl": service.url, "enabled": True, "workspace": "w"}),
+        "hindsight": (
+            "hindsight/config.json",
+            {"mode": "cloud", "api_url": service.url, "api_key": "k", "bank_id": "b"},
+        ),
+        "mem0": ("mem0.json", {"mode": "platform", "host": service.url, "api_key": "k"}),
+    }
+    file, given = known[name]
+    (home / file).write_text(json.dumps(given))
+
+
+def texts(service: Service) -> list[str]:
+    match service:
+        case HonchoService():
+            return [row["content"] for row in service.state.messages]
+        case HindsightService():
+            return [row["text"] for row in service.state.documents.values()]
+        case _:
+            return [row["memory"] for row in service.state.memories.values()]
+
+
+SERVICES = {"honcho": HonchoService, "hindsight": HindsightService, "mem0": Mem0Service}
+ASKS = {
+    "honcho": ("honcho_search", {"query": "grey cat Mimi"}),
+    "hindsight": ("hindsight_recall", {"query": "grey cat Mimi"}),
+    "mem0": ("mem0_search", {"query": "grey cat Mimi"}),
+}
+TALK = (
+    "My grey cat is called Mimi and sleeps under the stove",
+    "The train to Vienna leaves at seven from platform nine",
+    "My sister Greta keeps bees on the roof of her house",
+)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) -> None:
+    """Turns, a search by the model, recall, a switch, a note, and its end: against the service it was written for."""
+    # on loopback honcho's plug-in shows no key
+    async with SERVICES[name](key=None if name == "honcho" else "k") as service:
+        stage = Stage(tmp_path)
+        configured(stage.home, name, service)
+        here = Scope(agent="main", session="s", name=NAME, person="ada")
+        there = Scope(agent="main", session="t", name="agent-main-telegram-dm-43", person="ada")
+        context = ToolContext(session="s", agent="main", op=1, key="k", stamp=STAMP)
+
+        def kept(count: int) -> bool:
+            return all(any(text in one for one in texts(service)) for text in TALK[:count])
+
+        settings = {"path": at(python, name), "python": str(python), "deadline_seconds": 120}
+        async with stage.open(**settings) as plugin:
+            for number, text in enumerate(TALK[:2]):
+                await plugin.store(batch(exchange(text, key=str(number))))
+            await eventually(lambda: kept(2), seconds=120)
+            recalled = ""
+            for _ in range(60):  # most work it out beforehand, after the turn before
+                recalled += "".join(it.text for it in await plugin.find(query("When does the train leave?")))
+                if "Vienna" in recalled:
+                    break
+                await asyncio.sleep(0.5)
+            assert "Vienna" in recalled or name == "honcho", "which recalls what it derived, and derives nothing here"
+        async with stage.open(**settings) as plugin:  # by now it is known what it offers
+            tools = {tool.spec.name: tool for tool in plugin.tools()}
+            tool, arguments = ASKS[name]
+            answer = await tools[tool].run(arguments, context)
+            assert not answer.error, answer.text
+            assert "Mimi" in answer.text
+            if Capability.SESSION_SWITCHED in plugin.capabilities:
+                await plugin.session_switched(Switch(how="new", before=here, after=there))
+            elsewhere = structs.replace(STAMP, address="agent:main:telegram:dm:43")
+            await plugin.store(batch(exchange(TALK[2], key="2", session="t", stamp=elsewhere), name=there.name))
+            await eventually(lambda: kept(3), seconds=120)
+            pid = plugin.pid
+        assert pid is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        whole = "\n".join(texts(service))
+        assert [whole.count(text) for text in TALK] == [1, 1, 1]
+        if isinstance(service, HonchoService):
+            sessions = [next(r["session_id"] for r in service.state.messages if r["content"] == it) for it in TALK]
+            assert sessions == [here.name, here.name, there.name], "each under the name of its own session"
 
 
 async def test_holographic_works_on_its_own_store(tmp_path: Path, python: Path) -> None:

@@ -1,7 +1,7 @@
 """Mem0's platform on loopback, as its API answers: memories are added through a queue, searched, listed and deleted.
 
 Nothing that is added has a key, and a repeat is another memory. Extraction by a language model is replaced by keeping
-each message as it is.
+each message as it is. The server that people run themselves answers here, too: it has other paths, and no queue.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ class Mem0Service(Service):
         ("GET", "/v1/memories/{memory}", "get"),
         ("DELETE", "/v1/memories/{memory}", "delete"),
         ("GET", "/v1/event/{event}", "event"),
+        ("POST", "/memories", "add_at_once"),
+        ("POST", "/search", "search"),
+        ("PUT", "/memories/{memory}", "update"),
+        ("DELETE", "/memories/{memory}", "delete"),
     )
 
     def __init__(self, *, key: str | None = None) -> None:
@@ -47,7 +51,8 @@ class Mem0Service(Service):
         self._count = itertools.count(1)
 
     def authorised(self, headers: Mapping[str, str]) -> bool:
-        return self.key is None or headers.get("authorization") == f"Token {self.key}"
+        given = (headers.get("authorization"), headers.get("x-api-key"))
+        return self.key is None or given in ((f"Token {self.key}", None), (None, self.key))
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -75,6 +80,16 @@ class Mem0Service(Service):
         if not self.holding:
             self._process(row)
         return {"message": "Memory processing has been queued", "status": "PENDING", "event_id": event}
+
+    def add_at_once(self, call: Received) -> Row:
+        event = self.state.events[self.add(call)["event_id"]]
+        if event["status"] == "PENDING":
+            self._process(event)
+        if event["status"] == "FAILED":
+            raise Refusal(500, {"detail": "the memory could not be made"})
+        return {
+            "results": [{"id": it["id"], "memory": it["data"]["memory"], "event": "ADD"} for it in event["results"]]
+        }
 
     def _process(self, event: Row) -> None:
         if self.breaking:
@@ -118,6 +133,10 @@ class Mem0Service(Service):
 
     def get(self, call: Received, memory: str) -> Row:
         return self._memory(memory)
+
+    def update(self, call: Received, memory: str) -> Row:
+        self._memory(memory).update(memory=call.json["text"], updated_at=self._now())
+        return {"message": "Memory updated successfully!"}
 
     def delete(self, call: Received, memory: str) -> Row:
         self._memory(memory)

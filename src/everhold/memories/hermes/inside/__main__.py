@@ -62,7 +62,8 @@ class Host:
                 self.say({"id": question["id"], "result": result})
             # foreign code: whatever it raises is the answer
             except BaseException as error:
-                sys.stderr.write(traceback.format_exc())
+                if question["method"] != "look":  # which nobody asked it for, and may fail
+                    sys.stderr.write(traceback.format_exc())
                 self.say({"id": question["id"], "error": f"{type(error).__name__}: {error}"})
 
     # -- what can be asked ---------------------------------------------------------------------------------------------
