@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-import apsw
 
 from bench.accept import accept_rows
 from bench.bursts import burst_rows
+from bench.conditions import ROOT, conditions
 from bench.due import due_rows
 from bench.fold import fold_rows
 from bench.gateway import crowd_rows, gateway_rows, start_rows
@@ -32,7 +26,6 @@ from bench.telegram import telegram_rows
 from bench.turn import flat_rows, turn_rows
 from bench.view import view_rows
 
-ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 WORKS: dict[str, Callable[[int], list[Row]]] = {
@@ -56,27 +49,6 @@ WORKS: dict[str, Callable[[int], list[Row]]] = {
     "telegram": telegram_rows,
     "bursts": burst_rows,
 }
-
-
-def conditions() -> str:
-    """Under which the numbers were measured: they mean little without."""
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return (
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC · {os.cpu_count()} CPUs ({_processor()}) · "
-        f"{platform.system()} {platform.release()} · Python {platform.python_version()} · "
-        f"SQLite {apsw.sqlite_lib_version()} · commit {commit or 'unknown'} · load {load}"
-    )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def page(rows: list[Row], before: str, after: str) -> str:

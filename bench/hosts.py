@@ -96,7 +96,7 @@ def _residents() -> Iterator[tuple[str, float]]:
         yield "holographic", asyncio.run(_measured(directory / "holographic", **settings))
         for name, kind in SERVICES.items():
             with kind().threaded() as service:
-                home = plugin_home(directory / name, name, World(service), batch=1)
+                home = plugin_home(directory / name, name, World(name, service), batch=1)
                 settings = {"path": plugin_path(name), "python": str(plugin_python()), "hermes_home": str(home)}
                 yield name, asyncio.run(_measured(directory / name, **settings))
 

@@ -2,7 +2,8 @@
 
 The same faults, against the same services on loopback (`everhold.testing.services`), for three subjects: a plug-in of
 hermes-agent 0.19.0 in hermes-agent's own hands, the same plug-in unmodified under `everhold up`, and everhold's own
-adapter. Counted is what the service has in the end, not what anybody says. `python -m bench.losses`.
+adapter. Counted is what the service has in the end, not what anybody says. `python -m bench.losses --write` puts the
+table of one run, with its date and conditions, into the page about plug-ins.
 """
 
 from __future__ import annotations
@@ -11,35 +12,44 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import datetime
 import functools
 import http.client
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+from bench.conditions import ROOT, conditions
 from bench.gateway import HERE, Gateway, hermes_python, model
 from bench.house import room
 from everhold.remote.client import RemoteControl
 from everhold.testing.services.base import Service
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
+from everhold.testing.services.mem0 import Mem0Service
 
 KEY = "a-key"
 SLOW_SECONDS = 2.0
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 """For something to arrive that can be waited for."""
 DEADLINE = "deadline_seconds: 10"
 """Whoever takes over from somebody who was killed waits so long for what may still be on its way."""
 SETTLE_SECONDS = 12.0
 """Of silence, before something is called lost: longer than any of the plug-ins' own retries takes here."""
-SDKS = ("honcho-ai==2.7.0", "hindsight-client==1.1.0")
+SLUGGISH_SECONDS = 6.0
+"""For one write: longer than a plug-in was seen waiting for the one before."""
+SDKS = ("honcho-ai==2.7.0", "hindsight-client==1.1.0", "mem0ai==2.2.1")
 WHO = ("alone", "hosted", "native")
-SERVICES: dict[str, type[Service]] = {"honcho": HonchoService, "hindsight": HindsightService}
+SERVICES: dict[str, type[Service]] = {"hindsight": HindsightService, "honcho": HonchoService, "mem0": Mem0Service}
+BEGINS = {"honcho": r"/sessions$", "hindsight": r"/version$|/banks/[^/]+$"}
+"""What a conversation needs before its first turn; mem0 needs nothing."""
+WRITES = {"honcho": r"/messages$", "hindsight": r"/memories$", "mem0": r"^/memories$|/v3/memories/add"}
+PAGE = ROOT / "docs" / "how-to" / "bring-your-hermes-plugin.md"
+BEGIN, END = "<!-- bench.losses: written by `python -m bench.losses --write` -->", "<!-- /bench.losses -->"
 
 
 class Subject(Protocol):
@@ -68,7 +78,8 @@ class Subject(Protocol):
 class World:
     """One service, and what it was told so far."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, name: str, service: Service) -> None:
+        self.name = name
         self.service = service
         self.said: list[str] = []
         self.starts = 0
@@ -81,8 +92,11 @@ class World:
 
     def slow_to_begin(self) -> None:
         """What a conversation needs before its first turn takes a while."""
-        path = r"/sessions$" if isinstance(self.service, HonchoService) else r"/version$|/banks/[^/]+$"
-        self.service.fault("slow", path, times=None, seconds=SLOW_SECONDS)
+        self.service.fault("slow", BEGINS[self.name], times=None, seconds=SLOW_SECONDS)
+
+    def sluggish(self) -> None:
+        """Every write takes long, and is done."""
+        self.service.fault("slow", WRITES[self.name], method="POST", times=None, seconds=SLUGGISH_SECONDS)
 
     def has(self, text: str) -> bool:
         return text in self._whole()
@@ -98,8 +112,14 @@ class World:
 
     def _whole(self) -> str:
         state = self.service.state
-        rows = list(state.messages) if isinstance(self.service, HonchoService) else list(state.documents.values())
-        return "\n".join(str(row.get("content") or row.get("text")) for row in rows)
+        match self.name:
+            case "honcho":
+                texts = [row["content"] for row in list(state.messages)]
+            case "hindsight":
+                texts = [row["text"] for row in list(state.documents.values())]
+            case _:
+                texts = [row["memory"] for row in list(state.memories.values())]
+        return "\n".join(texts)
 
     def _run(self, work: object) -> None:
         asyncio.run_coroutine_threadsafe(work, self.service._loop).result()  # type: ignore[arg-type]
@@ -168,6 +188,9 @@ def plugin_home(home: Path, name: str, world: World, *, batch: int) -> Path:
     if name == "honcho":
         known = {"apiKey": KEY, "baseUrl": url, "enabled": True, "workspace": "w", "peerName": "ada"}
         (home / "honcho.json").write_text(json.dumps({**known, "writeFrequency": batch if batch > 1 else "async"}))
+    elif name == "mem0":  # which knows no batches
+        known = {"mode": "platform", "host": url, "api_key": KEY, "agent_id": "main"}
+        (home / "mem0.json").write_text(json.dumps(known))
     else:
         (home / "hindsight").mkdir(exist_ok=True)
         known = {"mode": "cloud", "api_url": url, "api_key": KEY, "bank_id": "b"}
@@ -179,7 +202,7 @@ def plugin_home(home: Path, name: str, world: World, *, batch: int) -> Path:
 def plugin_python() -> Path:
     """hermes-agent's interpreter, with what its plug-ins for these services would install by themselves."""
     python = hermes_python()
-    known = subprocess.run([python, "-c", "import honcho, hindsight_client"], capture_output=True, check=False)
+    known = subprocess.run([python, "-c", "import honcho, hindsight_client, mem0"], capture_output=True, check=False)
     if known.returncode:
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *SDKS]
         subprocess.run(pip, check=True)
@@ -235,7 +258,8 @@ class Under:
         control = RemoteControl(self.home / "control.sock")
         row: dict[str, object] = {}
         while time.monotonic() < until:
-            (row,) = asyncio.run(control.memory_status())["memories"]
+            rows = asyncio.run(control.memory_status())["memories"]
+            row = next(it for it in rows if it["memory"] == "it")
             if not row["waiting"] and not row["replaying"]:
                 return
             time.sleep(0.1)
@@ -296,6 +320,13 @@ def outage(subject: Subject, world: World, say: Callable[[int], None]) -> None:
     subject.settle()
 
 
+def sluggish(subject: Subject, world: World, say: Callable[[int], None]) -> None:
+    _ready(subject, world)
+    world.sluggish()
+    say(5)
+    subject.settle()
+
+
 def shutdown(subject: Subject, world: World, say: Callable[[int], None]) -> None:
     subject.start()
     say(1)
@@ -339,6 +370,7 @@ class Scene:
 SCENES = {
     "calm": Scene("nothing, 6 turns", calm),
     "beginning": Scene(f"3 of 6 turns while it gets ready ({SLOW_SECONDS:g} s)", beginning),
+    "sluggish": Scene(f"5 turns while every write takes {SLUGGISH_SECONDS:g} s", sluggish),
     "outage": Scene("the service is away for 4 of 8 turns", outage),
     "shutdown": Scene("an orderly stop, 5 turns, batches of 3", shutdown, batch=3),
     "shutdown, paced": Scene("the same, where everhold collects (`write: 3`)", shutdown, batch=3, paced=True),
@@ -356,21 +388,25 @@ class Outcome:
     """Kept after a replay, where there is one and it was needed."""
     doubled_after: int = 0
 
-    def __str__(self) -> str:
-        lost = self.said - self.kept
-        text = f"{lost} lost" if lost else "0 lost"
-        if self.doubled:
-            text += f", {self.doubled} twice"
-        if self.after is not None:
-            text += f"; {self.said - self.after} after `memory replay`"
-            if self.doubled_after:
-                text += f", {self.doubled_after} twice"
-        return text
+
+def told(outcomes: Sequence[Outcome]) -> str:
+    """What was lost, from the best round to the worst; in brackets, after a replay."""
+    text = _range([it.said - it.kept for it in outcomes])
+    if any(it.after is not None for it in outcomes):
+        text += f" ({_range([it.said - (it.kept if it.after is None else it.after) for it in outcomes])})"
+    if any(twice := [max(it.doubled, it.doubled_after) for it in outcomes]):
+        text += f", {_range(twice)} twice"
+    return text
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def run(name: str, scene: Scene, make: Callable[[Path, World], Subject]) -> Outcome:
     with room() as directory, SERVICES[name]().threaded() as service:
-        world = World(service)
+        world = World(name, service)
         subject = make(directory, world)
 
         def say(count: int) -> None:
@@ -419,23 +455,40 @@ def subjects(name: str, scene: Scene, url: str) -> Iterator[tuple[str, Callable[
         env.write_text(f"IT_API_KEY={KEY}\n")
         env.chmod(0o600)
         write = f", write: {batch}" if batch > 1 else ""
+        if name == "mem0":  # it is seen at once here, and half a minute is what mem0's own service may take
+            write += ", visible_seconds: 2, confirm_seconds: 5"
         section = f"{{provider: {name}, base_url: '{world.service.url}', api_key_env: IT_API_KEY, {DEADLINE}{write}}}"
         return Under(directory, section, url)
 
     yield "everhold's own adapter", native
 
 
-def measured(name: str, key: str, url: str, chosen: list[str] | None) -> list[str]:
+def fits(name: str, key: str) -> bool:
+    """Whether a scene means anything for a service."""
+    if name == "mem0":
+        return key not in ("beginning", "shutdown, paced")
+    return name != "honcho" or key != "shutdown, paced"
+
+
+def measured(name: str, key: str, url: str, *, chosen: Sequence[str], rounds: int) -> list[str]:
     row = [name, SCENES[key].what]
     for who, (label, make) in zip(WHO, subjects(name, SCENES[key], url), strict=True):
-        if chosen and who not in chosen:
+        if who not in chosen or (who == "alone" and SCENES[key].paced):
             row.append("")
             continue
-        started = time.monotonic()
-        outcome = run(name, SCENES[key], make)
-        print(f"{name}, {key}, {label}: {outcome} ({time.monotonic() - started:.0f} s)", file=sys.stderr)
-        row.append(str(outcome))
+        outcomes = []
+        for number in range(rounds):
+            started = time.monotonic()
+            outcomes.append(run(name, SCENES[key], make))
+            took = f"{time.monotonic() - started:.0f} s"
+            print(f"{name}, {key}, {label}, round {number + 1}: {outcomes[-1]} ({took})", file=sys.stderr, flush=True)
+        row.append(told(outcomes))
     return row
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    head = ["service", "what happens", "hermes-agent 0.19.0", "the plug-in under everhold", "everhold's adapter"]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 
 def main() -> None:
@@ -443,24 +496,22 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=sorted(SERVICES), help=f"some of {', '.join(SERVICES)}")
     parser.add_argument("--who", choices=WHO, action="append", help="some of those who hand over")
     parser.add_argument("--only", choices=sorted(SCENES), action="append", help="some of the scenes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="scenes at a time; most of their time is waiting")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     given = parser.parse_args()
-    print(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC")
-    with model() as url:
-        rows = [
-            measured(name, key, url, given.who)
-            for name in given.names
-            for key in SCENES
-            if not given.only or key in given.only
-        ]
-    head = [
-        "service",
-        "what happens",
-        "hermes-agent 0.19.0",
-        "the same plug-in under everhold",
-        "everhold's own adapter",
-    ]
-    for line in (head, ["---"] * len(head), *rows):
-        print(f"| {' | '.join(line)} |", flush=True)
+    before = conditions()
+    plugin_python()
+    scenes = [(name, key) for name in given.names for key in given.only or SCENES if fits(name, key)]
+    with model() as url, ThreadPoolExecutor(given.jobs) as several:
+        measure = functools.partial(measured, url=url, chosen=given.who or WHO, rounds=given.rounds)
+        rows = list(several.map(lambda scene: measure(*scene), scenes))
+    rounds = f"{given.rounds} rounds, {given.jobs} at a time" if given.rounds > 1 else "one round"
+    text = f"{BEGIN}\n\n{table(rows)}\n\n{rounds}; {before}\n\n{END}"
+    print(text)
+    if given.write:
+        page = PAGE.read_text()
+        PAGE.write_text(page[: page.index(BEGIN)] + text + page[page.index(END) + len(END) :])
 
 
 if __name__ == "__main__":
