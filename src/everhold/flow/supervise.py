@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -26,8 +26,10 @@ from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait, Wake
 
 LEASE_SECONDS: Final = 120.0
 """Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
+CROWD: Final = 16
+"""With more than these at work, others have to line up."""
 AT_ONCE: Final = 4
-"""How many begin with each round of the loop."""
+"""How many of those in line begin with each round of the loop."""
 POLL_SECONDS: Final = 5.0
 """How long at most nobody looks for due lanes. The bell is the hint, this is the truth."""
 UNAVAILABLE_SECONDS: Final = 60.0
@@ -71,7 +73,7 @@ class Supervisor:
         """How soon each memory may be handed more of the past."""
         self.tasks: dict[asyncio.Task[None], Claim] = {}
         self.busy: Counter[str] = Counter()
-        self._lined_up = 0
+        self._line: deque[asyncio.Future[None]] = deque()
         self.stopping = False
         self.released = float("-inf")
         """What was said up to then is not held back from memories, however empty their batches are."""
@@ -210,14 +212,23 @@ class Supervisor:
             await self._put_back(claim, f"{type(error).__name__}: {error}")
 
     async def _line_up(self) -> None:
-        """Begin a few at a time, so that a crowd at work does not keep whoever knocks waiting."""
-        rounds = self._lined_up // AT_ONCE
-        self._lined_up += 1
-        try:
-            for _ in range(rounds):
-                await self.gates.sleep(0)
-        finally:
-            self._lined_up -= 1
+        """Where many are at work, begin a few with each round of the loop: whoever knocks is let in between."""
+        if len(self.tasks) <= CROWD:
+            return
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._line.append(turn)
+        if len(self._line) == 1:
+            loop.call_soon(self._let_begin, loop)
+        await turn
+
+    def _let_begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(min(AT_ONCE, len(self._line))):
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+        if self._line:
+            loop.call_soon(self._let_begin, loop)
 
     async def _worker(self, claim: Claim) -> None:
         gates, runtimes, bells = self.gates, self.runtimes, self.bells

@@ -28,9 +28,15 @@ _READERS: Final = (
     "from readers where readers.name is not null) "
     "select name from readers where name is not null"
 )
-_TAKEABLE: Final = "select 1 from lanes where session = ? and reader = ? and owner = '' and due <= ?"
 _FREE: Final = "(owner = '' or :at >= lease_since + lease_wait or :at < lease_since)"
 _COLUMNS: Final = "reader, session, position, flight, attempts, since, wait, firm, owner, fence, error"
+_TAKE: Final = (
+    "update lanes set owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
+    "where session = ? and reader = ?{only} "
+    f"returning {_COLUMNS}, (select agent from sessions where id = lanes.session)"
+)
+_TAKE_ANY: Final = _TAKE.format(only="")
+_TAKE_FREE: Final = _TAKE.format(only=" and owner = '' and due <= ?")
 _flights: Final = msgspec.json.Decoder(Flight)
 _encoder: Final = msgspec.json.Encoder()
 
@@ -76,8 +82,10 @@ def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, 
         seconds = wait.seconds
         start = before if one.start is None else one.start
         cur.execute(_WAKE, (session, one.reader, start, at, seconds, at + seconds, wait.firm))
-        if one.owner and cur.execute(_TAKEABLE, (session, one.reader, at)).get:
-            claims += (_take(cur, session, one.reader, owner=one.owner, at=at, lease=one.lease),)
+        if one.owner:
+            row = cur.execute(_TAKE_FREE, (one.owner, at, one.lease, session, one.reader, at)).get
+            if row is not None:
+                claims += (_taken(cur, row, taken_over=False),)
     return claims
 
 
@@ -156,32 +164,22 @@ def claim(
 ) -> list[Claim]:
     _restamp(cur, at)
     due = _find_due(cur, at=at, limit=limit, readers=_readers(cur, skip=skip, only=only))
-    return [_take(cur, session, reader, owner=owner, at=at, lease=lease) for _, session, reader in due]
+    return [
+        _taken(cur, cur.execute(_TAKE_ANY, (owner, at, lease, session, reader)).get, taken_over=before != "")
+        for _, session, reader, before in due
+    ]
 
 
-def _take(cur: apsw.Cursor, session: str, reader: str, *, owner: str, at: float, lease: float) -> Claim:
-    row = cur.execute(
-        f"select {_COLUMNS}, (select agent from sessions where id = lanes.session) from lanes "
-        "where session = ? and reader = ?",
-        (session, reader),
-    ).get
-    before = of(row[:-1])
-    fence = before.fence + 1
-    cur.execute(
-        "update lanes set owner = ?, lease_since = ?, lease_wait = ?, fence = ? where session = ? and reader = ?",
-        (owner, at, lease, fence, session, reader),
-    )
+def _taken(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> Claim:
+    """The claim on a lane whose row says who has it now. What it left running goes on under the new fence."""
+    lane = of(row[:-1])
     cur.execute(
         "update operations indexed by operations_running "
         "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
         "where session = ? and reader = ? and state = 'running'",
-        (fence, session, reader),
+        (lane.fence, lane.session, lane.reader),
     )
-    return Claim(
-        lane=msgspec.structs.replace(before, owner=owner, fence=fence),
-        agent=row[-1] or "",
-        taken_over=before.owner != "",
-    )
+    return Claim(lane=lane, agent=row[-1] or "", taken_over=taken_over)
 
 
 def _readers(cur: apsw.Cursor, *, skip: Sequence[str], only: Sequence[str]) -> list[str]:
@@ -197,14 +195,14 @@ def _named(reader: str, patterns: Sequence[str]) -> bool:
     return any(reader.startswith(pattern[:-1]) if pattern.endswith("*") else reader == pattern for pattern in patterns)
 
 
-def _find_due(cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str]) -> list[tuple[float, str, str]]:
-    """(due, session, reader) of the lanes to claim, the longest due first."""
-    found: set[tuple[float, str, str]] = set()
+def _find_due(cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str]) -> list[tuple[float, str, str, str]]:
+    """(due, session, reader, owner so far) of the lanes to claim, the longest due first."""
+    found: set[tuple[float, str, str, str]] = set()
     for reader in readers:
         found.update(
             rows(
                 cur,
-                f"select due, session, reader from lanes where reader = :reader and due <= :at and {_FREE} "
+                f"select due, session, reader, owner from lanes where reader = :reader and due <= :at and {_FREE} "
                 "order by due, session limit :limit",
                 {"reader": reader, "at": at, "limit": limit},
             )
@@ -214,7 +212,7 @@ def _find_due(cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str]
     wanted = set(readers)
     for row in rows(
         cur,
-        f"select due, session, reader from lanes where due is not null and since > :at and {_FREE}",
+        f"select due, session, reader, owner from lanes where due is not null and since > :at and {_FREE}",
         {"at": at},
     ):
         if row[2] in wanted:
