@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path, PurePath
 from threading import RLock
 from typing import Final, Literal, NamedTuple, TextIO, TypeAlias
@@ -49,6 +50,7 @@ _SECRET_SHAPE: Final = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+_QUOTED: Final = re.compile(r"[ =\"'\\]")
 _CAREFULLY: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)  # Windows has neither
 _SHORT: Final = 64
 _REMEMBERED: Final = 4_096
@@ -56,6 +58,11 @@ _SHORTEST: Final = 6
 _DEPTH: Final = 6
 _DESCRIBE: Final = reprlib.Repr()  # bounded, and unlike repr() it survives an object that cannot describe itself
 _DESCRIBE.maxother = _DESCRIBE.maxstring = 500
+
+
+@lru_cache(maxsize=1024)
+def _is_secret_name(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
 
 
 class Redaction:
@@ -102,7 +109,7 @@ class Redaction:
             case float():
                 return value if math.isfinite(value) else repr(value)
             case str():
-                return HIDDEN if value and _SECRET_NAME.search(name) else self.scrub(str.__str__(value))
+                return HIDDEN if value and _is_secret_name(name) else self.scrub(str.__str__(value))
             case BaseException():
                 told = traceback.TracebackException(type(value), value, None).format_exception_only()
                 return self.scrub("".join(told).strip())
@@ -154,9 +161,11 @@ def as_text(line: Line) -> str:
 
 def _word(value: object) -> str:
     """A value as one word, quoted as soon as it could be taken for more: no message can forge a line or a field."""
+    if type(value) is int:
+        return str(value)
     if not isinstance(value, str):
         return json.dumps(value, separators=(",", ":"))
-    plain = bool(value) and value.isprintable() and not any(mark in value for mark in " =\"'\\")
+    plain = bool(value) and value.isprintable() and _QUOTED.search(value) is None
     return value if plain else json.dumps(value, ensure_ascii=not value.isprintable())
 
 

@@ -48,6 +48,10 @@ _CUT: Final = frozenset({"length", "max_tokens", "model_length", "model_context_
 
 _encode: Final = msgspec.json.Encoder().encode
 
+MOST_KEPT: Final = 2_048
+"""Messages that are kept as they were sent the last time, unless they are long."""
+LONG_BYTES: Final = 4_096
+
 
 class OpenAIModel:
     """A model behind a chat-completions endpoint."""
@@ -75,6 +79,7 @@ class OpenAIModel:
             "reasoning_content" if host.endswith(("deepseek.com", "moonshot.ai", "moonshot.cn")) else "none"
         )
         self._replay = "" if replay == "none" else replay
+        self._kept: dict[int, tuple[Message, msgspec.Raw]] = {}
 
     def __repr__(self) -> str:
         return f"<OpenAIModel {self._wire.whom}>"
@@ -106,12 +111,14 @@ class OpenAIModel:
         fields.append(("messages", self._messages(request, shown_)))
         return b"{" + b",".join(_encode(key) + b":" + _encode(value) for key, value in fields) + b"}"
 
-    def _messages(self, request: Request, images: dict[str, Picture | str]) -> list[dict[str, Any]]:
-        out: list[dict[str, Any]] = []
+    def _messages(self, request: Request, images: dict[str, Picture | str]) -> list[Any]:
+        out: list[Any] = []
         if request.system:
             out.append({"role": "system", "content": mend(request.system)})
         for item in rounds(request.messages, wire_id=self._wire_id):
-            if isinstance(item, Round):
+            if not self._settings.alternate and _is_words(item):
+                out.append(self._words(item))
+            elif isinstance(item, Round):
                 out.append(self._said(item))
                 out += [
                     {"role": "tool", "tool_call_id": done.id, "content": _result(done.result)} for done in item.calls
@@ -121,6 +128,20 @@ class OpenAIModel:
             else:
                 out.append({"role": "user", "content": _heard(item, images)})
         return out
+
+    def _words(self, item: Message | Round) -> msgspec.Raw:
+        """What somebody said, as it goes over the wire: most of a request is what the last one was."""
+        message = item.message if isinstance(item, Round) else item
+        kept = self._kept.get(id(message))
+        if kept is not None and kept[0] is message:
+            return kept[1]
+        if len(self._kept) >= MOST_KEPT:
+            self._kept.clear()
+        said = self._said(item) if isinstance(item, Round) else {"role": "user", "content": _heard(item, {})}
+        raw = msgspec.Raw(_encode(said))
+        if len(raw) <= LONG_BYTES:
+            self._kept[id(message)] = (message, raw)
+        return raw
 
     def _said(self, round_: Round) -> dict[str, Any]:
         message = round_.message
@@ -418,6 +439,11 @@ def _heard(message: Message, images: dict[str, Picture | str]) -> str | list[dic
     if not shown_:
         return text or "(empty message)"
     return [*([{"type": "text", "text": text}] if text else []), *shown_]
+
+
+def _is_words(item: Message | Round) -> bool:
+    """Whether nothing but its text goes over the wire, which is the same every time."""
+    return not (item.calls if isinstance(item, Round) else item.attachments)
 
 
 def _result(message: Message) -> str:

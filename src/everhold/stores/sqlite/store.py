@@ -195,8 +195,8 @@ class SqliteStore:
             session = await self.session(id)
             pending = await self.pending(id)
             running = await self.operations(id, states=("running",))
-            newest = await self.operations(id, what=("turn",), newest_first=True, limit=1)
-        return Glance(session=session, pending=pending, running=running, newest_turn=newest[0].op if newest else 0)
+            newest = self._rows(operations.NEWEST_TURN, (id,))
+        return Glance(session=session, pending=pending, running=running, newest_turn=newest[0][0] if newest else 0)
 
     async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         sql = sessions.PAGE_BACK if newest_first else sessions.PAGE
