@@ -25,7 +25,7 @@ from everhold.ports.clock import Clock
 from everhold.ports.log import Log
 from everhold.ports.memory import Capability
 from everhold.ports.model import Answer, Closing, Model, Request
-from everhold.ports.platform import Carrying, Drafting, Platform, can_draft
+from everhold.ports.platform import Drafting, Platform, can_draft
 from everhold.ports.plugin import Context
 from everhold.ports.store import Store
 from everhold.ports.tool import Tool
@@ -221,7 +221,7 @@ class Agents:
 
     def _file_limit(self, place: Place) -> int:
         platform: object = self.platform(place.platform, place.account)
-        return platform.file_limit if isinstance(platform, Carrying) else 0
+        return int(getattr(platform, "file_limit", 0))  # the platform may be one that carries; asking its type is slow
 
     def _pulls(self, place: Place) -> bool:
         return place.platform in ("terminal", "http")

@@ -115,10 +115,10 @@ class OpenAIModel:
         out: list[Any] = []
         if request.system:
             out.append({"role": "system", "content": mend(request.system)})
+        if not self._settings.alternate and (words := self._words(request.messages)) is not None:
+            return out + words
         for item in rounds(request.messages, wire_id=self._wire_id):
-            if not self._settings.alternate and _is_words(item):
-                out.append(self._words(item))
-            elif isinstance(item, Round):
+            if isinstance(item, Round):
                 out.append(self._said(item))
                 out += [
                     {"role": "tool", "tool_call_id": done.id, "content": _result(done.result)} for done in item.calls
@@ -129,19 +129,31 @@ class OpenAIModel:
                 out.append({"role": "user", "content": _heard(item, images)})
         return out
 
-    def _words(self, item: Message | Round) -> msgspec.Raw:
-        """What somebody said, as it goes over the wire: most of a request is what the last one was."""
-        message = item.message if isinstance(item, Round) else item
-        kept = self._kept.get(id(message))
-        if kept is not None and kept[0] is message:
-            return kept[1]
-        if len(self._kept) >= MOST_KEPT:
-            self._kept.clear()
-        said = self._said(item) if isinstance(item, Round) else {"role": "user", "content": _heard(item, {})}
-        raw = msgspec.Raw(_encode(said))
-        if len(raw) <= LONG_BYTES:
-            self._kept[id(message)] = (message, raw)
-        return raw
+    def _words(self, messages: tuple[Message, ...]) -> list[msgspec.Raw] | None:
+        """A conversation of nothing but words, as it goes over the wire; None if there is more in it.
+
+        Most of a request is what the last one was: each message is rendered once.
+        """
+        out: list[msgspec.Raw] = []
+        for message in messages:
+            kept = self._kept.get(id(message))
+            if kept is None or kept[0] is not message:
+                if message.role == "tool" or message.calls or message.attachments:
+                    return None
+                if message.role == "assistant" and not message.text.strip():
+                    continue
+                kept = (message, msgspec.Raw(_encode(self._word(message))))
+                if len(self._kept) >= MOST_KEPT:
+                    self._kept.clear()
+                if len(kept[1]) <= LONG_BYTES:
+                    self._kept[id(message)] = kept
+            out.append(kept[1])
+        return out
+
+    def _word(self, message: Message) -> dict[str, Any]:
+        if message.role == "assistant":
+            return self._said(Round(message, ()))
+        return {"role": "user", "content": _heard(message, {})}
 
     def _said(self, round_: Round) -> dict[str, Any]:
         message = round_.message
@@ -439,11 +451,6 @@ def _heard(message: Message, images: dict[str, Picture | str]) -> str | list[dic
     if not shown_:
         return text or "(empty message)"
     return [*([{"type": "text", "text": text}] if text else []), *shown_]
-
-
-def _is_words(item: Message | Round) -> bool:
-    """Whether nothing but its text goes over the wire, which is the same every time."""
-    return not (item.calls if isinstance(item, Round) else item.attachments)
 
 
 def _result(message: Message) -> str:
