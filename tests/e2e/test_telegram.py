@@ -245,3 +245,24 @@ async def test_a_file_goes_with_a_reply(tmp_path: Path, telegram: TelegramServer
         await town.rest()
         assert [it.file or it.text for it in telegram.shown(1001)][1:] == ["Here it is.", ("table.csv", b"a,b")]
         await town.sound()
+
+
+async def test_an_account_that_gets_another_token_while_it_sends_says_what_it_had_to_say(
+    tmp_path: Path, telegram: TelegramServer, model: ModelServer
+) -> None:
+    """The send hangs at the old bot until it is given up; the new one takes it from there, and that is counted."""
+    model.default = lambda received: Reply(text=received.json["messages"][-1]["content"], stream=False)
+    async with Town(tmp_path, config(telegram, model), env=ENV) as town:
+        town.app.supervisor.send_deadline = 1.0
+        telegram.fault("sendMessage", "hang")
+        await telegram.write("one")
+        await town.until(telegram.held.is_set)
+        telegram.bot(OTHER, username="other_bot")
+        town.secrets(ENV.replace(TOKEN, OTHER))
+        await town.app.watcher.fresh()
+        await telegram.write("two")
+        await said(town, telegram, 1001, 2)
+        await town.rest()
+        assert telegram.said(1001) == ["Ada: one", "Ada: two"]
+        assert (await town.app.methods.call("status", {}))["in_doubt"] == 1
+        await town.sound()
