@@ -62,7 +62,7 @@ class Gateway:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", *program, "--home", str(self.home.path), "up", "--port", str(self.port),
                 stdout=said, stderr=said, cwd=Path(__file__).parents[2],
-                env={name: value for name, value in os.environ.items() if not name.startswith("EVERHOLD")},
+                env={k: v for k, v in os.environ.items() if k == "EVERHOLD_LOCKS" or not k.startswith("EVERHOLD")},
             )  # fmt: skip
 
     async def ready(self) -> None:
