@@ -14,7 +14,7 @@ from everhold.core.entries import Attachment, Heard, Said
 from everhold.errors import Refused, Transient
 from everhold.memories.builtin import Builtin, Index
 from everhold.memory import Memory
-from everhold.ports.memory import Batch, Capability, Exchange, Forgotten, Found, Note
+from everhold.ports.memory import Batch, Capability, Exchange, Forgotten, Found, Note, Query
 from everhold.ports.model import Answer
 from everhold.ports.store import Change, Step
 from everhold.testing.fakes import FakeProvider, ScriptedModel, wording
@@ -65,6 +65,17 @@ class Tardy(Forgetful):
     async def store(self, batch: Batch) -> Mapping[str, str]:
         await asyncio.sleep(5)
         return await super().store(batch)
+
+
+class Reluctant(Forgetful):
+    """Takes its time to delete, and goes on telling everybody until it has."""
+
+    async def forget(self, person: str) -> Forgotten:
+        await asyncio.sleep(5)
+        return await super().forget(person)
+
+    async def find(self, query: Query) -> list[Found]:
+        return [Found(text=self.words, person="ada")] if self.words else []
 
 
 class Dumb(FakeProvider):
@@ -350,6 +361,23 @@ class TestInTheMiddle:
         house.rest(60)
         assert provider.writes
         assert CANARY not in provider.words
+
+    def test_what_a_provider_still_told_meanwhile_is_not_on_record_afterwards(self, house: House) -> None:
+        provider = Reluctant()
+        house.furniture.memories = {"a": provider}
+        house.furniture.settings.update(recalls=("a",), recall_seconds=1.0)
+        furnish(house)
+        house.say(f"remember {CANARY}")
+        forgetting = house.loop.create_task(memory(house).forget("ada"))
+        house.tick(1)
+        session = house.say("what is new?", who="bob", chat="bobs", rest=False).session
+        house.tick(2)
+        assert everywhere(house.path, CANARY)  # it was shown once more, to somebody else
+        house.tick(10)
+        assert forgetting.result().done
+        assert everywhere(house.path, CANARY) == []
+        assert [body.text for body in house.bodies(session, Heard)] == ["what is new?"]
+        house.sound()
 
     @pytest.mark.parametrize("after", [False, True])
     @pytest.mark.parametrize("number", [1, 2, 3])
