@@ -12,9 +12,9 @@ import pytest
 from everhold.core.entries import Draft
 from everhold.errors import Conflict
 from everhold.stores.sqlite import mark
-from everhold.testing.contracts.scene import heard
+from everhold.testing.contracts.scene import heard, text_of
 from tests.stores.faulty import FaultyVFS
-from tests.stores.home import run, staged
+from tests.stores.home import crash_image, run, staged
 
 
 @pytest.fixture
@@ -111,6 +111,37 @@ def test_whoever_gave_up_waiting_holds_nobody_up(tmp_path: Path) -> None:
             one.cancel()
         await scene.hear("staying")
         assert (await scene.texts())[-1] == "staying"
+        await store.close()
+
+    run(play())
+
+
+def test_no_position_is_used_twice_after_a_power_cut(tmp_path: Path) -> None:
+    """Somebody may have seen the positions that were lost, and asks for what comes behind them."""
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.hear("kept")
+        found = crash_image(store.path, tmp_path / "after")
+        for n in range(20):
+            await scene.hear(f"lost {n}", redone=True)
+        seen = await store.last_pos()
+        await store.close()
+
+        store, scene = await staged(found)
+        assert await scene.texts() == ["kept"]
+        await asyncio.gather(*[scene.hear(f"new {n}") for n in range(5)])
+        await scene.hear("last")
+        behind = await store.feed(after=seen)
+        assert [text_of(entry) for entry in behind] == [*(f"new {n}" for n in range(5)), "last"]
+        assert [entry.pos - behind[0].pos for entry in behind] == list(range(6))
+        assert await store.verify() == []
+        await store.close()
+
+        newest = behind[-1].pos
+        store, scene = await staged(found)  # it was closed well: nothing can have been lost
+        await scene.hear("after that")
+        assert await store.last_pos() == newest + 1
         await store.close()
 
     run(play())

@@ -27,8 +27,11 @@ from everhold.ports.store import Change, Committed
 from everhold.stores.sqlite import bindings, entries, lanes, ledger, operations, outcomes, sessions
 
 
-def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
-    """Apply `change` whole; raises, and leaves the undoing to the transaction, when a condition does not hold."""
+def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None = None) -> Committed:
+    """Apply `change` whole; raises, and leaves the undoing to the transaction, when a condition does not hold.
+
+    Its entries stand at `pos`, or behind all there is.
+    """
     session, drafts, claim = change.session, change.entries, change.claim
     held = None if claim is None else lanes.guard(cur, claim)
     if change.lane is not None and held is None:
@@ -46,10 +49,9 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
         head = sessions.look(cur, session)
     last = head.first - 1
     generation = head.generation + head.inherited
-    pos = 0
     if drafts:
         try:
-            ops = entries.append(cur, session, head.first, drafts, at=change.at, chance=chance)
+            ops = entries.append(cur, session, head.first, drafts, at=change.at, chance=chance, pos=pos)
         except entries.Taken:
             # nothing was done before a change's only entry: it need not look for a twin unless there is one
             if change.opens is None and len(drafts) == 1 and (found := _twin(cur, change)) is not None:
@@ -74,7 +76,7 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance) -> Committed:
         grown_to = last if claim.session == session else None
         lanes.update(cur, claim, held, change.lane, at=change.at, grown_to=grown_to)
     seqs = (head.first,) if len(drafts) == 1 else tuple(range(head.first, head.first + len(drafts)))
-    return Committed(session=session, seqs=seqs, pos=pos, generation=generation, claims=claims)
+    return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims)
 
 
 def _check(cur: apsw.Cursor, change: Change) -> sessions.Head | None:

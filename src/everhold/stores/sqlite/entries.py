@@ -25,8 +25,8 @@ from everhold.errors import Misuse, NotFound, Poisoned, Refused, StoreDamaged
 from everhold.ports.clock import Chance
 
 _INSERT: Final = (
-    "insert into entries(session, seq, kind, op, author, at, version, body, salt, digest, dedup) "
-    "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "insert into entries(pos, session, seq, kind, op, author, at, version, body, salt, digest, dedup) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _COLUMNS: Final = "session, seq, pos, kind, op, author, at, version, body, digest, dedup"
 _KINDS: Final = {kind.value: kind for kind in Kind}
@@ -48,9 +48,16 @@ class Twin(NamedTuple):
 
 
 def append(
-    cur: apsw.Cursor, session: str, first: int, drafts: Sequence[Draft], *, at: float, chance: Chance
+    cur: apsw.Cursor,
+    session: str,
+    first: int,
+    drafts: Sequence[Draft],
+    *,
+    at: float,
+    chance: Chance,
+    pos: int | None = None,
 ) -> list[int | None]:
-    """Write `drafts` from seq `first` on; the operation each belongs to."""
+    """Write `drafts` from seq `first` on, at `pos` or behind all there is; the operation each belongs to."""
     ops: list[int | None] = []
     found = []
     own: int | None = None
@@ -67,9 +74,10 @@ def append(
             salt = chance.bytes(16)
             when = at if draft.at is None else draft.at
             seal = digest(salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=when, body=text)
-            found.append((session, seq, kind, op, author, when, VERSION, text, salt, seal, draft.dedup))
+            found.append((pos, session, seq, kind, op, author, when, VERSION, text, salt, seal, draft.dedup))
             ops.append(op)
             seq += 1
+            pos = None
         if len(found) == 1:
             cur.execute(_INSERT, found[0])
         else:

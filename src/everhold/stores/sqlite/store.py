@@ -57,6 +57,8 @@ T = TypeVar("T")
 
 URGENT: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.POSITION})
 """Somebody outside waits for these: a platform to be told that a message is kept, a person to be heard."""
+MOST_LOST: Final = 1_024
+"""A power cut takes back fewer entries than this: those that would be redone, since the last that was waited for."""
 LIGHT_ENTRIES: Final = 32
 LIGHT_BYTES: Final = 64 * 1024
 
@@ -81,6 +83,7 @@ class SqliteStore:
         self._vfs = vfs
         self.on_commit: Callable[[Change], None] = _nobody
         """Told of every change once it is durable: a hint for whoever shows the log as it grows."""
+        self._beyond: int | None = None
         self.saved: Path | None = None
         """Where an upgrade left a copy of what was there."""
 
@@ -108,6 +111,7 @@ class SqliteStore:
         witness = marks.beside(path) if not inline and synchronous.upper() in ("FULL", "EXTRA") else None
         if witness is not None and not path.exists():
             marks.check(witness, 0)
+        fell = _has_content(path.with_name(path.name + "-wal"))
         saved: list[Path] = []
         db = migrate.prepare(
             path,
@@ -119,8 +123,9 @@ class SqliteStore:
             on_backup=saved.append,
         )
         try:
+            newest: int = db.execute("select max(pos) from entries").get or 0
             if witness is not None:
-                marks.check(witness, db.execute("select max(pos) from entries").get or 0)
+                marks.check(witness, newest)
             reader = connect.for_reading(path, vfs=vfs)
         except (apsw.Error, StoreError) as error:
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -132,6 +137,8 @@ class SqliteStore:
         writer = InlineWriter(db, path) if inline else ThreadWriter(db, path, mark, patience=patience)
         store = cls(path, writer=writer, reader=reader, chance=chance, vfs=vfs)
         store.saved = saved[0] if saved else None
+        if fell and not inline:
+            store._beyond = newest + MOST_LOST
         return store
 
     @property
@@ -147,15 +154,24 @@ class SqliteStore:
 
     async def commit(self, change: Change) -> Committed:
         def job(cur: apsw.Cursor) -> Committed:
-            done = commit.perform(cur, change, self._chance)
+            done = commit.perform(cur, change, self._chance, pos=self._beyond_lost(cur) if change.entries else None)
             if change.erase or change.drop_blobs:
                 self.writer.scrub = True
             return done
 
         light = _is_light(change)
         done = await self.writer.write(job, urgent=change.step in URGENT, light=light, redone=change.redone)
+        if done.seqs and not change.redone:
+            self._beyond = None
         self.on_commit(change)
         return done
+
+    def _beyond_lost(self, cur: apsw.Cursor) -> int | None:
+        """Where the first entry after a fall stands: behind every position that a power cut may have taken back."""
+        if self._beyond is None:
+            return None
+        newest: int = cur.execute("select max(pos) from entries").get or 0
+        return self._beyond if newest < self._beyond else None
 
     async def claim(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
@@ -391,6 +407,10 @@ def _is_light(change: Change) -> bool:
     if change.erase or change.drop_blobs or len(change.entries) > LIGHT_ENTRIES:
         return False
     return not change.blobs or sum(map(len, change.blobs)) <= LIGHT_BYTES
+
+
+def _has_content(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0
 
 
 def _nobody(change: Change) -> None: ...
