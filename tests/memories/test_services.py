@@ -258,6 +258,10 @@ async def test_no_other_work_makes_a_session_over_there(tmp_path: Path, services
         for command in ("/compress", "/status", "/new", "/title Tea", "/background think about it", "/new"):
             await t.say(command)
             await t.rest()
+        await t.say("/schedule every 2h drink water")
+        await t.rest()
+        (schedule,) = await t.app.schedules.all()
+        await t.app.schedules._say(schedule, schedule.made + 7_200)
         await t.ask("again")
         t.configure(config.replace('"silent"', '"quiet"'))
         await t.ask("and again")
@@ -268,6 +272,7 @@ async def test_no_other_work_makes_a_session_over_there(tmp_path: Path, services
         await t.ask("after a restart")
         await t.say("/new")
         await t.until(lambda: "after a restart" in services.said("honcho"))
+    assert "drink water" in [row["content"] for row in services.honcho.state.messages], "it speaks where it was made"
     assert len(services.honcho.state.created) == 1
     assert {peer for _, peer in services.honcho.state.peers} == {"ada", "main"}
 

@@ -130,6 +130,16 @@ async def test_what_the_service_says_tells_what_to_do(
         assert caught.value.retry_after == 7.0
 
 
+async def test_the_sdk_itself_repeats_nothing(memory: HindsightMemory, service: HindsightService) -> None:
+    """It would, looking for something: whoever asks has a deadline, and asks again if there is time."""
+    await memory.store(batch(exchange(1, "I grow tea")))
+    service.fault("refuse", "/memories/recall$", status=503)
+    before = len(service.seen("/memories/recall$"))
+    with pytest.raises(Transient):
+        await memory.find(query("tea"))
+    assert len(service.seen("/memories/recall$")) == before + 1
+
+
 async def test_a_service_that_is_not_there_was_told_nothing(memory: HindsightMemory, service: HindsightService) -> None:
     await service.stop()
     with pytest.raises(Transient):
