@@ -34,7 +34,7 @@ from everhold.testing.services.mem0 import Mem0Service
 
 KEY = "a-key"
 SLOW_SECONDS = 2.0
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 400.0
 """For something to arrive that can be waited for."""
 DEADLINE = "deadline_seconds: 10"
 """Whoever takes over from somebody who was killed waits so long for what may still be on its way."""
