@@ -17,6 +17,7 @@ from everhold.testing.plugin import context
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to" / "write-a-provider.md"
 REFERENCE = ROOT / "docs" / "reference" / "memory-providers.md"
+EXPLANATION = ROOT / "docs" / "explanation" / "how-memory-works.md"
 SKELETON = ROOT / "src" / "everhold" / "cli" / "skeleton" / "provider.py.txt"
 
 
@@ -39,8 +40,9 @@ def test_the_page_counts_the_checks_right() -> None:
     assert f"{len(CHECKS)} checks" in HOW_TO.read_text()
 
 
-def test_every_proof_in_the_table_is_a_test_that_exists() -> None:
-    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", REFERENCE.read_text()))
+@pytest.mark.parametrize("page", [REFERENCE, EXPLANATION], ids=["reference", "explanation"])
+def test_every_proof_in_the_table_is_a_test_that_exists(page: Path) -> None:
+    named = set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", page.read_text()))
     assert len(named) >= 12
     for file, test in sorted(named):
         there = [path for path in ROOT.glob(f"tests/**/{file}") if f"def {test}(" in path.read_text()]

@@ -1,0 +1,40 @@
+"""What is promised of the built-in memory in numbers, on the data it was promised on (`make prove`, where it is)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bench.recall import quality, speed
+from bench.recall.data import ABSENT, DATA, beam, locomo
+from everhold.memories.builtin import encoder, table
+from everhold.memories.builtin.meaning import Use
+
+pytestmark = [pytest.mark.prove, pytest.mark.skipif(not table.available(), reason="needs numpy")]
+SETS = {"LoCoMo": locomo, "BEAM": beam}
+PROMISED: dict[tuple[str, Use], tuple[float, float]] = {
+    ("LoCoMo", "table"): (0.76, 0.86),
+    ("LoCoMo", "auto"): (0.80, 0.89),
+    ("BEAM", "table"): (0.54, 0.0),
+    ("BEAM", "auto"): (0.60, 0.0),
+}
+"""The share of the evidence that is to be among ten items, and within 1,700 tokens."""
+
+
+@pytest.mark.parametrize("name, use", PROMISED)
+def test_as_much_is_found_as_is_promised(name: str, use: Use) -> None:
+    if use == "auto" and not encoder.available():
+        pytest.skip("needs the weights of the extra [embeddings]")
+    talks = SETS[name](DATA)
+    if not talks:
+        pytest.skip(ABSENT)
+    at_10, in_budget = PROMISED[name, use]
+    score = asyncio.run(quality.measure(talks, use=use))
+    assert score.at_10 >= at_10
+    assert score.in_budget >= in_budget
+
+
+def test_a_search_among_a_hundred_thousand_takes_less_than_twenty_milliseconds() -> None:
+    times = asyncio.run(speed.measure(100_000, use="table"))
+    assert times.cpu_p95_ms < 20.0  # CPU: whoever else is busy is no fault of it
