@@ -193,6 +193,7 @@ class GatedStore:
         return count
 
     async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
+        await self.process.breathe()
         return await self.disk.hasten(at=at, held=held)
 
     async def seize(self, *, owner: str, at: float) -> int:
