@@ -332,22 +332,44 @@ async def test_what_makes_no_sense_is_kept_wherever_it_stands(desk: Desk, server
 
 
 @pytest.mark.parametrize("tells_nonces", [True, False])
+@pytest.mark.parametrize("chat", [GROUP, CHAT])
 async def test_a_reply_that_arrived_long_ago_is_found_when_its_nonce_is_forgotten(
-    tmp_path: Path, tells_nonces: bool
+    tmp_path: Path, tells_nonces: bool, chat: str
 ) -> None:
     async with DiscordServer(nonce_seconds=0.0, tells_nonces=tells_nonces) as server:
         server.bot(TOKEN)
         server.channel(GROUP)
+        server.direct(CHAT, "1001")
         desk = Desk(DiscordStage(server, Discord), tmp_path)
-        question = await server.write("well?", channel=GROUP, id=str(reading.snowflake(1_600_000_000)))
-        out = desk.out("  yes ", to=desk.place(chat=GROUP, message=question))
+        question = await server.write("well?", channel=chat, id=str(reading.snowflake(1_600_000_000)))
+        out = desk.out("  yes ", to=desk.place(chat=chat, message=question))
         server.fault("POST messages", "drop after")
         with pytest.raises(InDoubt):
             await desk.platform.send(out)
-        assert await desk.platform.send(out) == server.shown(GROUP)[0]["id"]
-        assert len(server.shown(GROUP)) == 1
+        assert await desk.platform.send(out) == server.shown(chat)[0]["id"]
+        assert len(server.shown(chat)) == 1
         await desk.platform.send(desk.out("no", to=out.to, key="s:2:0"))
-        assert len(server.shown(GROUP)) == 2
+        assert len(server.shown(chat)) == 2
+        again = await server.write("and now?", channel=chat, id=str(reading.snowflake(1_600_000_001)))
+        await desk.platform.send(desk.out("yes", to=desk.place(chat=chat, message=again), key="s:3:0"))
+        assert len(server.shown(chat)) == 3, "it says the same to another question"
+        await desk.close()
+
+
+async def test_a_reply_that_was_sent_in_time_is_found_when_it_is_sent_again_late(tmp_path: Path) -> None:
+    """Killed while it said something to somebody, and started minutes later: nobody is told twice."""
+    async with DiscordServer(nonce_seconds=0.0, tells_nonces=False) as server:
+        server.bot(TOKEN)
+        server.direct(CHAT, "1001")
+        desk = Desk(DiscordStage(server, Discord), tmp_path)
+        question = await server.write("well?", channel=CHAT, id=str(reading.snowflake(desk.clock.now() - 1)))
+        out = desk.out("yes", to=desk.place(chat=CHAT, message=question))
+        first = await desk.platform.send(out)
+        assert "message_reference" not in server.shown(CHAT)[0]
+        real = desk.clock.now
+        desk.clock.now = lambda: real() + 600.0  # type: ignore[method-assign]  # time passes
+        assert await desk.platform.send(out) == first
+        assert len(server.shown(CHAT)) == 1
         await desk.close()
 
 
@@ -366,8 +388,9 @@ async def test_a_reply_to_something_new_rests_on_its_nonce_and_asks_for_nothing(
 
 async def test_an_answer_in_a_server_hangs_on_its_question(desk: Desk, server: DiscordServer) -> None:
     body = await heard(desk, server, f"<@{ME}> hi")
+    now = str(reading.snowflake(desk.clock.now()))
     await desk.platform.send(desk.out("hello", to=body.origin))
-    await desk.platform.send(desk.out("hello", to=desk.place(message="1"), key="s:2:0"))
+    await desk.platform.send(desk.out("hello", to=desk.place(message=now), key="s:2:0"))
     assert server.shown(GROUP)[-1]["message_reference"]["message_id"] == body.origin.message
     assert "message_reference" not in server.shown(CHAT)[-1]
 

@@ -298,10 +298,9 @@ class Discord:
         await self._ask(lambda rest: rest.send_typing(_channel(to)), what="typing", to=to)
 
     async def _say(self, out: Outgoing) -> str:
-        direct = (await self._kind(out.to)).direct
         reference: Any = discord.utils.MISSING
-        if not direct and reading.is_id(out.to.message):
-            # in a server an answer hangs on what it answers
+        if reading.is_id(out.to.message) and (self._is_late(out) or not (await self._kind(out.to)).direct):
+            # in a server an answer hangs on what it answers; alone with somebody a late one does, to be found again
             reference = {"message_id": out.to.message, "channel_id": _channel(out.to), "fail_if_not_exists": False}
 
         text, file = await self._worded(out), await self._file(out)
@@ -344,7 +343,7 @@ class Discord:
     async def _found(self, out: Outgoing, *, look: bool = False) -> str:
         """The message, if it was sent before Discord forgot its nonce. No reply is older than what it answers."""
         asked = reading.seconds_of(out.to.message)
-        if asked and not look and self._context.clock.now() - asked < NONCE_SECONDS:
+        if asked and not look and not self._is_late(out):
             return ""
         after = int(out.to.message) if asked else None
         page: list[Any] = await self._ask(
@@ -353,15 +352,21 @@ class Discord:
         text = (await self._worded(out)).strip()
         client = self._client
         assert client is not None
+        # alone with somebody, what was said in time hangs on nothing
+        hangs = {out.to.message, ""} if (await self._kind(out.to)).direct else {out.to.message}
         for message in page:
             if str(message["author"]["id"]) != str(client.me.id):
                 continue
             known = message.get("nonce")
             reference = str((message.get("message_reference") or {}).get("message_id") or "")
-            same = asked and reference == out.to.message and message.get("content") == text and _carries(message, out)
+            same = asked and reference in hangs and message.get("content") == text and _carries(message, out)
             if known == nonce(out.key) or (known is None and same):
                 return str(message["id"])
         return ""
+
+    def _is_late(self, out: Outgoing) -> bool:
+        """Whether what is answered is so old that Discord may have forgotten the nonce of a first try."""
+        return self._context.clock.now() - reading.seconds_of(out.to.message) >= NONCE_SECONDS
 
     async def _kind(self, to: Place) -> Channel:
         """What kind of place this is, as far as that can be found out at once."""
