@@ -1,0 +1,63 @@
+"""Six plug-ins that each misbehave in their own way, attached to one real gateway: it notices in `status` alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.town import Town
+
+from .stage import RECORDER
+from .test_misbehaving import BLOCKS, FLOODS, LEAKS, LEAVES, RAISES, SHOUTS
+
+ALL = {"raises": RAISES, "blocks": BLOCKS, "shouts": SHOUTS, "leaves": LEAVES, "leaks": LEAKS, "floods": FLOODS}
+PATIENT = {"leaks", "floods"}
+"""Who takes long and does no harm."""
+
+
+def told(path: Path, name: str) -> list[str]:
+    file = path / f"home-of-{name}" / "diary.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [line[1] for line in lines if line[0] == "sync_turn"]
+
+
+@pytest.mark.prove
+async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_path: Path) -> None:
+    memories = {}
+    for name, source in {**ALL, "well": RECORDER}.items():
+        plugin = tmp_path / name
+        plugin.mkdir()
+        (plugin / "__init__.py").write_text(source)
+        where = {"path": str(plugin), "hermes_home": str(tmp_path / f"home-of-{name}")}
+        deadline = 30.0 if name in PATIENT else 2.0
+        memories[name] = {"provider": "hermes-plugin", "deadline_seconds": deadline, "read_back": False, **where}
+    main = {"memories": list(memories), "recall": {"deadline_ms": 2_000}, "tools": []}
+    async with Town(tmp_path, json.dumps({"agents": {"main": main}, "memories": memories})) as t:
+        for text in ("hello", "a bad thing", "a good thing"):
+            began = time.monotonic()
+            await t.ask(text)
+            assert time.monotonic() - began < 8, "a turn waits for nobody longer than recall may take"
+        await t.until(lambda: told(tmp_path, "well") == ["hello", "a bad thing", "a good thing"])
+
+        async def settled() -> bool:
+            rows = {row["memory"]: row for row in (await t.app.memory.status())["memories"]}
+            return not rows["raises"]["waiting"] and bool(rows["blocks"]["error"]) and bool(rows["leaves"]["error"])
+
+        await t.until(settled)
+        assert told(tmp_path, "raises") == ["hello", "a good thing"], "what it refused is parked, the rest goes on"
+        conditions = {row["memory"]: row for row in (await t.app.control.status())["memories"]}
+        rows = {row["memory"]: row for row in (await t.app.memory.status())["memories"]}
+        assert (rows["raises"]["parked"], rows["well"]["parked"]) == (1, 0)
+        assert "no answer" in conditions["blocks"]["error"]
+        await t.until(lambda: "did not come back within 2 s" in t.log.getvalue())  # its process is ended with it
+        assert "ended with 7" in conditions["leaves"]["error"]
+        assert (conditions["blocks"]["state"], conditions["leaves"]["state"]) == ("failing", "failing")
+        assert (conditions["well"]["state"], rows["well"]["handed_over"]) == ("well", 3)
+        await t.until(lambda: told(tmp_path, "floods") == ["hello", "a bad thing", "a good thing"])
+        assert "x" * 10_000 not in t.log.getvalue(), "ten megabytes are no memory"
+        await t.sound()
+        began = time.monotonic()
+    assert time.monotonic() - began < 20, "nor does a stop"
