@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -13,6 +14,8 @@ from everhold.core.entries import Command, Entry, Heard, Said
 
 EVERYBODY: Final = "*"
 """In an allow list: whoever is there."""
+HOUSE: Final = frozenset({"everhold", "memory"})
+"""Under these names the gateway and the memory speak to a model."""
 NOTICE: Final = "⚙ "
 """What a gateway's own words begin with where other bots may read them: no gateway answers another's notices."""
 
@@ -23,6 +26,9 @@ _BARE: Final = re.compile(
     r"[\s.…!?,:;*_~-]*",
     re.IGNORECASE,
 )
+
+
+_SAYS: Final = re.compile(r":(?=\s|$)")
 
 
 class Admission(Struct, frozen=True, kw_only=True):
@@ -74,6 +80,16 @@ def bare(text: str) -> bool:
 def is_notice(text: str) -> bool:
     """Whether a bot's text is a gateway's notice, such as an error. Nobody answers those either."""
     return text.startswith(NOTICE)
+
+
+def label(name: str, *, sender: str) -> str:
+    """What somebody is called to a model. It stands before what they say, so it must not look like anybody's words:
+    not like the gateway's, nor like a name and what that one says.
+    """
+    plain = "".join(char for char in unicodedata.normalize("NFKC", name).casefold() if char.isalnum())
+    if plain in HOUSE:
+        return f"{name.strip(' :')} ({sender})"
+    return _SAYS.sub(" ", name) if ":" in name else name
 
 
 def hops_so_far(entries: Iterable[Entry], *, since: float = 0.0) -> int:

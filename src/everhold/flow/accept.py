@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import structs
 
-from everhold.core.access import Admission, audience, bare, is_notice
+from everhold.core.access import Admission, audience, bare, is_notice, label
 from everhold.core.address import derive
 from everhold.core.commands import TALK, parse
 from everhold.core.entries import Draft, Heard, Place, Stamp, clean, cleansed
@@ -142,7 +142,7 @@ def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
         origin=incoming.origin,
         text=text,
         asks=asks,
-        sender=clean(incoming.name)[0],
+        sender=label(clean(incoming.name)[0], sender=incoming.sender),
         speaker=incoming.sender if incoming.sender != stamp.person else "",
         bot=incoming.bot,
         hops=max(incoming.hops, admission.hops),
