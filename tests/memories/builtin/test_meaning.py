@@ -25,11 +25,31 @@ np = pytest.importorskip("numpy")
 ROOT = Path(__file__).parents[3]
 
 
-def test_nothing_heavy_is_loaded_before_something_is_looked_for() -> None:
-    script = "import sys, everhold.memories.builtin as b; print({'numpy', 'onnxruntime'} & set(sys.modules))"
-    assert (
-        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
-    )
+LOADED = """
+import asyncio, sys
+from pathlib import Path
+from tests.e2e.town import Town
+
+def heavy():
+    print(*sorted({"numpy", "onnxruntime"} & set(sys.modules)), sep=", ")
+
+async def main():
+    async with Town(Path(sys.argv[1]), "{}") as town:
+        await town.app.control.status()
+        await asyncio.sleep(0.2)
+        heavy()
+        await town.ask("the tea garden lies in Assam", chat="past")
+        await town.ask("where does the tea garden lie?", chat="now")
+        heavy()
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_heavy_is_loaded_before_something_is_looked_for(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", LOADED, str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines() == ["", "numpy"]
 
 
 WITHOUT_NUMPY = """
