@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from everhold.core.entries import Stamp
@@ -15,7 +16,7 @@ from everhold.ports.tool import Effect, ToolContext
 from everhold.testing.conformance import keeping
 from everhold.testing.conformance.scene import Scene
 
-from .stage import NAME, RECORDER, STAMP, Clock, Stage, batch, eventually, exchange, note, query, utterance
+from .stage import NAME, RECORDER, REGISTERED, STAMP, Clock, Stage, batch, eventually, exchange, note, query, utterance
 
 GROUP = Stamp(person="bob", audience=("chat:agent:main:telegram:group:-100",), address="agent:main:telegram:group:-100")
 SLOW_START = RECORDER.replace(
@@ -174,6 +175,20 @@ async def test_a_change_of_its_own_files_calls_for_a_new_one(tmp_path: Path) -> 
         await plugin.store(batch(exchange("hello")))
         before = plugin.cache_busting_signature()
         (stage.home / "honcho.json").write_text('{"apiKey": "new"}')
+        await eventually(lambda: plugin.cache_busting_signature() != before)
+
+
+@pytest.mark.parametrize("hook", ["cache_busting_signature", "identity_signature"])
+async def test_one_that_says_it_has_changed_is_built_anew(tmp_path: Path, hook: str) -> None:
+    """By whatever it looks at, which need not be where anybody would watch."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("one")
+    says = f"    def {hook}(self): return {{'key': open({str(elsewhere)!r}).read()}}\n    def shutdown"
+    stage = Stage(tmp_path, REGISTERED.replace("    def shutdown", says))
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+        before = plugin.cache_busting_signature()
+        elsewhere.write_text("two")
         await eventually(lambda: plugin.cache_busting_signature() != before)
 
 

@@ -78,7 +78,7 @@ class Host:
         sample = self._make()
         name = getattr(sample, "name", "") or type(sample).__name__
         available = bool(sample.is_available()) if callable(getattr(sample, "is_available", None)) else True
-        threading.Thread(target=self._watch, args=(Path(home),), name="everhold-watch", daemon=True).start()
+        threading.Thread(target=self._watch, args=(Path(home), sample), name="everhold-watch", daemon=True).start()
         tools = schemas(call(sample.get_tool_schemas) if hasattr(sample, "get_tool_schemas") else ())
         by, self._search = searches(sample, tools)
         return {
@@ -153,22 +153,26 @@ class Host:
     def _identity(self, sample: Any) -> str:
         for hook in ("cache_busting_signature", "identity_signature"):
             if callable(getattr(sample, hook, None)):
-                return json.dumps(getattr(sample, hook)(), sort_keys=True, default=str)
+                try:
+                    return json.dumps(getattr(sample, hook)(), sort_keys=True, default=str)
+                # foreign code: one that cannot say is the same as before
+                except Exception:
+                    return ""
         return ""
 
-    def _watch(self, home: Path) -> None:
-        """Tell when the plug-in's own configuration changed: whoever uses it then wants it anew."""
-        before = _look(home)
+    def _watch(self, home: Path, sample: Any) -> None:
+        """Tell when the plug-in's own configuration changed, or so it says: whoever uses it then wants it anew."""
+        before = _look(home, self._identity(sample))
         while True:
             threading.Event().wait(LOOK_SECONDS)
-            now = _look(home)
+            now = _look(home, self._identity(sample))
             if now != before:
                 before = now
                 self.say({"event": "changed", "files": now})
 
 
-def _look(home: Path) -> str:
-    found = []
+def _look(home: Path, said: str) -> str:
+    found = [said]
     for pattern in WATCHED:
         for path in sorted(home.glob(pattern)):
             try:
