@@ -25,6 +25,7 @@ from bench.table import Row, render
 from bench.telegram import telegram_rows
 from bench.turn import flat_rows, turn_rows
 from bench.view import view_rows
+from everhold.cli.commands.up import settle_down
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -65,7 +66,8 @@ sides alike. Absolute numbers are this machine's alone.
 
 **Durable accept**: from the door to its answer, `synchronous=FULL`, beside a loop that has its rows ready and does
 nothing but write them, under the same group commit. **Turn**: an instant model and a keyed platform in the same
-process, so what is left is everhold (accept, begin, end, delivery with its receipt), CPU of all threads. **Cold**:
+process, so what is left is everhold (accept, begin, end, delivery with its receipt), CPU of all threads, Python's
+collector set as `everhold up` sets it. **Cold**:
 the store was just opened and nothing is cached. **Append a turn**: two durable commits, what was heard and what was
 answered; LangGraph runs a graph of one node. **Load**: everhold reads its window (a fold every 200 turns); the peers
 read all they have, which is what they do unless told otherwise. **Turn over HTTP**: `everhold up` in a process of its
@@ -89,6 +91,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.works) - set(WORKS):
         parser.error(f"there is no {', '.join(sorted(unknown))}")
+    settle_down()
     before = conditions()
     rows: list[Row] = []
     for name in given.works or WORKS:

@@ -166,22 +166,22 @@ def oversized(view: View, *, most: int = LONG_RESULT) -> tuple[int, ...]:
 
 
 def _exchange(exchange: Exchange, stubs: frozenset[int], recalled: str = "") -> Iterable[Message]:
-    said = dict.fromkeys(entry.seq for entry in exchange.heard)
-    heard = {entry.seq: entry for entry in exchange.heard}
-    results, erased = _results(exchange.steps)
+    unsaid = {entry.seq: entry for entry in exchange.heard}
+    found: tuple[dict[tuple[int, str], Entry], set[int]] | None = None
     for step in exchange.steps:
         match step.body:
             case Began(takes=takes) | Took(takes=takes):
                 if recalled and isinstance(step.body, Began):
                     yield Message(role="user", name="memory", text=recalled)
                 for seq in takes:
-                    if seq in said and (message := _heard(heard[seq])):
-                        del said[seq]
+                    entry = unsaid.pop(seq, None)
+                    if entry is not None and (message := _heard(entry)):
                         yield message
             case Thought(text=text, calls=calls, reasoning=reasoning):
                 if text or calls:
                     yield Message(role="assistant", text=text, calls=calls, reasoning=reasoning)
                 for call in calls:
+                    results, erased = found = found or _results(exchange.steps)
                     yield _result(call.id, results.get((step.seq, call.id)), stubs, erased=step.seq in erased)
             case Ended(outcome=outcome, reason=reason) if outcome in _ENDINGS:
                 yield Message(role="user", name="everhold", text=_ENDINGS[outcome].format(reason=reason))

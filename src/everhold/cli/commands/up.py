@@ -68,7 +68,7 @@ async def _run(args: argparse.Namespace, screen: Screen, notify: Notify) -> int:
         told = " · ".join(part for part in parts if part)
         screen.say(told)
         screen.out.flush()
-        _settle_down()
+        settle_down()
         notify.say(READY="1", STATUS=told)
         beating = asyncio.create_task(notify.beat(app.store.pulse), name="beat")
         await _until(app, signals)
@@ -83,7 +83,7 @@ async def _run(args: argparse.Namespace, screen: Screen, notify: Notify) -> int:
     return 0
 
 
-def _settle_down() -> None:
+def settle_down() -> None:
     """What is there now stays for as long as the gateway does: the collector need not go through it again and again."""
     gc.collect()
     gc.freeze()
