@@ -20,6 +20,7 @@ from everhold.cli.main import run as main
 from everhold.testing.conformance import CHECKS, run_virtually
 from everhold.testing.plugin import context
 from tests.e2e.town import Town
+from tests.memories.hermes.test_readback import KEEPER
 
 ROOT = Path(__file__).parents[2]
 TIN = ROOT / "tests" / "thirdparty" / "everhold-tin"
@@ -77,6 +78,17 @@ def test_a_good_one_is_told_from_a_bad_one_by_the_exit_code(here: Path, capsys: 
     assert "found never" in found["checks"][1]["reason"]
     assert main(["plugin", "test", "bad:Shelf", "--only", "basics"]) == 0
     assert re.search(r"✓ basics +What is stored is found again", capsys.readouterr().out)
+
+
+def test_somebody_else_s_plug_in_is_put_through_it_by_its_path(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told by name what it cannot be relied on for: here everything is gone with its process."""
+    plugin = here / "keeper"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(KEEPER)
+    only = ("--only", "basics", "--only", "restart", "--only", "duplicates")
+    code, found = run(capsys, "plugin", "test", f"hermes-plugin:{plugin}", *only, "--patience", "0.5")
+    assert (code, [it["state"] for it in found["checks"]]) == (1, ["passed", "failed", "skipped"])
+    assert "unacknowledged" in found["checks"][2]["reason"]
 
 
 @pytest.mark.parametrize(
