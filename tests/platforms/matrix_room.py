@@ -23,6 +23,7 @@ import httpx2
 from everhold.core.compression import ASK
 from everhold.core.entries import Began, Entry, Folded, Heard, Said
 from everhold.home import Home
+from everhold.platforms.matrix.reading import OURS
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store import Dice
 from everhold.testing.modelserver import ModelServer, Received, Reply
@@ -281,7 +282,8 @@ class Room:
     # -- what must hold ----------------------------------------------------------------------------------------------
 
     async def timeline(self) -> list[Seen]:
-        return await self.ada.timeline(self.id)
+        """What stands in the room, but for drafts whose turn a human's word ended: nobody said those."""
+        return [seen for seen in await self.ada.timeline(self.id) if not _given_up(seen)]
 
     async def done(self) -> None:
         """Every task has its result, and every result its acknowledgement."""
@@ -321,16 +323,22 @@ class Room:
     async def settled(self) -> None:
         """Everybody has heard everything that stands in the room."""
 
+        missing: list[str] = []
+
         async def all_have() -> bool:
+            missing.clear()
             timeline = await self.timeline()
             heard = [await gateway.heard() for gateway in self.gateways]
             for number, agent in enumerate(self.agents):
-                others = {seen.id for seen in timeline if seen.sender != agent.id}
-                if not others <= set().union(*(it.get(f"agent{number}", set()) for it in heard)):
-                    return False
-            return True
+                known = set().union(*(it.get(f"agent{number}", set()) for it in heard))
+                others = [seen for seen in timeline if seen.sender != agent.id and seen.id not in known]
+                missing.extend(f"agent{number}: {seen.sender} {seen.content} now {seen.text[:80]!r}" for seen in others)
+            return not missing
 
-        await until(all_have, what="everybody hearing everything")
+        try:
+            await until(all_have, what="everybody hearing everything")
+        except AssertionError as error:
+            raise AssertionError("\n".join([str(error), f"{len(missing)} are missing", *missing[:10]])) from error
 
     async def logs(self) -> dict[int, dict[str, list[Entry]]]:
         """Per agent, what its sessions hold. Gateways have ended."""
@@ -400,6 +408,11 @@ def _nearest(at: float, entries: list[Entry]) -> float:
     assert begun, "it compressed nothing"
     assert any(isinstance(entry.body, Folded) for entry in entries), "it never finished one"
     return min(begun, key=lambda it: abs(it - at))
+
+
+def _given_up(seen: Seen) -> bool:
+    """A draft of what was being made when everybody was halted. Any other one has to be finished."""
+    return bool((seen.last.get(OURS) or {}).get("draft")) and "-halted-" in seen.text
 
 
 def _message(seen: Seen) -> bool:

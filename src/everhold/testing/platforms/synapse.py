@@ -201,6 +201,8 @@ class Seen:
     content: dict[str, Any]
     edits: int = 0
     url: str = ""
+    last: dict[str, Any] = field(default_factory=dict)
+    """What the event that made it what it is says: the last edit, or itself."""
 
 
 @dataclass
@@ -295,9 +297,10 @@ def shown(events: list[dict[str, Any]]) -> list[Seen]:
             original = found.get(relation["event_id"])
             if original is not None and original.sender == event["sender"]:
                 original.text, original.edits = content["m.new_content"]["body"], original.edits + 1
+                original.last = content
         else:
             body, url = content["body"], content.get("url", "")
-            found[event["event_id"]] = Seen(event["event_id"], event["sender"], body, content, url=url)
+            found[event["event_id"]] = Seen(event["event_id"], event["sender"], body, content, url=url, last=content)
     return list(found.values())
 
 
