@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,7 +20,7 @@ from msgspec import Struct
 from everhold.core.entries import Changed, Entry, Erased, Noted, Undone
 from everhold.errors import NotFound
 from everhold.memories.builtin import lookup, plain, schema
-from everhold.memories.builtin.intake import Intake, words_of
+from everhold.memories.builtin.intake import Intake, Words, words_of
 from everhold.memories.builtin.lookup import Row, Scope
 from everhold.memories.builtin.meaning import Meaning, Use
 from everhold.memories.builtin.rank import KNOBS, Knobs, Ranked
@@ -29,7 +30,7 @@ from everhold.ports.store import Store
 
 TAIL: Final = 512
 """Entries a search takes in, or looks through, before it answers."""
-TOGETHER: Final = 64
+TOGETHER: Final = 256
 """Entries that wait to be taken in together. One transaction costs as much as a dozen of them."""
 LIGHT: Final = 20_000
 """Chunks up to which a search is over sooner than a thread would have begun with it."""
@@ -57,16 +58,11 @@ class Asking(Struct, frozen=True, kw_only=True):
     def sees(self, place: Entry | Hit) -> bool:
         return place.session == self.here and place.seq in self.seen
 
-    def concerns(self, entry: Entry) -> bool:
-        """Whether an entry could be an answer, or change one."""
-        if isinstance(entry.body, Erased | Noted) or (
-            isinstance(entry.body, Changed) and isinstance(entry.body.change, Undone)
-        ):
+    def concerns(self, entry: Entry, words: Words | None) -> bool:
+        """Whether an entry that matters could be an answer to this, or change one."""
+        if words is None or isinstance(entry.body, Noted):
             return True
-        words = words_of(entry)
-        if words is None or not words.stamp.audience or self.sees(entry):
-            return False
-        return self.audience is None or self.audience <= set(words.stamp.audience)
+        return not self.sees(entry) and (self.audience is None or self.audience.issubset(words.stamp.audience))
 
 
 class Index:
@@ -93,6 +89,8 @@ class Index:
         self._read: int | None = None
         """How far the log was read; what is not in the file yet is `_pending`."""
         self._pending: list[Entry] = []
+        self._matters: list[tuple[Entry, Words | None]] = []
+        """Those of them that somebody could ask for, with what they say; without, if they change answers."""
         self._after = 0
         self._known: dict[str, str] = {}
         """Sessions and their agents."""
@@ -164,6 +162,7 @@ class Index:
                 if not self._pending:
                     self._after = self._read
                 self._pending += entries
+                self._matters += _mattering(entries)
                 self._read = entries[-1].pos
 
     async def _take_pending(self, store: Store) -> int:
@@ -172,7 +171,7 @@ class Index:
         if entries:
             agents = await self._agents(store, entries)
             taken = await self._write(lambda: self._take(entries, agents, after))
-            self._pending = []
+            self._pending, self._matters = [], []
             if not taken:
                 self._read = None  # the file is not what it was: go on where it ends
         return len(entries)
@@ -305,7 +304,7 @@ class Index:
             await self._read_on(store, TAIL)
             waiting = len(self._pending)
             try:
-                if waiting >= TOGETHER or any(asking.concerns(entry) for entry in self._pending):
+                if waiting >= TOGETHER or any(asking.concerns(*one) for one in self._matters):
                     await self._take_pending(store)
             except (apsw.FullError, apsw.ReadOnlyError, apsw.BusyError):
                 return list(self._pending)
@@ -346,27 +345,26 @@ class Index:
         ranked = self._rank(asking, scopes, skip)
         found: list[tuple[Row, Ranked]] = []
         texts: dict[int, str] = {}
-        for low in range(0, len(ranked), asking.limit):
-            some = ranked[low : low + asking.limit]
-            heads = lookup.heads(db, (one.first for one in some))
-            texts |= {first: text for first, (_, text) in heads.items()}
-            found += [(heads[one.first][0], one) for one in some if one.first in heads and heads[one.first][0].live]
-            if len(found) >= asking.limit:
-                break
+        while len(found) < asking.limit and (some := list(islice(ranked, asking.limit))):
+            rows = lookup.heads(db, (one.first for one in some), texts)
+            there = ((rows.get(one.first), one) for one in some)
+            found += [(row, one) for row, one in there if row is not None and row.live]
         shown = [(row, one, _passage(row, one)) for row, one in _most(found[: asking.limit], asking.letters)]
         more = [id for *_, passage in shown for id in passage if id not in texts]
         if more:
             texts |= lookup.texts(db, more)
         return [_hit(row, one.score, passage, texts) for row, one, passage in shown]
 
-    def _rank(self, asking: Asking, scopes: Sequence[Scope], skip: Sequence[int]) -> list[Ranked]:
+    def _rank(self, asking: Asking, scopes: Sequence[Scope], skip: Sequence[int]) -> Iterator[Ranked]:
         db, meaning, text = self._reader, self._meaning, asking.text
         ids = [scope.id for scope in scopes]
         spoken, authors = lookup.named(db, text, ids)
         if not meaning.table:
             terms = lookup.terms(without(text, spoken))
-            return plain.rank(
-                db, scopes, terms, authors, self.knobs or KNOBS, session=asking.session, skip=frozenset(skip)
+            return iter(
+                plain.rank(
+                    db, scopes, terms, authors, self.knobs or KNOBS, session=asking.session, skip=frozenset(skip)
+                )
             )
         self._remember()
         only = None if asking.session is None else lookup.within(db, asking.session)
@@ -429,7 +427,17 @@ class Index:
             self._writer = schema.for_writing(self.path)
             self._reader = schema.for_reading(self.path)
             self._intake = Intake(self._writer)
-            self._read, self._pending = None, []
+            self._read, self._pending, self._matters = None, [], []
+
+
+def _mattering(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Words | None]]:
+    """The entries that are an answer for somebody, with what they say, and without, those that change answers."""
+    for entry in entries:
+        words = words_of(entry)
+        body = entry.body
+        changes = isinstance(body, Erased | Noted) or (isinstance(body, Changed) and isinstance(body.change, Undone))
+        if changes or (words is not None and words.stamp.audience):
+            yield entry, words
 
 
 class _TooMuch(Exception):

@@ -230,14 +230,18 @@ def following(db: apsw.Connection, items: Iterable[Row]) -> dict[int, Row]:
     return found
 
 
-def heads(db: apsw.Connection, firsts: Iterable[int]) -> dict[int, tuple[Row, str]]:
-    """First chunk -> its item, and what it says."""
+def heads(db: apsw.Connection, firsts: Iterable[int], texts: dict[int, str]) -> dict[int, Row]:
+    """First chunk -> its item; what it says is put into `texts`."""
     found: list[Any] = db.execute(
         f"select c.self, {_ITEM} from json_each(?) j join chunks c on c.id = j.value join items i on i.pos = c.pos",
         (_list(firsts),),
     ).fetchall()
-    rows = ((Row(*row[1:]), row[0]) for row in found)
-    return {row.first: (row, text) for row, text in rows}
+    rows: dict[int, Row] = {}
+    for text, *columns in found:
+        row = Row(*columns)
+        rows[row.first] = row
+        texts[row.first] = text
+    return rows
 
 
 def texts(db: apsw.Connection, chunks: Iterable[int]) -> dict[int, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -163,7 +163,7 @@ class Meaning:
         knobs: Knobs | None,
         only: Sequence[int] | None,
         skip: Sequence[int],
-    ) -> list[Ranked]:
+    ) -> Iterator[Ranked]:
         """The candidates in these scopes, best first. Names that are `spoken` say who is asked about, not what."""
         from everhold.memories.builtin import near  # numpy comes with it
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -40,7 +40,7 @@ class Asked(Struct, frozen=True):
 
 def rank(
     db: apsw.Connection, stack: Stack, table: Table, asked: Asked, knobs: Knobs, *, only: Places | None, skip: Places
-) -> list[Ranked]:
+) -> Iterator[Ranked]:
     """The candidates, best first. `only` are the items to look among, if not all; `skip` are left out at the end."""
     found, words = _words(db, stack, asked.terms, only)
     if only is None:
@@ -49,7 +49,7 @@ def rank(
         close = _chunks(stack, only, None)
     rows = _union(found, close)
     if not len(rows):
-        return []
+        return iter(())
     heads, owner = _grouped(stack.link("head", rows))
     by_words = _pool(_spread(rows, found, words), owner, len(heads))
     by_model = knobs.meaning if asked.deep is None else knobs.deep
@@ -75,7 +75,7 @@ def rank(
         order = order[_among(items[order], only)]
     best = _best(rows, owner, _fuse(*arms), len(items))
     firsts, bests = stack.ids(items[order]), stack.ids(best[order])
-    return [Ranked(*one) for one in zip(firsts, scores[order].tolist(), bests, strict=True)]
+    return map(Ranked, firsts, scores[order].tolist(), bests)
 
 
 # -- the arms ----------------------------------------------------------------------------------------------------------
