@@ -1,4 +1,6 @@
-"""`python -m bench.recall quality|speed|beside`: recall on the development data, how long finding lasts, and peers."""
+"""`python -m bench.recall quality|speed|fresh|beside`: recall on the development data, how long finding lasts, how soon
+something new is found, and peers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from bench.recall import beside, quality, speed
+from bench.recall import beside, fresh, quality, speed
 from bench.recall.data import ABSENT, DATA, beam, locomo
 from everhold.memories.builtin import encoder, table
 from everhold.memories.builtin.meaning import Use
@@ -14,15 +16,19 @@ from everhold.memories.builtin.meaning import Use
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.recall")
-    parser.add_argument("what", choices=("quality", "speed", "beside"), nargs="?", default="quality")
+    parser.add_argument("what", choices=("quality", "speed", "fresh", "beside"), nargs="?", default="quality")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--use", choices=("none", "table", "auto"), action="append", help="embeddings; all by default")
     parser.add_argument("--models", type=Path, help="where the stronger model's folder is, if in no package")
-    parser.add_argument("--items", type=int, action="append", help="sizes for speed; 10,000 and 100,000 by default")
+    parser.add_argument(
+        "--items", type=int, action="append", help="sizes for speed and fresh; 10,000 and 100,000 by default"
+    )
     options = parser.parse_args()
     uses: list[Use] = options.use or ["none", "table", "auto"]
     if options.what == "speed":
         asyncio.run(_speed(options.items or [10_000, 100_000], [use for use in uses if use != "auto"]))
+    elif options.what == "fresh":
+        asyncio.run(_fresh(options.items or [10_000, 100_000]))
     elif options.what == "beside":
         asyncio.run(_beside(options.data))
     else:
@@ -77,6 +83,14 @@ async def _speed(sizes: list[int], uses: list[Use]) -> None:
                 f"| {t.cpu_p50_ms:.1f} | {t.cpu_p95_ms:.1f} | {t.fresh_ms:.1f} | {t.turn_ms:.2f} | {t.file_mb:.0f} |",
                 flush=True,
             )
+
+
+async def _fresh(sizes: list[int]) -> None:
+    print("| items | a note is found after, p50 ms | p95 ms | CPU ms | the same question again, ms |")
+    print("|---|---|---|---|---|")
+    for size in sizes:
+        t = await fresh.measure(size)
+        print(f"| {t.items:,} | {t.p50_ms:.1f} | {t.p95_ms:.1f} | {t.cpu_ms:.1f} | {t.again_ms:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

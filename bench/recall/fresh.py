@@ -1,0 +1,97 @@
+"""How soon a note is found: a real log and its index, from the answer to its commit to the `find` that returns it."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from bench.recall import stage
+from bench.recall.speed import AUDIENCE, sentences
+from everhold.core.entries import Draft, Heard, Noted, Place, Stamp
+from everhold.memories.builtin import Builtin, Index
+from everhold.ports.memory import Query
+from everhold.ports.store import Change, Opening, Step, Store
+
+NOTES = 41
+A_SESSION = 100
+STAMP = Stamp(person="ada", audience=AUDIENCE, address="agent:main:bench:dm:ada")
+
+
+class Fresh(Struct, frozen=True, kw_only=True):
+    items: int
+    p50_ms: float
+    """From a commit that was answered to the `find` that returns what was committed, wall."""
+    p95_ms: float
+    cpu_ms: float
+    again_ms: float
+    """The same question once more, when nothing is new: what finding costs anyway. Median, wall."""
+
+
+async def measure(items: int) -> Fresh:
+    with tempfile.TemporaryDirectory() as home:
+        store = stage.open_store(Path(home))
+        await _fill(store, items)
+        index = Index(Path(home) / "index.db", embeddings="table")
+        while await index.catch_up(store, 5_000):
+            pass
+        await index.warm()  # as a gateway does after it started
+        memory = Builtin(index=index, store=store, agent="main")
+        texts = list(sentences(NOTES + 10, seed=9))
+        for text in texts[NOTES:]:
+            await memory.find(_query(text))
+        found = [await _once(store, memory, text) for text in texts[:NOTES]]
+        await index.close()
+        await store.close()
+    walls, cpus, agains = ([one[column] for one in found] for column in range(3))
+    return Fresh(
+        items=items, p50_ms=_at(walls, 50), p95_ms=_at(walls, 95), cpu_ms=_at(cpus, 50), again_ms=_at(agains, 50)
+    )
+
+
+async def _fill(store: Store, items: int) -> None:
+    texts = sentences(items)
+    for number in range(-(-items // A_SESSION)):
+        session = f"s{number}"
+        bodies = (
+            Heard(origin=Place(platform="bench"), text=text, stamp=STAMP)
+            for text in itertools.islice(texts, min(A_SESSION, items - number * A_SESSION))
+        )
+        await store.commit(
+            Change(
+                step=Step.ACCEPT,
+                session=session,
+                at=float(number),
+                entries=tuple(Draft(body=body, author="person:ada") for body in bodies),
+                opens=Opening(agent="main", address=f"agent:main:bench:dm:{number}"),
+            )
+        )
+
+
+async def _once(store: Store, memory: Builtin, text: str) -> tuple[float, float, float]:
+    draft = Draft(body=Noted(text=text, stamp=STAMP), author="person:ada")
+    committed = await store.commit(Change(step=Step.NOTE, session="s0", at=time.time(), entries=(draft,)))
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = await memory.find(_query(text))
+    first = (time.perf_counter() - wall) * 1e3
+    spent = (time.process_time() - cpu) * 1e3
+    assert ("s0", committed.seqs[-1]) in [(one.session, one.seq) for one in found], "a note that is not found"
+    wall = time.perf_counter()
+    await memory.find(_query(text))
+    return first, spent, (time.perf_counter() - wall) * 1e3
+
+
+def _query(text: str) -> Query:
+    """As a turn asks: by a part of the words."""
+    return Query(
+        text=" ".join(text.split()[:8]), agent="main", session="elsewhere", name="bench", audience=AUDIENCE,
+        person="ada", limit=40, tokens=1_700,
+    )  # fmt: skip
+
+
+def _at(values: Sequence[float], percent: int) -> float:
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
