@@ -15,7 +15,7 @@ from everhold.ports.memory import Note
 from everhold.testing.fakes import FakeProvider
 from everhold.testing.house import House
 
-from .noting import furnish, shown
+from .noting import add, asked_for, furnish, shown
 
 FILES = {
     "USER.md": "likes tea\n§\nhas a cat",
@@ -75,6 +75,13 @@ def test_a_second_time_notes_nothing_in_any_session_of_that_memory_session(house
     assert texts(house, second) == ["has a dog"]
     other = house.say("hello", chat="bobs", who="bob").session
     assert bring(house, other)["noted"] == 6
+
+
+def test_what_is_kept_in_mind_already_is_not_brought_in_beside_itself(house: House) -> None:
+    named(house)
+    session = house.say(asked_for(add("likes tea"))).session
+    assert bring(house, session, {"USER.md": "likes tea\n§\nhas a cat"})["noted"] == 1
+    assert texts(house, session) == ["likes tea", "has a cat"]
 
 
 def test_a_throw_away_session_is_refused(house: House) -> None:
