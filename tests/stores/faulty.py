@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import apsw
@@ -18,6 +19,8 @@ class Disk:
     only: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
     syncs: int = 0
+    waiting: set[int] = field(default_factory=set)
+    """The threads that waited for it."""
 
     def concerns(self, name: str) -> bool:
         return name.endswith(self.only)
@@ -31,6 +34,7 @@ class _File(apsw.VFSFile):
 
     def xSync(self, flags: int) -> None:
         self._disk.syncs += 1
+        self._disk.waiting.add(threading.get_ident())
         if self._disk.fsync_fails and self._disk.concerns(self._name):
             raise apsw.IOError("the disk did not take it")
         super().xSync(flags)

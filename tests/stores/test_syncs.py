@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import apsw
 import pytest
 
 from everhold.core.entries import Draft
-from everhold.errors import Conflict
+from everhold.errors import Conflict, StoreError
 from everhold.stores.sqlite import mark
 from everhold.testing.contracts.scene import heard, text_of
 from tests.stores.faulty import FaultyVFS
@@ -59,6 +61,10 @@ def test_what_was_not_waited_for_is_not_said_to_be_acknowledged(tmp_path: Path) 
         await scene.hear(redone=True)
         assert await store.last_pos() == pos + 1
         assert int(witness.read_text()) == pos  # after a power cut the log may end here, and that is no damage
+        await store.pulse()  # writes nothing, so nothing was synced with it
+        with pytest.raises(Conflict):
+            await scene.commit(Draft(body=heard("late"), author="person:ada"), generation=7)
+        assert int(witness.read_text()) == pos
         await scene.hear()
         assert int(witness.read_text()) == pos + 2
         await store.close()
@@ -142,6 +148,170 @@ def test_no_position_is_used_twice_after_a_power_cut(tmp_path: Path) -> None:
         store, scene = await staged(found)  # it was closed well: nothing can have been lost
         await scene.hear("after that")
         assert await store.last_pos() == newest + 1
+        await store.close()
+
+    run(play())
+
+
+def test_a_repeat_after_a_power_cut_gives_no_position_away(tmp_path: Path) -> None:
+    """A platform brings again what was not confirmed: nothing is written then, and the places are still lost ones."""
+    message = Draft(body=heard("kept"), author="person:ada", dedup="d")
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.commit(message)
+        found = crash_image(store.path, tmp_path / "after")
+        for n in range(5):
+            await scene.hear(f"lost {n}", redone=True)
+        seen = await store.last_pos()
+        await store.close()
+
+        store, scene = await staged(found)
+        assert (await scene.commit(message)).duplicate
+        await scene.hear("new")
+        assert [text_of(entry) for entry in await store.feed(after=seen)] == ["new"]
+        await store.close()
+
+    run(play())
+
+
+def test_the_first_entry_after_a_fall_is_waited_for(tmp_path: Path, vfs: FaultyVFS) -> None:
+    """A second power cut would else find the log as it was, and give the same places away again."""
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.hear("kept")
+        found = crash_image(store.path, tmp_path / "after")
+        await store.close()
+        store, scene = await staged(found, vfs=vfs.name)
+        await store.writer.write(lambda cur: cur.execute("update sessions set next_seq = next_seq"))
+        for waits in (1, 0):
+            before = vfs.disk.syncs
+            await scene.hear(redone=True)
+            assert vfs.disk.syncs - before == waits
+        await store.close()
+
+    run(play())
+
+
+def test_the_event_loop_never_waits_for_the_disk(tmp_path: Path, vfs: FaultyVFS) -> None:
+    """SQLite syncs the head of a log that starts over, at any level."""
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", vfs=vfs.name)
+        vfs.disk.waiting.clear()
+        for n in range(3):
+            seq = await scene.hear(f"wrong {n}", redone=True)
+            await scene.erase(seq)  # empties the log
+            await scene.hear(f"right {n}", redone=True)
+        assert vfs.disk.waiting
+        assert threading.get_ident() not in vfs.disk.waiting
+        await store.close()
+
+    run(play())
+
+
+def test_an_erasure_waits_until_a_reader_has_read(tmp_path: Path) -> None:
+    """Or the write-ahead log would keep what was erased until somebody says something again."""
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        seq = await scene.hear("the secret word")
+        reader = apsw.Connection(str(store.path), flags=apsw.SQLITE_OPEN_READONLY)
+        reader.execute("begin; select * from entries").fetchall()
+        erasing = asyncio.ensure_future(scene.erase(seq))
+        await asyncio.sleep(0.05)
+        reader.execute("rollback")
+        await erasing
+        assert store.path.with_name("log.db-wal").stat().st_size == 0
+        reader.close()
+        await store.close()
+
+    run(play())
+
+
+def test_a_long_reader_holds_up_one_erasure_and_nothing_after_it(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", patience=0.2)
+        wal = store.path.with_name("log.db-wal")
+        seq = await scene.hear("the secret word")
+        reader = apsw.Connection(str(store.path), flags=apsw.SQLITE_OPEN_READONLY)
+        reader.execute("begin; select * from entries").fetchall()
+        await scene.erase(seq)
+        assert wal.stat().st_size > 0
+        began = time.monotonic()
+        for _ in range(5):
+            await scene.hear()
+        assert time.monotonic() - began < 0.8
+        reader.close()
+        await scene.hear()
+        assert wal.stat().st_size == 0
+        await store.close()
+
+    run(play())
+
+
+def test_a_close_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        queued = asyncio.ensure_future(scene.hear("queued"))
+        await asyncio.sleep(0)
+        leaving = asyncio.ensure_future(store.close())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        closing = [asyncio.ensure_future(store.close()) for _ in range(2)]
+        done, _ = await asyncio.wait(closing, timeout=5.0)
+        assert len(done) == 2
+        assert await queued == 1
+        assert not store.path.with_name("log.db-wal").exists()
+
+    run(play())
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_second_loop_goes_on_where_the_first_one_left_without_waiting(tmp_path: Path, closed: bool) -> None:
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    store, scene = first.run_until_complete(staged(tmp_path / "log.db"))
+
+    foreign = apsw.Connection(str(store.path))
+    foreign.execute("begin immediate")
+    waiting: list[asyncio.Future[int]] = []
+
+    async def leave() -> None:
+        for n in range(3):
+            waiting.append(asyncio.ensure_future(scene.hear(f"left behind {n}")))
+            await asyncio.sleep(0.01)
+
+    first.run_until_complete(leave())
+    if closed:
+        first.close()
+    threading.Timer(0.05, foreign.close).start()
+    second.run_until_complete(asyncio.wait_for(scene.hear("going on"), 5.0))
+    assert second.run_until_complete(scene.texts()) == [*(f"left behind {n}" for n in range(3)), "going on"]
+    if not closed:
+        first.run_until_complete(asyncio.wait(waiting, timeout=5.0))
+        assert all(one.done() for one in waiting)
+        first.close()
+    second.run_until_complete(asyncio.wait_for(store.close(), 5.0))
+    second.close()
+
+
+def test_nobody_waits_for_a_thread_that_fell_while_it_tidied_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fall() -> None:
+        raise MemoryError
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
+        monkeypatch.setattr(type(store.writer), "long", property(lambda _: True))
+        monkeypatch.setattr(store.writer, "tidy", fall)
+        done = await asyncio.wait_for(asyncio.gather(*[scene.hear() for _ in range(300)], return_exceptions=True), 5.0)
+        assert {type(one) for one in done} == {type(done[0]), StoreError}
+        with pytest.raises(StoreError):
+            await scene.hear()
         await store.close()
 
     run(play())

@@ -160,8 +160,10 @@ class SqliteStore:
             return done
 
         light = _is_light(change)
-        done = await self.writer.write(job, urgent=change.step in URGENT, light=light, redone=change.redone)
-        if done.seqs and not change.redone:
+        # the first entry after a fall is waited for, or the next fall would give its place away again
+        redone = change.redone and (self._beyond is None or not change.entries)
+        done = await self.writer.write(job, urgent=change.step in URGENT, light=light, redone=redone)
+        if change.entries and not done.duplicate and not redone:
             self._beyond = None
         self.on_commit(change)
         return done

@@ -26,6 +26,8 @@ AT_ONCE: Final = 4
 """How many of those who are not in a hurry are told at a time: what each does next keeps everybody else waiting."""
 CHECKPOINT_PAGES: Final = 1000
 """The write-ahead log is copied into the database once it is this long."""
+ELSEWHERE_SECONDS: Final = 0.01
+"""How soon a second event loop looks again whether the first one's commit is over."""
 NORMAL: Final = 1
 """SQLite's level at which a commit is written whole and in order, but not waited for until the next that is."""
 
@@ -69,12 +71,15 @@ class _Hand:
         self.batches = 0
         self.jobs = 0
         self._pages = 0
+        self.wrote = False
+        """Set by every commit that changed anything. One that did not was not synced, whatever the level."""
         self._durable: int = db.pragma("synchronous")
         self._level = self._durable
         db.set_wal_hook(self._committed)
 
     def _committed(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self._pages = pages
+        self.wrote = True
         return apsw.SQLITE_OK
 
     @property
@@ -176,11 +181,19 @@ class ThreadWriter(_Hand):
         self._queue: list[_Queued] = []
         self._away = False
         """The connection is with the thread."""
+        self._from: asyncio.AbstractEventLoop | None = None
+        """Where it was when it left for the thread."""
+        self._idle = True
+        """The thread has nothing more to do with it, though nobody may have heard of that yet."""
         self._called: asyncio.AbstractEventLoop | None = None
         """Where `_flush` is about to run."""
         self._loads: SimpleQueue[_Load | None] = SimpleQueue()
         self._load: _Load | None = None
         self._closed = False
+        self._ended = False
+        """The thread was told to go."""
+        self._waited = False
+        """Somebody reads for so long that nobody waits any more to empty the write-ahead log."""
         db.set_busy_timeout(0)  # the event loop waits for nobody
         self._thread = threading.Thread(target=self._work, name="everhold-writer", daemon=True)
         self._thread.start()
@@ -190,17 +203,19 @@ class ThreadWriter(_Hand):
     async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
         if self._closed or self.broken is not None:
             raise self.refusal()
-        if redone and light and not self._away and not self._queue:
+        # the first commit in a log that starts over is one that the disk is waited for with, whatever it says
+        if redone and light and self._pages and not self._away and not self._queue:
             with contextlib.suppress(StoreBusy):  # somebody else is writing: the thread has the patience
                 return self.at_once(job, redone=True)
         return await self._enqueue(job, urgent, light, redone)
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            if self.broken is None:
-                with contextlib.suppress(StoreError):
-                    await self._enqueue(_nothing, False, False, False)  # whatever is queued goes before it
+        self._closed = True
+        if self.broken is None and not self._ended:  # whoever was cancelled here may come again
+            with contextlib.suppress(StoreError):
+                await self._enqueue(_nothing, False, False, False)  # whatever is queued goes before it
+        if not self._ended:
+            self._ended = True
             self._loads.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
@@ -213,6 +228,12 @@ class ThreadWriter(_Hand):
 
     def _call(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have the queue written, once everybody who is ready now has had the chance to join it."""
+        if self._away and self._from is not loop:
+            # it left from another loop, which may have ended without hearing that it is back
+            if not self._idle:
+                loop.call_later(ELSEWHERE_SECONDS, self._call, loop)
+                return
+            self._away = False
         if not self._away and self._called is not loop:
             self._called = loop
             loop.call_soon(self._flush, loop)
@@ -222,8 +243,10 @@ class ThreadWriter(_Hand):
         if self._away or not self._queue:
             return
         batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
-        if self.broken is not None:
-            self._returned(self._refused(batch), loop, back=True)
+        if self.broken is not None or self._ended:
+            _resolve(self._refused(batch), loop)
+            if self._queue:
+                self._call(loop)
             return
         results: list[Any] | None = None
         if all(light for _, _, _, light, _ in batch):
@@ -233,7 +256,7 @@ class ThreadWriter(_Hand):
                 pass  # somebody else is writing: the thread has the patience
             except apsw.Error as error:
                 self.fail(error)
-        self._away = True
+        self._away, self._idle, self._from = True, False, loop
         self._loads.put((batch, results, loop))
 
     def _together(self, batch: list[_Queued]) -> list[Any] | None:
@@ -255,7 +278,7 @@ class ThreadWriter(_Hand):
     def _returned(self, outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop, *, back: bool) -> None:
         """A batch was committed; and, unless the thread has more to do, the connection is here again."""
         _resolve(outcomes, loop)
-        if back:
+        if back and self._from is loop:
             self._away = False
             if self._queue:
                 self._call(loop)
@@ -269,14 +292,14 @@ class ThreadWriter(_Hand):
                 batch, results, loop = load
                 outcomes = self._commit(batch, results)
                 if self.scrub:
+                    self._scrub()
+                if self.long:
+                    self._load = ([], None, loop)
+                    self._tell(outcomes, loop, back=False)
                     self.tidy()
+                    outcomes = []
                 self._load = None
-                if not self.long:
-                    self._tell(outcomes, loop)
-                    continue
-                self._tell(outcomes, loop, back=False)
-                self.tidy()
-                self._tell([], loop)
+                self._tell(outcomes, loop)
         finally:
             self._leave()
 
@@ -294,6 +317,7 @@ class ThreadWriter(_Hand):
     def _commit(self, batch: list[_Queued], results: list[Any] | None) -> list[_Outcome]:
         if self.broken is not None:
             return self._refused(batch)
+        self.wrote = False
         try:
             if results is None:
                 outcomes = self._apart(batch)
@@ -341,18 +365,27 @@ class ThreadWriter(_Hand):
         execute("commit")
         return outcomes
 
+    def _scrub(self) -> None:
+        """Empty the write-ahead log, which takes a moment when nobody reads in it. Who reads for long is not waited for
+        twice: everybody else's commits would wait, too."""
+        self.db.set_busy_timeout(0 if self._waited else self._patience)
+        try:
+            self.tidy()
+        finally:
+            self.db.set_busy_timeout(0)
+        self._waited = self.scrub
+
     def _witness(self, batch: list[_Queued]) -> None:
-        if self._mark is not None and not _all_redone(batch):
+        if self._mark is not None and self.wrote and not _all_redone(batch):
             self._mark.move(self.cursor.execute("select max(pos) from entries").get or 0)
 
     def _refused(self, batch: list[_Queued]) -> list[_Outcome]:
         return [(future, urgent, None, self.refusal()) for _, future, urgent, _, _ in batch]
 
     def _tell(self, outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop, *, back: bool = True) -> None:
-        try:
+        self._idle = back
+        with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
             loop.call_soon_threadsafe(functools.partial(self._returned, outcomes, loop, back=back))
-        except RuntimeError:  # that loop is closed: nobody waits there any more
-            self._away = not back
 
 
 def _nothing(_: apsw.Cursor) -> None: ...
@@ -381,7 +414,10 @@ def _settle(outcomes: list[_Outcome]) -> None:
     for future, _, result, error in outcomes:
         if future.done():
             continue  # its caller gave up waiting; what was committed stands
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+        try:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        except RuntimeError:
+            pass  # its loop is closed: nobody waits there any more
