@@ -22,6 +22,8 @@ from everhold.stores.sqlite.backup import Copy, inspect, lasts
 
 _NAME: Final = re.compile(r"everhold-(\d{8}T\d{6}Z)-(\d+)(?:-\d+)?(\.unsound)?\.db")
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
+_LAST: Final = "select max(pos) from entries"
+_BEHIND: Final = "select count(*) from entries where pos > ?"
 
 
 class Kept(NamedTuple):
@@ -105,11 +107,8 @@ class Plan:
     """The store that is there now, None if there is none or it does not read."""
     damage: str = ""
     """Why the store that is there does not read."""
-
-    @property
-    def loses(self) -> int:
-        """Entries of the present store that will not be in force."""
-        return max(0, self.replaces.pos - (self.upto or self.holds.pos)) if self.replaces else 0
+    loses: int = 0
+    """Entries of the present store that will not be in force. They are counted: positions have gaps after a fall."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,8 @@ def plan(home: Home, *, source: str = "", at: str = "") -> Plan:
             f"{chosen.name} goes up to position {holds.pos}, not to {at}",
             remedy="`everhold restore` without --at lists the copies there are",
         )
-    return Plan(source=chosen, holds=holds, upto=upto, replaces=present, damage=damage)
+    loses = 0 if present is None else _number(home.store, _BEHIND, upto or holds.pos)
+    return Plan(source=chosen, holds=holds, upto=upto, replaces=present, damage=damage, loses=loses)
 
 
 def restore(home: Home, what: Plan, *, now: float, chance: Chance) -> Restored:
@@ -167,18 +167,18 @@ def _present(home: Home) -> tuple[Copy | None, str]:
     if not home.store.exists():
         return None, ""
     try:
-        mark.check(mark.beside(home.store), _last(home.store))
+        mark.check(mark.beside(home.store), _number(home.store, _LAST))
         return inspect(home.store), ""
     except StoreError as error:
         return None, error.message
 
 
-def _last(store: Path) -> int:
+def _number(store: Path, sql: str, *values: int) -> int:
     migrate.inspect(store)
     try:
         db = connect.for_reading(store)
         try:
-            return int(db.execute("select max(pos) from entries").get or 0)
+            return int(db.execute(sql, values).get or 0)
         finally:
             db.close()
     except apsw.Error as error:

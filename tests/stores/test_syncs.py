@@ -11,8 +11,10 @@ from pathlib import Path
 import apsw
 import pytest
 
+from everhold.backups import plan
 from everhold.core.entries import Draft
 from everhold.errors import Conflict, StoreError
+from everhold.home import Home
 from everhold.stores.sqlite import mark
 from everhold.testing.contracts.scene import heard, text_of
 from tests.stores.faulty import FaultyVFS
@@ -151,6 +153,23 @@ def test_no_position_is_used_twice_after_a_power_cut(tmp_path: Path) -> None:
         await store.close()
 
     run(play())
+
+
+def test_what_a_restore_takes_back_is_counted_across_a_gap(tmp_path: Path) -> None:
+    home = Home(tmp_path / "after")
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / home.store.name)
+        await scene.hear("kept")
+        crash_image(store.path, home.path)
+        await store.close()
+        store, scene = await staged(home.store)
+        await scene.hear("behind the gap")
+        await scene.hear("and one more")
+        await store.close()
+
+    run(play())
+    assert [plan(home, at=at).loses for at in ("1", "500", "1025", "1026")] == [2, 2, 1, 0]
 
 
 def test_a_repeat_after_a_power_cut_gives_no_position_away(tmp_path: Path) -> None:
