@@ -216,7 +216,9 @@ async def _ask_all(
     asked = [
         _ask(gates, runtimes, runtime, name, _query(session, name, text, stamp, visible, runtime)) for name in names
     ]
-    return dict(zip(names, await asyncio.gather(*asked), strict=True))
+    # most agents have one memory: a task for it alone is a round through the loop for nothing
+    found = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+    return dict(zip(names, found, strict=True))
 
 
 def _query(session: Session, memory: str, text: str, stamp: Stamp, visible: Collection[int], runtime: Runtime) -> Query:
