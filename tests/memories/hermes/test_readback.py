@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,23 @@ async def test_a_search_that_fails_holds_nothing_up(
         assert len(stage.diary("sync_turn")) == 5
         assert len(stage.diary("tool")) <= 3, "after that it is left alone"
         assert (await plugin.health()).well
+
+
+async def test_a_search_that_never_ends_does_not_end_the_plug_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asked it to search: what it has in its hands meanwhile must not be lost for that."""
+    monkeypatch.setattr("everhold.memories.hermes.provider.LOOK_SECONDS", 0.1)
+    stage = Stage(tmp_path, HANGING)
+    async with stage.open(deadline_seconds=1.0) as plugin:
+        await plugin.store(batch(exchange(LONG, key="1")))
+        pid = plugin.pid
+        await asyncio.sleep(1.2)
+        await plugin.store(batch(exchange(OTHER, key="2")))
+        with pytest.raises(Transient, match="earlier search"):
+            await plugin.probe(batch(exchange(LONG, key="1")))
+        assert plugin.pid == pid
+        assert len(stage.diary("tool")) == 1
 
 
 async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again(

@@ -62,6 +62,7 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._looking: asyncio.Future[Any] | None = None
         self._not_before = 0.0
         self.deaths = 0
         """How often it ended without having been asked to, since it last did something right."""
@@ -167,10 +168,17 @@ class Host:
             raise Transient(f"the plug-in's host is not running: {self.problem}")
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if method == "look":
+            # nobody needs it: it is no reason to end a process that may have something in its hands, nor is it asked
+            # for again while it is at it
+            if self._looking is not None and not self._looking.done():
+                raise Transient("it is still busy with an earlier search")
+            self._looking = answer
+        else:
+            # whoever asks may stop waiting; the question stays asked, and cuts the host off if it is never answered
+            guard = asyncio.get_running_loop().call_later(deadline, self._cut, process, method, deadline)
+            answer.add_done_callback(lambda _: guard.cancel())
         self._asked[number] = answer
-        # whoever asks may stop waiting; the question stays asked, and cuts the host off if it is never answered
-        guard = asyncio.get_running_loop().call_later(deadline, self._cut, process, method, deadline)
-        answer.add_done_callback(lambda _: guard.cancel())
         try:
             process.stdin.write(msgspec.json.encode({"id": number, "method": method, "params": params}) + b"\n")
             await process.stdin.drain()
