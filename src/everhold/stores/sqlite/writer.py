@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,8 @@ CHECKPOINT_PAGES: Final = 1000
 """The write-ahead log is copied into the database once it is this long."""
 ELSEWHERE_SECONDS: Final = 0.01
 """How soon a second event loop looks again whether the first one's commit is over."""
+LAG_SECONDS: Final = 1.0
+"""For so long at most a power cut could take what would be redone, when nothing that is waited for comes behind it."""
 NORMAL: Final = 1
 """SQLite's level at which a commit is written whole and in order, but not waited for until the next that is."""
 
@@ -189,6 +192,10 @@ class ThreadWriter(_Hand):
         """Where `_flush` is about to run."""
         self._loads: SimpleQueue[_Load | None] = SimpleQueue()
         self._load: _Load | None = None
+        self._owed = True
+        """Something may have been written, perhaps by who was here before us, that the disk was not waited for with."""
+        self._due: asyncio.AbstractEventLoop | None = None
+        """Where it is about to be seen to that the disk has it."""
         self._closed = False
         self._ended = False
         """The thread was told to go."""
@@ -206,7 +213,10 @@ class ThreadWriter(_Hand):
         # the first commit in a log that starts over is one that the disk is waited for with, whatever it says
         if redone and light and self._pages and not self._away and not self._queue:
             with contextlib.suppress(StoreBusy):  # somebody else is writing: the thread has the patience
-                return self.at_once(job, redone=True)
+                result = self.at_once(job, redone=True)
+                self._owed = True
+                self._owe(asyncio.get_running_loop())
+                return result
         return await self._enqueue(job, urgent, light, redone)
 
     async def close(self) -> None:
@@ -237,6 +247,17 @@ class ThreadWriter(_Hand):
         if not self._away and self._called is not loop:
             self._called = loop
             loop.call_soon(self._flush, loop)
+
+    def _owe(self, loop: asyncio.AbstractEventLoop) -> None:
+        """See to it that the disk gets what it was not waited for with, though nobody may have anything more to say."""
+        if self._due is not loop:
+            self._due = loop
+            loop.call_later(LAG_SECONDS, self._pay)
+
+    def _pay(self) -> None:
+        self._due = None
+        if self._owed and not self._closed and self.broken is None:
+            self._enqueue(_nothing, False, False, False).cancel()  # nobody waits for it
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._called = None
@@ -278,6 +299,8 @@ class ThreadWriter(_Hand):
     def _returned(self, outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop, *, back: bool) -> None:
         """A batch was committed; and, unless the thread has more to do, the connection is here again."""
         _resolve(outcomes, loop)
+        if self._owed and outcomes:
+            self._owe(loop)
         if back and self._from is loop:
             self._away = False
             if self._queue:
@@ -327,7 +350,10 @@ class ThreadWriter(_Hand):
                     (future, urgent, result, None)
                     for (_, future, urgent, _, _), result in zip(batch, results, strict=True)
                 ]
-            self._witness(batch)
+            if _all_redone(batch):
+                self._owed = self._owed or self.wrote
+            else:
+                self._witness()
         except apsw.Error as error:
             fault = self.fail(error)
             return [
@@ -375,9 +401,27 @@ class ThreadWriter(_Hand):
             self.db.set_busy_timeout(0)
         self._waited = self.scrub
 
-    def _witness(self, batch: list[_Queued]) -> None:
-        if self._mark is not None and self.wrote and not _all_redone(batch):
+    def _witness(self) -> None:
+        """What was committed is on the disk, and all ahead of it: SQLite syncs nothing for a commit of nothing."""
+        if self._owed and not self.wrote:
+            self._catch_up()
+        self._owed = False
+        if self._mark is not None:
             self._mark.move(self.cursor.execute("select max(pos) from entries").get or 0)
+
+    def _catch_up(self) -> None:
+        if self._durable <= NORMAL:
+            return  # nobody wants to wait for the disk
+        try:
+            log = os.open(f"{self.path}-wal", os.O_RDWR)
+        except FileNotFoundError:
+            return
+        try:
+            os.fsync(log)
+        except OSError as error:
+            raise apsw.IOError(f"the write-ahead log could not be synced: {error}") from error
+        finally:
+            os.close(log)
 
     def _refused(self, batch: list[_Queued]) -> list[_Outcome]:
         return [(future, urgent, None, self.refusal()) for _, future, urgent, _, _ in batch]

@@ -53,8 +53,7 @@ class PoweredWriter(InlineWriter):
     async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
         if redone:
             self._power.unsure()
-        self.wrote = False
         result = await super().write(job)
-        if not redone and self.wrote:  # nothing is synced for a commit of nothing
+        if not redone:
             self._power.sure()
         return result
