@@ -57,15 +57,15 @@ class Storm(Street):
         self.read = dict.fromkeys(NAMES, 0)
         self.written = dict.fromkeys(NAMES, 0)
 
-    async def live(self, writes: int, *, seconds: float = 30.0) -> None:
+    async def live(self, writes: int) -> None:
         """Until so many more writes reached the services, and perhaps a moment longer.
 
         Now and then until each of them had one: who takes over waits for what may be on its way, and somebody who is
         killed while waiting is not killed at work.
         """
-        every = self.dice.random() < 0.25
+        every = self.dice.random() < 0.2
         before = self.writes()
-        until = time.monotonic() + seconds
+        until = time.monotonic() + (12.0 if every else 30.0)
         while time.monotonic() < until:
             now = self.writes()
             if sum(now.values()) - sum(before.values()) >= writes and (
