@@ -121,7 +121,7 @@ def test_a_commit_of_nothing_brings_what_was_ahead_of_it_to_the_disk(tmp_path: P
 def test_the_disk_gets_what_would_be_redone_though_nobody_says_anything_more(
     tmp_path: Path, synced: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "LAG_SECONDS", 0.05)
+    monkeypatch.setattr(writer, "LAG_SECONDS", 0.3)
 
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
@@ -132,7 +132,8 @@ def test_the_disk_gets_what_would_be_redone_though_nobody_says_anything_more(
             synced.clear()
             await scene.hear(redone=True)
             assert synced == []
-            await asyncio.sleep(0.3)
+            for _ in range(250):
+                await asyncio.sleep(0 if synced else 0.02)
             assert synced == [store.path.with_name("log.db-wal").stat().st_ino]
         await store.close()
 
@@ -334,7 +335,7 @@ def test_an_erasure_waits_until_a_reader_has_read(tmp_path: Path) -> None:
 
 def test_a_long_reader_holds_up_one_erasure_and_nothing_after_it(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db", patience=0.2)
+        store, scene = await staged(tmp_path / "log.db", patience=0.4)
         wal = store.path.with_name("log.db-wal")
         seq = await scene.hear("the secret word")
         reader = apsw.Connection(str(store.path), flags=apsw.SQLITE_OPEN_READONLY)
@@ -344,7 +345,7 @@ def test_a_long_reader_holds_up_one_erasure_and_nothing_after_it(tmp_path: Path)
         began = time.monotonic()
         for _ in range(5):
             await scene.hear()
-        assert time.monotonic() - began < 0.8
+        assert time.monotonic() - began < 1.6
         reader.close()
         await scene.hear()
         assert wal.stat().st_size == 0
