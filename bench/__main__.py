@@ -81,8 +81,9 @@ as people see it. The bare bot is the vendor's client with a loop around it. **L
 a held model; of hermes-agent what its database has of them in the end, of everhold what a turn took up, after a
 restart where there was a stop or a kill.
 
-What memory plug-ins of hermes-agent lose under faults, alone, under everhold, and beside everhold's own adapters, is a table of its
-own: [what plug-ins lose](how-to/bring-your-hermes-plugin.md#what-plug-ins-lose-alone-and-here), by `python -m bench.losses`.
+What memory plug-ins of hermes-agent lose under faults, alone, under everhold, and beside everhold's own adapters, is a
+table of its own: [what plug-ins lose](how-to/bring-your-hermes-plugin.md#what-plug-ins-lose-alone-and-here), by
+`python -m bench.losses`.
 """
 
 

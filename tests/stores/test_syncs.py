@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -60,12 +61,12 @@ def test_what_was_not_waited_for_is_not_said_to_be_acknowledged(tmp_path: Path) 
         store, scene = await staged(tmp_path / "log.db")
         witness = mark.beside(store.path)
         await scene.hear()
-        pos = int(witness.read_text())
+        pos = mark.read(witness)
         await scene.hear(redone=True)
         assert await store.last_pos() == pos + 1
-        assert int(witness.read_text()) == pos  # after a power cut the log may end here, and that is no damage
+        assert mark.read(witness) == pos  # after a power cut the log may end here, and that is no damage
         await scene.hear()
-        assert int(witness.read_text()) == pos + 2
+        assert mark.read(witness) == pos + 2
         await store.close()
         store, scene = await staged(tmp_path / "log.db")
         assert len(await scene.texts()) == 3
@@ -108,11 +109,11 @@ def test_a_commit_of_nothing_brings_what_was_ahead_of_it_to_the_disk(tmp_path: P
         )
         for n, nothing in enumerate(nothings):
             await scene.hear(redone=True)
-            assert int(witness.read_text()) == n + 1
+            assert mark.read(witness) == n + 1
             assert synced == [wal] * n
             await asyncio.gather(nothing(), return_exceptions=True)
             assert synced == [wal] * (n + 1)
-            assert int(witness.read_text()) == await store.last_pos() == n + 2
+            assert mark.read(witness) == await store.last_pos() == n + 2
         await store.close()
 
     run(play())
@@ -233,6 +234,24 @@ def test_no_position_is_used_twice_after_a_power_cut(tmp_path: Path) -> None:
         newest = behind[-1].pos
         store, scene = await staged(found)  # it was closed well: nothing can have been lost
         await scene.hear("after that")
+        assert await store.last_pos() == newest + 1
+        await store.close()
+
+    run(play())
+
+
+def test_a_killed_process_leaves_no_gap(tmp_path: Path) -> None:
+    """Its machine is still up, and has all that was written."""
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.hear("kept", redone=True)
+        found = crash_image(store.path, tmp_path / "after")
+        shutil.copy(mark.beside(store.path), mark.beside(found))
+        newest = await store.last_pos()
+        await store.close()
+        store, scene = await staged(found)
+        await scene.hear("next")
         assert await store.last_pos() == newest + 1
         await store.close()
 

@@ -2,6 +2,7 @@
 
 SQLite cannot tell a write-ahead log that lost its tail from one that never had it. The mark is written after every
 commit and not synced: it may lag behind the log after a power cut, but when it is ahead of it, something was lost.
+Its second line says since which start of the machine: whether there can have been a power cut since.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def beside(database: Path) -> Path:
 
 def check(path: Path, pos: int) -> None:
     """Refuse a log that ends at `pos` if the mark at `path` says that more than that was acknowledged."""
-    acknowledged = _read(path)
+    acknowledged = read(path)
     if acknowledged > pos:
         raise StoreDamaged(
             f"the log ends at position {pos}, but everything up to {acknowledged} was acknowledged ({path}): "
@@ -28,12 +29,30 @@ def check(path: Path, pos: int) -> None:
         )
 
 
-def _read(path: Path) -> int:
-    try:
-        text = path.read_bytes().strip()
-    except FileNotFoundError:
-        return 0
+def read(path: Path) -> int:
+    """How far the log beside `path` was acknowledged, as far as is known."""
+    text = _lines(path)[0]
     return int(text) if text.isdigit() else 0
+
+
+def still_up(path: Path) -> bool:
+    """Whether the machine has been up ever since the log was written: then nothing that was written is lost."""
+    return _lines(path)[1] == boot() != b""
+
+
+def boot() -> bytes:
+    """What tells one start of the machine from the next; nothing where nobody says."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return b""
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return [*path.read_bytes().splitlines(), b"", b""][:2]
+    except FileNotFoundError:
+        return [b"", b""]
 
 
 class Mark:
@@ -41,17 +60,22 @@ class Mark:
         self.path = path
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.chmod(path, 0o600)
-        self._pos = _read(path)
+        self._pos = read(path)
+        self._write(b"%020d\n%s\n" % (self._pos, boot()))
 
     def move(self, pos: int) -> None:
         if pos == self._pos:
             return
+        if self._write(b"%020d\n" % pos):
+            self._pos = pos
+
+    def _write(self, line: bytes) -> bool:
         try:
             os.lseek(self._handle, 0, os.SEEK_SET)
-            os.write(self._handle, b"%020d\n" % pos)
+            os.write(self._handle, line)
         except OSError:
-            return  # a full disk: the mark lags, which says less but nothing wrong
-        self._pos = pos
+            return False  # a full disk: the mark lags, which says less but nothing wrong
+        return True
 
     def close(self) -> None:
         os.close(self._handle)

@@ -111,7 +111,7 @@ class SqliteStore:
         witness = marks.beside(path) if not inline and synchronous.upper() in ("FULL", "EXTRA") else None
         if witness is not None and not path.exists():
             marks.check(witness, 0)
-        fell = _has_content(path.with_name(path.name + "-wal"))
+        fell = _has_content(path.with_name(path.name + "-wal")) and not marks.still_up(marks.beside(path))
         saved: list[Path] = []
         db = migrate.prepare(
             path,
