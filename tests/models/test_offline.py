@@ -16,6 +16,7 @@ from everhold.errors import TooLong
 from everhold.models.extract import Line, best, digest, keywords, sentences, spoken_lines
 from everhold.models.offline import WHAT_I_AM, OfflineModel, factory, fill, unfence
 from everhold.ports.model import Answer, Message, Request, ToolSpec
+from everhold.tools.memory import Remember
 
 MEMORY = ToolSpec(
     name="memory",
@@ -29,6 +30,7 @@ MEMORY = ToolSpec(
         "required": ["action", "text"],
     },
 )
+NOTE = Remember().spec
 SEARCH = ToolSpec(
     name="session_search",
     description="Finds",
@@ -145,6 +147,13 @@ async def test_it_calls_tools_when_asked(text: str, tool: str, arguments: dict[s
     answer = await chat.say(text)
     assert [(call.tool, call.arguments) for call in chat.called] == [(tool, arguments)]
     assert f"{tool} returned: done" in answer
+
+
+async def test_where_notes_are_taken_it_takes_one() -> None:
+    """The tool for facts wants to know what to do with them; an agent has both."""
+    said = Message(role="user", text="remember that my cat is called Mimi")
+    answer = await OfflineModel().answer(Request(system="", messages=(said,), tools=(MEMORY, NOTE)))
+    assert [(call.tool, call.arguments) for call in answer.calls] == [("remember", {"text": "my cat is called Mimi"})]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ _HEADING: Final = re.compile(r"\[Summary of [^\]]*\]")
 _NOTICE: Final = re.compile(r"everhold: \[.*\]$")
 _TURN: Final = re.compile(r"[^\s:\[\]-][^:\n\[\]]{0,39}: ")
 
-_KEEPERS: Final = ("memory", "remember", "memory_add", "note", "notes")
+_KEEPERS: Final = ("remember", "memory_add", "memory", "note", "notes")
 _FINDERS: Final = ("session_search", "search", "memory_search", "recall")
 _TEXTUAL: Final = ("text", "content", "fact", "note", "query", "q", "value", "message", "memory", "data")
 _ADDING: Final = ("add", "remember", "save", "store", "create", "note", "append", "write", "search", "find")
