@@ -23,9 +23,10 @@ from everhold.errors import EverholdError
 from everhold.flow.accept import dedup_key
 from everhold.moves import Moves
 from everhold.pairing import Pairing
+from everhold.partners import Partners
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
-from everhold.ports.platform import UNREADABLE, Incoming, Outgoing, Platform
+from everhold.ports.platform import SCHEDULED, UNREADABLE, Attended, Incoming, Outgoing, Platform
 from everhold.ports.store import Change, Position, Step, Store, Wake
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Reception:
         self._chance = chance
         self._log = log
         self._moves = moves or Moves(store, clock=clock, log=log)
+        self._partners = Partners(store, clock=clock, log=log)
         self.pairing = Pairing(store, clock=clock, chance=chance, log=log)
         self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
         """Where agents answered each other too often: (agent, platform, chat) -> how often, and when last."""
@@ -89,6 +91,8 @@ class Reception:
             if incoming.event == UNREADABLE:
                 return msgspec.structs.replace(found, asks=False)
             found = await self._at_the_door(incoming, found, speaker, account, settings)
+            if not (found.refusal or found.ignored) and incoming.kind == "dm":
+                found = await self._alone(incoming, found, speaker, settings)
             if found.refusal or found.ignored:
                 return found
         return await self._in_company(incoming, found, speaker, settings)
@@ -97,14 +101,16 @@ class Reception:
         """Who this is: by configuration, by proof, or else just this id of this platform."""
         origin = incoming.origin
         identity = f"{origin.platform}:{incoming.sender}"
-        person = settings.identities.get(identity) or await self._store.person_of(identity)
-        if person:
+        if person := await self._person(identity, settings):
             return Speaker(identity=identity, person=person, known=True)
         # at this machine a sender's name is who they are; elsewhere a name proves nothing and an id is all there is
         local = origin.platform in LOCAL
         # an agent may be called like a person, and is none
         named = local and origin.platform != AGENTS
         return Speaker(identity=identity, person=incoming.sender if named else identity, known=local)
+
+    async def _person(self, identity: str, settings: Settings) -> str | None:
+        return settings.identities.get(identity) or await self._store.person_of(identity)
 
     async def _at_the_door(
         self, incoming: Incoming, found: Admission, speaker: Speaker, account: AccountSettings, settings: Settings
@@ -138,6 +144,26 @@ class Reception:
         if command is not None and command.name in OWNERS_ONLY and not access.is_owner(speaker, owners):
             return msgspec.structs.replace(found, command=Command(name="barred", argument=command.name))
         return found
+
+    async def _alone(self, incoming: Incoming, found: Admission, speaker: Speaker, settings: Settings) -> Admission:
+        """A direct chat that can change hands is that of whoever was heard there first. Another one is kept apart."""
+        origin, sender = incoming.origin, incoming.sender
+        platform, account = origin.platform, origin.account
+        if incoming.changes_hands:
+            outside = msgspec.structs.replace(origin, thread="")
+            chat = msgspec.structs.replace(incoming, origin=outside)
+            addresses = (self._address(chat, found), self._address(incoming, found))
+            first = await self._partners.first(platform, account, found.chat, addresses=addresses, sender=sender)
+        else:
+            # what is scheduled does not come by the platform
+            first = await self._partners.known(platform, account, found.chat) or sender
+        if incoming.event == SCHEDULED:
+            there: object = self._platforms.get((platform, account))
+            if isinstance(there, Attended) and not await there.alone_with(origin, sender):
+                return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not alone there any more")
+        if first in (sender, speaker.person) or await self._person(f"{platform}:{first}", settings) == speaker.person:
+            return found
+        return msgspec.structs.replace(found, apart=True)
 
     async def _in_company(
         self, incoming: Incoming, found: Admission, speaker: Speaker, settings: Settings
@@ -286,6 +312,7 @@ class Reception:
                 sender=incoming.sender,
                 group=found.group,
                 threads=found.threads,
+                apart=found.apart,
             )
         )
 

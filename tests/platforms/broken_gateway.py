@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from everhold.cli import main
-from everhold.platforms.matrix import adapter
+from everhold.platforms.matrix import adapter, reading
 from everhold.ports.platform import Accept, Incoming, Outgoing
 
 
@@ -48,8 +48,8 @@ class Wanders(adapter.Matrix):
         await self._station.positions.move("lived", "yes")
         await super().listen(accept)
 
-    async def _read(self, chat: str, raw: Any) -> Incoming | None:
-        heard = await super()._read(chat, raw)
+    async def _read(self, chat: str, raw: Any, room: reading.Room) -> Incoming | None:
+        heard = await super()._read(chat, raw, room)
         return None if heard is None else msgspec.structs.replace(heard, kind=self.kind)
 
 

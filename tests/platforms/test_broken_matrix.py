@@ -13,6 +13,7 @@ import pytest
 
 from everhold.errors import InDoubt
 from everhold.platforms.matrix.adapter import SINCE, Matrix
+from everhold.platforms.matrix.reading import Room
 from everhold.ports.platform import Accept, Outgoing
 from everhold.testing.contracts.platform import Desk, PlatformContract, Stage, promise
 from everhold.testing.platforms.synapse import Synapse
@@ -47,8 +48,8 @@ class HearsItself(Matrix):
 
 
 class EditsAreOne(Matrix):
-    async def _read(self, chat: str, raw: Any) -> Any:
-        heard = await super()._read(chat, raw)
+    async def _read(self, chat: str, raw: Any, room: Room) -> Any:
+        heard = await super()._read(chat, raw, room)
         return heard and msgspec.structs.replace(heard, event="message", revision="")
 
 

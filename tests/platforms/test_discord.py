@@ -514,3 +514,11 @@ async def test_the_server_is_one_that_the_library_as_it_comes_can_live_with(
     finally:
         await client.close()
         await asyncio.gather(running, return_exceptions=True)
+
+
+def test_a_command_between_others_is_its_sender_s_alone() -> None:
+    """Discord lets people use it in their direct chats with each other, and tells of those like of ours."""
+    used = {"id": "7", "type": reading.COMMAND, "data": {"name": "status"}, "user": {"id": "1001"}}
+    found = reading.command(used, where=reading.channel({"id": "9", "type": 3}), account="main")
+    assert found is not None
+    assert (found.kind, found.changes_hands) == ("dm", True)

@@ -15,7 +15,7 @@ from everhold.core.entries import Heard, Place
 from everhold.errors import Transient
 from everhold.platforms.matrix.reading import OURS
 from everhold.platforms.matrix.settings import MatrixSettings
-from everhold.ports.platform import Drafting, Incoming, Verdict
+from everhold.ports.platform import Attended, Drafting, Incoming, Verdict
 from everhold.secret import Secret
 from everhold.testing.contracts.platform import Desk
 from everhold.testing.platforms.loopback import Answer
@@ -259,6 +259,36 @@ async def test_an_invitation_from_while_we_were_away_is_found(desk: Desk, stage:
     await stage.ada.say(room, "are you there?")
     await desk.restart()
     await desk.until_heard("are you there?")
+
+
+async def test_a_room_that_was_upgraded_is_the_conversation_it_was(desk: Desk, stage: MatrixStage) -> None:
+    desk.start()
+    await stage.write("before", to=stage.chat)
+    await desk.until_heard("before")
+    upgraded = await stage.ada.call("POST", f"{V3}/rooms/{stage.chat}/upgrade", {"new_version": "11"})
+    new: str = upgraded["replacement_room"]
+    await stage.ada.call("POST", f"{V3}/rooms/{new}/invite", {"user_id": stage.bot.id})
+    await stage.ada.say(new, "after")
+    await desk.until_heard("after")
+    assert desk.moves == [(stage.chat, new)]
+
+
+async def test_a_room_that_only_claims_to_replace_another_does_not(desk: Desk, stage: MatrixStage) -> None:
+    desk.start()
+    claim = {"predecessor": {"room_id": stage.chat, "event_id": "$x"}}
+    given = {"preset": "private_chat", "invite": [stage.bot.id], "is_direct": True, "creation_content": claim}
+    room: str = (await stage.eve.call("POST", f"{V3}/createRoom", given))["room_id"]
+    await stage.eve.say(room, "it is me, Ada")
+    await desk.until_heard("it is me, Ada")
+    assert desk.moves == []
+
+
+async def test_it_is_known_who_would_read_what_is_said(desk: Desk, stage: MatrixStage) -> None:
+    adapter = desk.platform
+    assert isinstance(adapter, Attended)
+    assert await adapter.alone_with(desk.place(), stage.ada.id)
+    assert not await adapter.alone_with(desk.place(), stage.eve.id)
+    assert not await adapter.alone_with(desk.place(stage.group), stage.ada.id), "an invited Eve is company enough"
 
 
 # -- saying

@@ -137,3 +137,43 @@ async def test_another_login_takes_over_where_the_last_one_was(tmp_path: Path, s
 
         await town.until(answered, seconds=60)
         await town.sound()
+
+
+async def test_whoever_takes_over_a_room_hears_nothing_of_who_was_there_before(tmp_path: Path, scene: Scene) -> None:
+    """While the gateway is away, Ada says one thing more, Eve comes and Ada goes: then Eve is alone with the agent."""
+    ada, agent, eve = scene.ada, scene.agent, await scene.synapse.resident("eve")
+    config = scene.config(direct=["ada", f"matrix:{eve.id}"])
+    async with eve:
+        async with Town(tmp_path, config, env=scene.env) as town:
+            room = await ada.create(agent.id, direct=True)
+            await ada.say(room, "the number is 4711")
+            await ada.until(room, "You said:")
+            await town.rest()
+        await ada.say(room, "and the other one 4712")
+        await ada.call("POST", f"{V3}/rooms/{room}/invite", {"user_id": eve.id})
+        await eve.join(room)
+        await ada.call("POST", f"{V3}/rooms/{room}/leave")
+        await eve.say(room, "which number?")
+        async with Town(tmp_path, config, env=scene.env) as town:
+
+            async def answered(who: Member, text: str) -> bool:
+                return any(text in it.text for it in await who.timeline(room) if it.sender == agent.id)
+
+            await town.until(lambda: answered(eve, "which number?"))
+            await town.rest()
+            asked = [it for it in scene.model.requests if "which number?" in str(it.body)]
+            assert asked
+            assert not [it for it in asked if "471" in str(it.body)]
+            await eve.call("POST", f"{V3}/rooms/{room}/invite", {"user_id": ada.id})
+            await ada.join(room)
+            await eve.call("POST", f"{V3}/rooms/{room}/leave")
+            await ada.say(room, "I am back")
+            await town.until(lambda: answered(ada, "I am back"))
+            await town.rest()
+            heard = {it.address: await town.heard(it.id) for it in await town.app.store.sessions()}
+            theirs = {address: [text for text in texts if "invited" not in text] for address, texts in heard.items()}
+            assert sorted(theirs.values()) == [
+                ["the number is 4711", "and the other one 4712", "I am back"],
+                ["which number?"],
+            ]
+            await town.sound()

@@ -206,3 +206,42 @@ def test_being_there_begins_with_the_invitation() -> None:
         member("join", "invite"),
     ]
     assert reading.arrived(again, ME) == 5
+
+
+def test_a_room_may_change_hands() -> None:
+    found = said("hello", ALONE)
+    assert (found.kind, found.changes_hands) == ("dm", True)
+
+
+def member(user: str, membership: str, before: str = "") -> dict[str, Any]:
+    past: dict[str, Any] = {"unsigned": {"prev_content": {"membership": before}}} if before else {}
+    return event({"membership": membership}, type="m.room.member", sender=user, state_key=user, **past)
+
+
+def test_what_is_heard_late_was_said_to_those_who_were_there_then() -> None:
+    eve, bob = "@eve:example.org", "@bob:example.org"
+    said_: dict[str, Any] = event({"msgtype": "m.text", "body": "hello"})
+    events = [
+        said_,  # Ada alone
+        member(bob, "invite"),
+        said_,
+        member(bob, "join", "invite"),
+        member(bob, "leave", "join"),
+        said_,  # alone again
+        member(ADA, "join", "join"),  # another name
+        member(eve, "join"),
+        member(ADA, "leave", "join"),
+        said_,  # Eve alone
+    ]
+    found = reading.rooms(Room(members={ME: "Helper", eve: "Eve"}), events)
+    there = [sorted(set(room.members) - {ME}) for room in found]
+    assert [there[at] for at in (0, 2, 5, 9)] == [[ADA], [ADA, bob], [ADA], [eve]]
+    assert [found[at].direct for at in (0, 2, 5, 7, 9)] == [True, False, True, False, True]
+
+
+@given(JSON, JSON)
+def test_who_was_there_is_not_upset_by_what_was_made_up(content: Any, unsigned: Any) -> None:
+    made_up = {"type": "m.room.member", "state_key": ADA, "content": content, "unsigned": unsigned}
+    assert reading.rooms(ALONE, [made_up, content]) == [ALONE, ALONE]
+    Room.of([made_up])
+    reading.predecessor([content, {"type": "m.room.create", "content": content}])

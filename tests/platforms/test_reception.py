@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from everhold.config import parse
 from everhold.core import pairing
+from everhold.core.address import Address, parse as parse_address
 from everhold.core.entries import Heard, Place
 from everhold.errors import Misuse, NotFound
-from everhold.ports.platform import Incoming
+from everhold.ports.platform import Incoming, Verdict
 from tests.platforms.stage import CONFIG, Door
 
 
@@ -403,3 +405,71 @@ async def test_a_halt_reaches_every_conversation_of_its_chat(door: Door) -> None
     texts = [entry.body.text for entry in await door.store.entries(bob.session)]  # type: ignore[union-attr]
     assert texts == ["do something long", "!halt"]
     assert len(await door.store.entries(elsewhere.session)) == 1
+
+
+# -- a direct chat that another one takes over -------------------------------------------------------------------------
+
+
+async def alone(door: Door, text: str, *, sender: str, chat: str = "!room", **more: Any) -> Verdict:
+    """Said alone with the agent, on a platform where the other one in a chat may become somebody else."""
+    verdict = await door.say(text, sender=sender, chat=chat, kind="dm", changes_hands=True, **more)
+    assert verdict.outcome == "accepted", verdict
+    return verdict
+
+
+async def test_a_direct_chat_stays_with_whoever_was_first_in_it(door: Door) -> None:
+    """Ada leaves, and Eve is alone with the agent in the same room: she is told nothing of what Ada told it."""
+    ada = await alone(door, "my secret", sender="1001")
+    eve = await alone(door, "hello", sender="7")
+    assert eve.session != ada.session
+    entry = await door.store.entry(eve.session, eve.seq)
+    assert isinstance(entry.body, Heard)
+    assert entry.body.stamp.audience == ("person:fake:7",)
+    door.reception = door.reopened()
+    door.accept._known.clear()
+    assert (await alone(door, "I am back", sender="1001")).session == ada.session
+    assert (await alone(door, "me too", sender="7")).session == eve.session
+    assert (await alone(door, "elsewhere", sender="7", chat="!other")).session not in (ada.session, eve.session)
+
+
+async def test_a_direct_chat_from_before_that_was_kept_is_whose_it_was(door: Door) -> None:
+    """The log knows who spoke first: an older session stays what it is, whoever speaks first after an update."""
+    old = await door.say("my secret", chat="!room", kind="dm")
+    assert await door.store.positions(prefix="whose/") == []
+    assert (await alone(door, "hello", sender="7")).session != old.session
+    assert (await alone(door, "I am back", sender="1001")).session == old.session
+
+
+async def test_a_direct_chat_stays_somebody_s_who_gets_a_name_or_another_id(door: Door) -> None:
+    mine = await alone(door, "hello", sender="7")
+    await door.store.link("fake:7", "grace", at=door.clock.at)
+    assert (await alone(door, "I am Grace now", sender="7")).session == mine.session
+    await door.store.link("fake:1001b", "ada", at=door.clock.at)
+    ada = await alone(door, "hello", sender="1001", chat="!hers")
+    door.settings = parse(CONFIG.replace('["fake:1001"]', '["fake:1001", "fake:1001b"]'))
+    assert (await alone(door, "from my new account", sender="1001b", chat="!hers")).session == ada.session
+
+
+async def test_who_is_not_let_in_takes_no_chat_over(door: Door) -> None:
+    refused = await door.say("hello", sender="666", chat="!room", kind="dm", changes_hands=True)
+    assert refused.outcome == "denied"
+    first = await alone(door, "hello", sender="1001")
+    entry = await door.store.entry(first.session, first.seq)
+    assert isinstance(entry.body, Heard)
+    assert parse_address(entry.body.stamp.address).person == ""
+
+
+async def test_a_thread_in_a_direct_chat_is_whose_the_chat_is(door: Door) -> None:
+    old = await door.say("my secret", chat="!room", kind="dm")
+
+    async def inside(sender: str) -> Address:
+        door.said += 1
+        place = Place(platform="fake", account="main", chat="!room", thread="t", message=str(door.said))
+        verdict = await door.accept(Incoming(origin=place, text="hello", sender=sender, kind="dm", changes_hands=True))
+        entry = await door.store.entry(verdict.session, verdict.seq)
+        assert isinstance(entry.body, Heard)
+        return parse_address(entry.body.stamp.address)
+
+    assert (await inside("7")).person == "7"
+    assert (await inside("1001")).person == ""
+    assert (await alone(door, "and outside", sender="1001")).session == old.session

@@ -18,6 +18,7 @@ from everhold.ports.platform import SCHEDULED, Incoming, Verdict
 from everhold.ports.store import Change, Position, Step
 from everhold.schedules import Schedules
 from everhold.testing.contracts.platform_desk import Killed
+from everhold.testing.fakes import FakePlatform
 from everhold.testing.house import House
 from tests.platforms.stage import Door
 
@@ -39,11 +40,12 @@ def schedules(door: Door, accept: object = None) -> Schedules:
     )
 
 
-async def keep(door: Door, words: str, *, sender: str = "1001", id: str = "s1") -> None:
+async def keep(door: Door, words: str, *, sender: str = "1001", id: str = "s1", chat: str = "") -> None:
     found = parse(f"{words} good morning")
     assert found is not None
+    place = Place(platform="fake", account="main", chat=chat or sender)
     it = Schedule(
-        id=id, rule=found[0], words=found[1], text=found[2], place=Place(platform="fake", account="main", chat=sender),
+        id=id, rule=found[0], words=found[1], text=found[2], place=place,
         sender=sender, kind="dm", made=door.clock.at, agent="main",
     )  # fmt: skip
     value = msgspec.json.encode(it).decode()
@@ -131,6 +133,54 @@ def test_people_make_list_and_remove_schedules_where_they_talk(tmp_path: Path) -
         house.say("/schedule")
         assert house.heard_back()[-1].startswith("Nothing is scheduled here")
         house.sound()
+
+
+class Roomy(FakePlatform):
+    """A platform that knows who is where."""
+
+    there: frozenset[str] = frozenset()
+
+    async def alone_with(self, to: Place, sender: str) -> bool:
+        return self.there <= {sender}
+
+
+async def test_what_was_scheduled_in_private_is_not_said_to_whoever_came_since(door: Door) -> None:
+    door.fake = roomy = Roomy()
+    door.reception = door.reopened()
+    await door.say("hello", changes_hands=True)
+    await keep(door, "every 1h")
+    for there, count in (({"1001"}, 1), ({"1001", "7"}, 1), ({"7"}, 1), ({"1001"}, 2)):
+        roomy.there = frozenset(there)
+        door.clock.at += 3600
+        await schedules(door).say_due()
+        assert (await heard(door)).count("good morning") == count, there
+
+
+async def test_what_somebody_schedules_in_a_chat_that_was_another_s_is_theirs(door: Door) -> None:
+    """What is due does not come by the platform, and all the same it is said in their own conversation."""
+    first = await door.say("hello", chat="!room", kind="dm", changes_hands=True)
+    second = await door.say("hello", chat="!room", kind="dm", changes_hands=True, sender="7")
+    await keep(door, "every 1h", sender="7", chat="!room")
+    door.reception = door.reopened()
+    door.clock.at += 3600
+    await schedules(door).say_due()
+    found = [e.session for e in await door.store.feed() if isinstance(e.body, Heard) and e.body.scheduled]
+    assert found == [second.session]
+    assert first.session != second.session
+
+
+def test_nobody_sees_what_another_scheduled_in_the_same_chat(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    with house.awake():
+        house.say("/schedule every 2h take my pills", chat="!room", who="ada")
+        assert "Scheduled" in house.heard_back()[-1]
+        id = house.heard_back()[-1].partition("(")[2].partition(")")[0]
+        house.say("/schedule", chat="!room", who="eve", kind="group")
+        assert house.heard_back()[-1].startswith("Nothing is scheduled here")
+        house.say(f"/schedule remove {id}", chat="!room", who="eve", kind="group")
+        assert "no such schedule" in house.heard_back()[-1]
+        house.say("/schedule", chat="!room", who="ada")
+        assert "take my pills" in house.heard_back()[-1]
 
 
 def test_a_schedule_spends_what_background_work_may_and_nobody_else_s(tmp_path: Path) -> None:

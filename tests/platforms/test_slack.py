@@ -14,7 +14,7 @@ from everhold.core.access import NOTICE
 from everhold.core.attachments import attachment
 from everhold.core.entries import Heard
 from everhold.errors import InDoubt, Refused, TooLong, Transient
-from everhold.platforms.slack import adapter, backlog, wording
+from everhold.platforms.slack import adapter, backlog, reading, wording
 from everhold.platforms.slack.adapter import Slack
 from everhold.platforms.slack.settings import SlackSettings, factory
 from everhold.ports.platform import Incoming, Verdict
@@ -548,3 +548,9 @@ async def test_a_scope_that_is_missing_is_named(desk: Desk, server: SlackServer)
 def test_the_factory_brings_the_settings_and_the_adapter(desk: Desk, stage: SlackStage) -> None:
     assert factory.Settings is SlackSettings
     assert isinstance(factory(stage.settings(), desk.context()), Slack)
+
+
+def test_a_command_between_two_others_is_its_sender_s_alone() -> None:
+    """Slack lets people use it in their direct chats with each other, and tells of those like of ours."""
+    payload = {"channel_id": "D9", "command": "/status", "trigger_id": "t1", "user_id": "UADA"}
+    assert reading.command(payload, account="main").changes_hands

@@ -40,6 +40,8 @@ class Admission(Struct, frozen=True, kw_only=True):
     threads: str = "shared"
     chat: str = ""
     """The id that the chat was first known by, where it has another by now."""
+    apart: bool = False
+    """A direct chat that was another's before: they have a conversation of their own in it."""
     refusal: str = ""
     """Why the message is not heard; empty if it is."""
     ignored: bool = False

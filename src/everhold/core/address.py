@@ -78,10 +78,12 @@ def derive(
     sender: str = "",
     group: str = "per-person",
     threads: str = "shared",
+    apart: bool = False,
 ) -> Address:
     """The address of a message's conversation under the configured session rules.
 
-    A direct chat is its person's already. In groups and channels `group` decides, inside a thread `threads` does.
+    A direct chat is its person's already; somebody else who is alone with the agent in it later is kept `apart`. In
+    groups and channels `group` decides, inside a thread `threads` does.
     """
     if kind not in KINDS:
         raise Misuse(f"{kind!r} is no kind of conversation", remedy=f"use one of {', '.join(KINDS)}")
@@ -93,7 +95,7 @@ def derive(
         kind=kind,  # type: ignore[arg-type]  # checked above
         chat=chat,
         thread=thread,
-        person=sender if kind != "dm" and rule == "per-person" else "",
+        person=sender if (apart if kind == "dm" else rule == "per-person") else "",
     )
 
 

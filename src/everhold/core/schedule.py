@@ -73,6 +73,8 @@ class Schedule(Struct, frozen=True, omit_defaults=True):
     """The tick that was said last."""
     agent: str = ""
     off: bool = False
+    address: str = ""
+    """The conversation it was made in."""
 
 
 def parse(text: str) -> tuple[When, str, str] | None:

@@ -71,6 +71,7 @@ class Accept:
             sender=incoming.sender,
             group=admission.group,
             threads=admission.threads,
+            apart=admission.apart,
         )
         address = str(place)
         at = gates.clock.now()

@@ -61,6 +61,7 @@ async def plan(gates: Gates, session: Session, entry: Entry, argument: str, *, z
         kind=_kind(body),
         made=now,
         agent=session.agent,
+        address=body.stamp.address,
     )
     value = msgspec.json.encode(schedule).decode()
     kept = Position(platform=PLATFORM, account="", name=PREFIX + schedule.id, value=value)
@@ -73,7 +74,8 @@ async def _mine(gates: Gates, body: Heard) -> list[Schedule]:
     place = msgspec.structs.replace(body.origin, message="")
     found = await gates.store.positions(prefix=PREFIX, platform=PLATFORM)
     every = [msgspec.json.decode(it.value, type=Schedule) for it in found]
-    return [it for it in every if it.place == place]
+    # one that does not say where it was made is older than that
+    return [it for it in every if (it.address == body.stamp.address if it.address else it.place == place)]
 
 
 def _sender(body: Heard) -> str:

@@ -50,6 +50,8 @@ class Incoming(Struct, frozen=True, kw_only=True):
     revision: str = ""
     addressed: bool = True
     """Mentioned, replied to, or alone with the agent."""
+    changes_hands: bool = False
+    """Of a direct chat: somebody else may be alone with the agent in it one day. Whoever is heard first keeps it."""
     bot: bool = False
     notice: bool = False
     """A machine tells something (an error, a confirmation): heard, and never answered."""
@@ -156,6 +158,15 @@ def can_type(platform: object) -> TypeGuard[Typing]:
 def _offers(kind: Any, what: Any) -> bool:
     """Asked several times in every turn, and slow to find out."""
     return issubclass(kind, what)
+
+
+@runtime_checkable
+class Attended(Protocol):
+    """What a platform may offer besides, where direct chats change hands: who is there now."""
+
+    async def alone_with(self, to: Place, sender: str) -> bool:
+        """Whether nobody else than `sender` would read what is said there. Asked before something is said that nobody
+        has just asked for; True where it cannot be found out now."""
 
 
 class Introduction(Struct, frozen=True, kw_only=True):

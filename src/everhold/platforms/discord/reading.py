@@ -92,6 +92,7 @@ def command(interaction: dict[str, Any], *, where: Channel, account: str) -> Inc
         name=str(user.get("global_name") or user.get("username") or ""),
         kind=where.kind,
         event="command",
+        changes_hands=True,  # it may be used where others talk to each other
     )
 
 

@@ -42,7 +42,7 @@ MOST_PASSED: Final = 50
 
 
 class Matrix:
-    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Introducing` and `Leaving`."""
+    """One account. Implements `Platform`, `Drafting`, `Carrying`, `Typing`, `Attended`, `Introducing` and `Leaving`."""
 
     name = NAME
     delivery = Delivery.KEYED
@@ -135,9 +135,9 @@ class Matrix:
         behind = str(news["next_batch"])
         await self._greet(news, accept)
         last: Incoming | None = None
-        async for chat, raw in self._events(news, since):
+        async for chat, raw, room in self._events(news, since):
             self._passed += 1
-            heard = await self._read(chat, raw)
+            heard = await self._read(chat, raw, room)
             if heard is not None:
                 if last is not None:
                     await accept(last)
@@ -151,8 +151,8 @@ class Matrix:
             self._passed = 0
         return behind
 
-    async def _events(self, news: Mapping[str, Any], since: str | None) -> AsyncIterator[tuple[str, Any]]:
-        """Every new event that may concern us, room by room, each room's in their order."""
+    async def _events(self, news: Mapping[str, Any], since: str | None) -> AsyncIterator[tuple[str, Any, reading.Room]]:
+        """Every new event that may concern us, and who was there; room by room, each room's in their order."""
         rooms = news.get("rooms") or {}
         for chat, room in [*(rooms.get("join") or {}).items(), *(rooms.get("leave") or {}).items()]:
             timeline = room.get("timeline") or {}
@@ -168,8 +168,10 @@ class Matrix:
             if entered is not None or timeline.get("limited") or any(map(reading.is_membership, events)):
                 self._rooms.pop(chat, None)
                 self._invites.pop(chat, None)
-            for raw in events:
-                yield chat, raw
+            if events:
+                now = await self._room(chat, at=str(news["next_batch"]))
+                for raw, then in zip(events, reading.rooms(now, events), strict=True):
+                    yield chat, raw, then
 
     async def _missed(self, chat: str, start: str, end: str) -> list[Any]:
         """What a look left out because it was too much, in its order."""
@@ -193,7 +195,7 @@ class Matrix:
         self._log.info("gap.filled", chat=chat, events=len(found))
         return found
 
-    async def _read(self, chat: str, raw: Any) -> Incoming | None:
+    async def _read(self, chat: str, raw: Any, room: reading.Room) -> Incoming | None:
         try:
             if reading.is_membership(raw) or raw.get("sender") == self._me:
                 return None
@@ -202,7 +204,7 @@ class Matrix:
                 account=self.account,
                 chat=chat,
                 me=self._me,
-                room=await self._room(chat),
+                room=room,
                 bots=self._settings.bots,
                 commands=self._station.commands,
             )
@@ -220,11 +222,12 @@ class Matrix:
             heard = msgspec.structs.replace(heard, addressed=True)
         return heard if message.file is None else await self._with_file(heard, message.file)
 
-    async def _room(self, chat: str) -> reading.Room:
+    async def _room(self, chat: str, *, at: str = "") -> reading.Room:
+        """Who is in a room now, or was when it was looked at."""
         room = self._rooms.get(chat)
         if room is None:
             try:
-                room = reading.Room.of(await self._client.members(chat))
+                room = reading.Room.of(await self._client.members(chat, at=at))
             except Refused:
                 return reading.Room(members={})  # we were thrown out: what was said before is heard as in any group
             self._rooms[chat] = room
@@ -285,10 +288,24 @@ class Matrix:
     async def _greet(self, news: Mapping[str, Any], accept: Accept) -> None:
         fresh: dict[str, tuple[str, str]] = {}
         for chat, room in ((news.get("rooms") or {}).get("invite") or {}).items():
-            invitation = reading.invitation((room.get("invite_state") or {}).get("events") or (), self._me)
+            state = (room.get("invite_state") or {}).get("events") or ()
+            invitation = reading.invitation(state, self._me)
             if invitation is not None:
+                await self._replaces(chat, reading.predecessor(state))
                 fresh[chat] = self._invites[chat] = invitation
         await self._follow(fresh, accept)
+
+    async def _replaces(self, chat: str, former: str) -> None:
+        """A room that was upgraded stays the conversation it was. The old one has to say so: anybody can make a room
+        that claims to replace another."""
+        if not former:
+            return
+        try:
+            told = await self._client.tombstone(former)
+        except Refused:
+            return
+        if told.get("replacement_room") == chat:
+            await self._station.moved(former, chat)
 
     async def _follow(self, invites: Mapping[str, tuple[str, str]], accept: Accept) -> None:
         """Enter the rooms of people who may speak there. The door decides, as it does about what they say."""
@@ -302,6 +319,7 @@ class Matrix:
                     kind=kind,
                     event="invite",
                     addressed=False,
+                    changes_hands=True,
                 )
             )
             if verdict.outcome in ("accepted", "duplicate", "ignored"):
@@ -336,6 +354,14 @@ class Matrix:
     async def revise(self, remote: str, out: Outgoing) -> None:
         revised = msgspec.structs.replace(out, edits=remote)
         await self._put(revised, await self._content(revised, draft=True), part=f"\n{out.text}")
+
+    async def alone_with(self, to: Place, sender: str) -> bool:
+        try:
+            await self._connect()
+            room = await self._room(to.chat)
+        except (Transient, InDoubt):
+            return True
+        return room.members.keys() <= {self._me, sender}
 
     async def typing(self, to: Place) -> None:
         await self._connect()

@@ -70,11 +70,16 @@ class Client:
         call = Api.room_messages("", room, start=start, end=end, direction=MessageDirection.back, limit=PAGE)
         return await self._call("what was said meanwhile", *call)
 
-    async def members(self, room: str) -> list[dict[str, Any]]:
-        """Who is in a room or invited: their membership events."""
-        path = f"{V3}/rooms/{quote(room, safe='')}/members?not_membership=leave"
+    async def members(self, room: str, *, at: str = "") -> list[dict[str, Any]]:
+        """Who is in a room or invited, or was when a look ended at `at`: their membership events."""
+        query = urlencode({"not_membership": "leave", **({"at": at} if at else {})})
+        path = f"{V3}/rooms/{quote(room, safe='')}/members?{query}"
         found: list[dict[str, Any]] = (await self._call("a room's members", "GET", path))["chunk"]
         return found
+
+    async def tombstone(self, room: str) -> dict[str, Any]:
+        """What a room says about the one that takes its place."""
+        return await self._call("a room's end", *Api.room_get_state_event("", room, "m.room.tombstone"))
 
     async def event(self, room: str, id: str) -> dict[str, Any]:
         return await self._call("an event", *Api.room_get_event("", room, id))

@@ -58,11 +58,21 @@ class Room(Struct, frozen=True, kw_only=True):
     def direct(self) -> bool:
         return len(self.members) == 2
 
+    def before(self, raw: Any) -> Room:
+        """Who was there before an event: other than now only if it is somebody's coming or going."""
+        if not is_membership(raw):
+            return self
+        id = str(raw.get("state_key", ""))
+        past = _told(_told(raw.get("unsigned")).get("prev_content"))
+        others = {other: name for other, name in self.members.items() if other != id}
+        there = past.get("membership") in ("join", "invite")
+        return Room(members={**others, id: str(past.get("displayname") or local(id))} if there else others)
+
     @classmethod
     def of(cls, events: Sequence[Mapping[str, Any]]) -> Room:
         found = {}
         for event in events:
-            content = event.get("content") or {}
+            content = _told(event.get("content"))
             if content.get("membership") in ("join", "invite"):
                 id = str(event.get("state_key", ""))
                 found[id] = str(content.get("displayname") or local(id))
@@ -100,6 +110,24 @@ def arrived(events: Sequence[Any], me: str) -> int | None:
         elif membership == "join" and before != "join":
             joined, invited = (invited if invited is not None else place + 1), None
     return joined
+
+
+def rooms(now: Room, events: Sequence[Any]) -> list[Room]:
+    """Who was there at each of a room's latest events, by who is there after them: what is heard late was said to those
+    who were there then."""
+    found = []
+    for raw in reversed(events):
+        found.append(now)
+        now = now.before(raw)
+    return found[::-1]
+
+
+def predecessor(events: Sequence[Any]) -> str:
+    """The room that a room says it replaces."""
+    for raw in events:
+        if isinstance(raw, dict) and raw.get("type") == "m.room.create":
+            return str(_told(_told(raw.get("content")).get("predecessor")).get("room_id") or "")
+    return ""
 
 
 def invitation(events: Sequence[Any], me: str) -> tuple[str, str] | None:
@@ -198,6 +226,7 @@ def _message(
             sender=str(event.sender),
             name=name,
             kind="dm" if room.direct else "group",
+            changes_hands=True,
             # an agent that finishes its draft says it only then
             event="edit" if edits and not finished else "message",
             # anybody can claim to finish another's draft: that must not take the place of what its author says then
@@ -263,8 +292,12 @@ def _meant(
 
 
 def _relation(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = content.get("m.relates_to")
-    return found if isinstance(found, dict) else {}
+    return _told(content.get("m.relates_to"))
+
+
+def _told(part: object) -> Mapping[str, Any]:
+    """What stands in a part of an event; nothing if somebody made it up."""
+    return part if isinstance(part, dict) else {}
 
 
 def _timeline(room: Mapping[str, Any]) -> Sequence[Any]:

@@ -82,6 +82,7 @@ def command(payload: dict[str, Any], *, account: str) -> Incoming:
         name=str(payload.get("user_name") or ""),
         kind="dm" if channel.startswith("D") else "channel",
         event="command",
+        changes_hands=True,  # it may be used where two others talk to each other
     )
 
 
