@@ -17,7 +17,8 @@ _HOMES: Final = {
     "everhold.ports.clock": "Chance Clock",
     "everhold.ports.log": "Log",
     "everhold.ports.memory": (
-        "Batch Capability Exchange Forgotten Found Health MemoryProvider Note Query Retraction Scope Switch Utterance"
+        "Batch Capability Exchange Forgotten Found Health Job MemoryProvider Note Query Retraction Scope Switch "
+        "Utterance"
     ),
     "everhold.ports.model": "Answer Message Model Request ToolSpec",
     "everhold.ports.platform": "Accept Delivery Drafting Incoming Outgoing Platform Verdict",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:  # the same names for readers that do not run the code
         Forgotten as Forgotten,
         Found as Found,
         Health as Health,
+        Job as Job,
         MemoryProvider as MemoryProvider,
         Note as Note,
         Query as Query,

@@ -147,6 +147,8 @@ class Agents:
         summariser = settings.compression.model
         compression = settings.compression
         memories = list(self.memories.of(settings.name))
+        # of one that is not there yet nobody knows what it wants to hear
+        deaf = {it.instance for it in memories if not it.can(Capability.JOBS)}
         return Runtime(
             agent=settings.name,
             system="\n\n".join([settings.persona.strip(), MANNERS, *self.memories.prompts(settings.name)]).strip(),
@@ -157,6 +159,7 @@ class Agents:
             memories=tuple(memory.name for memory in settings.memories if memory.name != BUILTIN),
             paces=paces_of(settings),
             attentive=tuple(it.instance for it in memories if it.can(Capability.SESSION_SWITCHED)),
+            overseeing=tuple(memory.name for memory in settings.memories if memory.name not in deaf),
             busy=settings.busy,
             soft=compression.soft,
             hard=compression.hard,

@@ -1,4 +1,4 @@
-"""Entries -> what memory is handed: exchanges, notes and retractions, under the identity stamped in the entries."""
+"""Entries -> what memory is handed: exchanges, notes, retractions and jobs, under the identity stamped in them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ from everhold.core.entries import (
     Thought,
     Undone,
 )
-from everhold.ports.memory import Exchange, Memory, Note, Retraction, Utterance
+from everhold.ports.memory import Exchange, Job, Memory, Note, Retraction, Utterance
 
 PLACES: Final = (Kind.ENDED, Kind.NOTED, Kind.CHANGED)
 """Kinds of entries at which something for memory may stand."""
+
+TASKS: Final = "job"
+"""The lane of tasks, and the platform that their results are heard from."""
+_REPORT: Final = "[Result of the background task “"
+_BELOW: Final = "”]\n"
 
 REMEMBERED: Final = frozenset({"done", "stopped", "interrupted"})
 """Outcomes of turns that were a conversation worth remembering."""
@@ -128,7 +133,33 @@ def retraction(entry: Entry, *, agent: str, turns: Sequence[int]) -> Retraction 
     )
 
 
-def fingerprint(name: str, items: Sequence[Memory]) -> str:
+def report(task: str, result: str) -> str:
+    """A finished task as its session hears of it."""
+    return f"{_REPORT}{task}{_BELOW}{result}"
+
+
+def job(heard: Entry, *, agent: str) -> Job | None:
+    """The job whose report was heard there; None if it is none, or was erased.
+
+    All of it is taken from this one entry: what is handed over must not change when another one is erased.
+    """
+    body = heard.body
+    if not isinstance(body, Heard) or body.origin.platform != TASKS:
+        return None
+    task, _, result = body.text.removeprefix(_REPORT).partition(_BELOW)
+    return Job(
+        key=f"{heard.session}:{heard.seq}:job",
+        session=heard.session,
+        agent=agent,
+        seq=heard.seq,
+        task=task,
+        result=result,
+        at=heard.at,
+        stamp=body.stamp,
+    )
+
+
+def fingerprint(name: str, items: Sequence[Memory | Job]) -> str:
     """What a batch is recognised by: a retry must be the same to the byte."""
     return hashlib.sha256(msgspec.json.encode((name, list(items)))).hexdigest()
 

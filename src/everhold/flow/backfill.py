@@ -68,6 +68,10 @@ class Backfill(Remember):
         self.meter = meter
         self.per_minute = per_minute
 
+    @property
+    def _hears_of_jobs(self) -> bool:
+        return False  # of the past only what was said and noted goes: what came of a task was heard by the next turn
+
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         now = self.gates.clock.monotonic()
         # what comes after its end is nothing to it: it does not stay due for that

@@ -32,6 +32,7 @@ from everhold.core.entries import (
     Told,
     Usage,
 )
+from everhold.core.exchange import TASKS, report
 from everhold.core.retry import wait_seconds
 from everhold.core.split import split
 from everhold.core.turn import Answered, Broken, Event, Overlong, Run, Unreachable
@@ -45,7 +46,7 @@ from everhold.ports.model import Answer, Message, Request
 from everhold.ports.store import Change, Claim, LaneUpdate, Session, Spend, Step, Store, Wait, Wake
 from everhold.ports.tool import Effect, ToolContext
 
-READER: Final = "job"
+READER: Final = TASKS
 REVIEW: Final = "review"
 MOST_ROUNDS: Final = 8
 DEADLINE_SECONDS: Final = 300.0
@@ -122,7 +123,7 @@ class Jobs:
             if failure.again:
                 raise
             text, thoughts = f"The task could not be done: {failure.reason}", ()
-        result = f"[Result of the background task “{task.text}”]\n{text}"
+        result = report(task.text, text)
         place = task.tell
         bodies: tuple[Body, ...] = (
             Began(what="job", reader=READER, trigger="background"),
@@ -135,7 +136,7 @@ class Jobs:
             Ended(usage=sum((thought.usage for thought in thoughts), Usage())),
         )
         heard = Heard(
-            origin=Place(platform="job", chat=session.id, message=str(entry.seq)),
+            origin=Place(platform=TASKS, chat=session.id, message=str(entry.seq)),
             text=result,
             asks=False,
             sender="background task",
@@ -148,7 +149,7 @@ class Jobs:
             generation=session.generation,
             heard=(Draft(body=heard, author=runtime.author, dedup=f"job:{session.id}:{entry.seq}"),),
             lane=LaneUpdate(position=entry.seq, attempts=0, error="", wait=Wait(), release=True),
-            wakes=runtime.voices(bodies),
+            wakes=runtime.voices(bodies) + runtime.overseers(),
             spends=self._spends(runtime, thoughts),
         )
         self.log.info("job.done", task=entry.seq)

@@ -44,7 +44,7 @@ LONGEST_PROMPT: Final = 8_000
 LONGEST_ADVICE: Final = 8_000
 """Characters a provider may add to what a summary should not lose."""
 MOST_TOOLS: Final = 32
-_METHODS: Final = {Capability.RETRACT: "store"}
+_METHODS: Final = {Capability.RETRACT: "store", Capability.JOBS: "store"}
 """Capabilities that are no method of their own name."""
 
 
@@ -84,7 +84,7 @@ class Attached:
     async def store(self, batch: Batch) -> Mapping[str, str]:
         """Hand a batch over, without what this provider has no use for. An empty one is not handed over."""
         wanted = self._wanted(batch)
-        if not wanted.items:
+        if not wanted.items and not wanted.jobs:
             return {}
         with self._counted(self.pulse.storing if self.pulse else None, "store"):
             answer: object = await self._provider.store(wanted)
@@ -109,14 +109,15 @@ class Attached:
     async def probe(self, batch: Batch) -> Sequence[str]:
         """Those keys that have arrived; what is never handed over is nothing to wait for."""
         wanted = self._wanted(batch)
-        skipped = [item.key for item in batch.items if item not in wanted.items]
-        if not wanted.items:
+        there = (*wanted.items, *wanted.jobs)
+        skipped = [item.key for item in (*batch.items, *batch.jobs) if item not in there]
+        if not there:
             return skipped
         with self.busy():
             answer: object = await self._provider.probe(wanted)
         if not isinstance(answer, Sequence | frozenset | set) or isinstance(answer, str | bytes):
             raise Transient(f"memory {self.instance} answered `probe` with {_kind(answer)}")
-        return [*skipped, *(item.key for item in wanted.items if item.key in answer)]
+        return [*skipped, *(item.key for item in there if item.key in answer)]
 
     # -- what only some do -------------------------------------------------------------------------------------------
 
@@ -236,6 +237,8 @@ class Attached:
             self.pulse.well(beat)
 
     def _wanted(self, batch: Batch) -> Batch:
+        if batch.jobs and not self.can(Capability.JOBS):
+            batch = structs.replace(batch, jobs=())
         if self.can(Capability.RETRACT):
             return batch
         return structs.replace(batch, items=tuple(it for it in batch.items if not isinstance(it, Retraction)))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import structs
 
 from everhold.core.context import assemble, choose
 from everhold.core.entries import Body, Changed, Draft, Ended, Entry, Heard, Kind, Named, Noted, Stamp, Told, Undone
-from everhold.core.exchange import PLACES, exchange, fingerprint, matters, note, retraction
+from everhold.core.exchange import PLACES, TASKS, exchange, fingerprint, job, matters, note, retraction
 from everhold.core.naming import Origin
 from everhold.core.pace import Pace, Waiting, due
 from everhold.errors import EverholdError, Transient
@@ -19,9 +19,9 @@ from everhold.flow.lane import Load, Look, Notice
 from everhold.flow.memory import Attached
 from everhold.flow.perform import hand_over
 from everhold.flow.switch import WINDOW, is_turn, switch_of
-from everhold.ports.memory import Batch, Capability, Exchange, Memory, Note, Retraction
+from everhold.ports.memory import Batch, Capability, Exchange, Job, Memory, Note, Retraction
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Claim, Flight, Item, Session, Wake
+from everhold.ports.store import Claim, Flight, Item, Operation, Session, Wake
 
 MOST_ITEMS: Final = 20
 PAGE: Final = 200
@@ -33,6 +33,9 @@ SICK: Final = (
 HOOK_SECONDS: Final = 10.0
 """For a provider to take note of something that concerns nobody else."""
 READ: Final = (*PLACES, Kind.FOLDED)
+
+
+Handed: TypeAlias = Memory | Job
 
 
 def reader_of(instance: str) -> str:
@@ -113,10 +116,10 @@ class Remember:
             ready, wait = await self._ready(session, page)
             self.turns.update({entry.seq: entry for entry in ready if is_turn(entry)})
             places = [entry for entry in ready if matters(entry)]
-            items = []
+            items: list[tuple[int, Handed]] = []
             for entry in places[:most]:
-                if (memory := await self._memory(session, entry)) is not None:
-                    items.append((entry, memory))
+                if (memory := await self._memory(session, entry, jobs=self._hears_of_jobs)) is not None:
+                    items.append((memory.seq if isinstance(memory, Job) else entry.seq, memory))
             more = len(page) == PAGE or len(places) > most
             if items or not more:
                 load, rest = await self._named(session, items) if items else (None, False)
@@ -136,11 +139,14 @@ class Remember:
         if len(page) == PAGE or self.pace.turns == 1 or not found:
             return found, 0.0
         ops = [entry.op for entry in found if entry.op is not None] or [0]
-        spoken = await self.store.operations(session.id, what=("turn",), after=min(ops) - 1, before=max(ops) + 1)
-        turns = {turn.op for turn in spoken}
+        ended = await self._operations(session.id, min(ops), max(ops), jobs=self._hears_of_jobs)
+        what = {op.op: op.what for op in ended}
         # what ended and was no turn is nothing for memory: it neither fills a batch nor waits for one
-        found = [entry for entry in found if entry.kind is not Kind.ENDED or entry.op in turns]
-        waiting = [Waiting(entry.at, urgent=entry.kind is not Kind.ENDED) for entry in found]
+        found = [entry for entry in found if entry.kind is not Kind.ENDED or entry.op in what]
+        waiting = [
+            Waiting(entry.at, urgent=entry.kind is not Kind.ENDED or what.get(entry.op or 0) == "job")
+            for entry in found
+        ]
         verdict = due(self.pace, waiting, now=self.gates.clock.now(), released=self.released)
         return found[: verdict.count], verdict.seconds
 
@@ -185,13 +191,11 @@ class Remember:
         for item in flight.items:
             entry = await self.store.entry(claim.session, item.seq)
             if (memory := await self._memory(session, entry)) is not None:
-                items.append((entry, memory))
+                items.append((item.seq, memory))
         if not items:
             return None
         # what was parked left its flight behind: it goes under the name of its time all the same
-        name = flight.name or _name_at(
-            await self._names(session.id) or [(0, self._name(session, items))], items[0][0].seq
-        )
+        name = flight.name or _name_at(await self._names(session.id) or [(0, self._name(session, items))], items[0][0])
         return self._load(items, upto=flight.upto, name=name)
 
     async def deliver(self, load: Load) -> Mapping[str, str]:
@@ -258,8 +262,8 @@ class Remember:
         self.provider = provider or self.provider
         return provider is not None
 
-    async def _named(self, session: Session, items: list[tuple[Entry, Memory]]) -> tuple[Load, bool]:
-        """The first of `items` that go under one name, and whether others are left.
+    async def _named(self, session: Session, items: list[tuple[int, Handed]]) -> tuple[Load, bool]:
+        """The first of `items` that go under one name, jobs apart from the rest, and whether others are left.
 
         The name is resolved when a session's first memory is stored, recorded, and kept; one that was given later
         counts from there on.
@@ -270,11 +274,16 @@ class Remember:
             name = self._name(session, items)
             records = (Draft(body=Changed(change=Named(memory=self.instance, name=name)), author="system"),)
             names = [(0, name)]
-        first = _name_at(names, items[0][0].seq)
-        same = list(itertools.takewhile(lambda item: _name_at(names, item[0].seq) == first, items))
+        first = _name_at(names, items[0][0])
+        alike = isinstance(items[0][1], Job)
+        same = list(
+            itertools.takewhile(
+                lambda item: _name_at(names, item[0]) == first and isinstance(item[1], Job) == alike, items
+            )
+        )
         return self._load(same, name=first, records=records), len(same) < len(items)
 
-    def _name(self, session: Session, items: list[tuple[Entry, Memory]]) -> str:
+    def _name(self, session: Session, items: list[tuple[int, Handed]]) -> str:
         """What a session is called by what is known of its first item."""
         return self.naming(origin_of(session, _stamp_of(items[0][1])))
 
@@ -289,32 +298,50 @@ class Remember:
 
     def _load(
         self,
-        items: list[tuple[Entry, Memory]],
+        items: list[tuple[int, Handed]],
         *,
         name: str,
         upto: int | None = None,
         records: tuple[Draft, ...] = (),
     ) -> Load:
         memories = tuple(memory for _, memory in items)
+        jobs = tuple(memory for memory in memories if isinstance(memory, Job))
+        others = tuple(memory for memory in memories if not isinstance(memory, Job))
         return Load(
-            items=tuple(Item(seq=entry.seq, key=memory.key) for entry, memory in items),
-            upto=upto if upto is not None else items[-1][0].seq,
+            items=tuple(Item(seq=seq, key=memory.key) for seq, memory in items),
+            upto=upto if upto is not None else items[-1][0],
             digest=fingerprint(name, memories),
-            payload=Batch(name=name, items=memories),
+            payload=Batch(name=name, items=others, jobs=jobs),
             name=name,
             records=records,
         )
 
-    async def _memory(self, session: Session, entry: Entry) -> Memory | None:
-        """What an entry stands for in memory. An exchange is built from its turn's own entries, as they were then."""
+    @property
+    def _hears_of_jobs(self) -> bool:
+        return self.provider.can(Capability.JOBS)
+
+    async def _operations(self, session: str, first: int, last: int, *, jobs: bool) -> list[Operation]:
+        """What memory is handed of these: turns, and tasks if it wants to hear of `jobs`. Reviews leave notes."""
+        what = ("turn", "job") if jobs else ("turn",)
+        found = await self.store.operations(session, what=what, after=first - 1, before=last + 1)
+        return [op for op in found if op.what == "turn" or op.reader == TASKS]
+
+    async def _memory(self, session: Session, entry: Entry, *, jobs: bool = True) -> Handed | None:
+        """What an entry stands for in memory. An exchange is built from its turn's own entries, as they were then; a
+        job is filed under the entry that reports it, of which nothing is left once that is erased.
+        """
         match entry.body:
             case Noted():
                 return note(entry, agent=session.agent)
+            case Heard():
+                return job(entry, agent=session.agent)
             case Ended() if entry.op is not None:
-                found = await self.store.operations(session.id, what=("turn",), after=entry.op - 1, before=entry.op + 1)
+                found = await self._operations(session.id, entry.op, entry.op, jobs=jobs)
                 if not found:
                     return None
                 turn = found[0]
+                if turn.what == "job":
+                    return await self._job(session, entry)
                 entries = await self.store.entries(session.id, after=turn.first - 1, upto=entry.seq)
                 # as it was when it ended: what undid it later is handed over at its own place
                 selection = choose([turn], at=entry.seq + 1)
@@ -339,6 +366,11 @@ class Remember:
             case _:
                 return None
 
+    async def _job(self, session: Session, ended: Entry) -> Job | None:
+        """What came of a task: it is heard right behind the end of its job."""
+        heard = await self.store.entries(session.id, after=ended.seq, upto=ended.seq + 1, kinds=(Kind.HEARD,))
+        return job(heard[0], agent=session.agent) if heard else None
+
 
 def origin_of(session: Session, stamp: Stamp) -> Origin:
     """What is known of a session when its first memory is stored, or first looked for."""
@@ -354,7 +386,7 @@ def origin_of(session: Session, stamp: Stamp) -> Origin:
     )
 
 
-def _stamp_of(memory: Memory) -> Stamp:
+def _stamp_of(memory: Handed) -> Stamp:
     return memory.stamp if not isinstance(memory, Retraction) else Stamp()
 
 

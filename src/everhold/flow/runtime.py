@@ -58,6 +58,8 @@ class Runtime:
     """When a memory is handed what was said, if not after every turn."""
     attentive: tuple[str, ...] = ()
     """Memories that want to hear where the talk takes a turn."""
+    overseeing: tuple[str, ...] = ()
+    """Memories that want to hear what came of a job, as far as anybody knows."""
     busy: Busy = "queue"
     soft: float = 0.6
     hard: float = 0.85
@@ -131,6 +133,10 @@ class Runtime:
     def remembers(self) -> tuple[Wake, ...]:
         """The lanes of this agent's memories."""
         return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories)
+
+    def overseers(self) -> tuple[Wake, ...]:
+        """The lanes of those memories that want to hear what came of a job."""
+        return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories if memory in self.overseeing)
 
     def turning(self) -> tuple[Wake, ...]:
         """The lanes of those memories that hold something back, or want to hear that the talk takes a turn."""

@@ -75,6 +75,22 @@ class Retraction(Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
+class Job(Struct, frozen=True, kw_only=True):
+    """Something was worked on beside the conversation, and is finished. The next exchange holds the result as well."""
+
+    key: str
+    session: str
+    """Where it was asked for, and its result is heard."""
+    agent: str
+    seq: int
+    task: str
+    result: str
+    """Or why there is none."""
+    at: float
+    stamp: Stamp
+    """Of whoever asked for it."""
+
+
 Memory: TypeAlias = Exchange | Note | Retraction
 
 
@@ -84,6 +100,8 @@ class Batch(Struct, frozen=True, kw_only=True):
     name: str
     """The memory session's name."""
     items: tuple[Memory, ...]
+    jobs: tuple[Job, ...] = ()
+    """Only for those who declare `jobs`, and never together with items."""
     replaced: dict[str, str] = {}
     """What notes said that are replaced, as far as it is still known: for services that keep no key of ours.
 
@@ -176,6 +194,8 @@ class Capability(StrEnum):
     """Can be asked what has arrived; `probe` delivery needs it. Of an `unacknowledged` one only a yes is believed."""
     RETRACT = "retract"
     """Batches may hold retractions; without it what was undone stays where it is."""
+    JOBS = "jobs"
+    """Is handed batches of jobs as well; without it none are sent."""
     TOOLS = "tools"
     PROMPT = "prompt"
     BEFORE_COMPRESS = "before_compress"

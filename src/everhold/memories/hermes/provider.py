@@ -90,6 +90,8 @@ class HermesPlugin:
             self._capabilities.add(Capability.PROBE)
         if "on_session_switch" in hooks:
             self._capabilities.add(Capability.SESSION_SWITCHED)
+        if _OVERSEES in hooks or not self._card:  # one that was never seen may have it
+            self._capabilities.add(Capability.JOBS)
         if self._card.get("prompt"):
             self._capabilities.add(Capability.PROMPT)
 
@@ -112,10 +114,18 @@ class HermesPlugin:
                 who = self._meet(batch.name, item.session, item.stamp)
                 await self._note(batch.name, who, item)
             self._handed += 1
+        if batch.jobs:
+            await self._host.start()
+        # nobody is made ready for what it does not want to hear
+        for job in batch.jobs if _OVERSEES in self._host.card.get("hooks", ()) else ():
+            who = self._meet(batch.name, job.session, job.stamp)
+            told = {"task": job.task, "result": job.result, "child": job.key}
+            await self._ask("job", session=batch.name, identity=who, **told)
+            self._handed += 1
         # a `prefetch` may be worked out beforehand for the next turn: it is not taken away for a look
         seen = await self._glance(batch) if self._host.card.get("searches") == "tool" else []
         self._seen += len(seen)
-        return {item.key: SEEN if item.key in seen else "" for item in batch.items}
+        return {item.key: SEEN if item.key in seen else "" for item in (*batch.items, *batch.jobs)}
 
     async def probe(self, batch: Batch) -> Sequence[str]:
         """What it shows of it. That something is not shown says nothing.
@@ -181,7 +191,7 @@ class HermesPlugin:
     async def _look(self, batch: Batch, seen: list[str]) -> None:
         """Search it for what it was told; the keys of what it shows go to `seen`."""
         until = self._context.clock.monotonic() + min(LOOK_SECONDS * 2, self.deadline / 4)
-        for item in batch.items:
+        for item in (*batch.items, *batch.jobs):
             asked, left = question(item), until - self._context.clock.monotonic()
             if asked is None or isinstance(item, Retraction) or left <= 0:
                 continue
@@ -326,6 +336,7 @@ class PluginTool:
         return None
 
 
+_OVERSEES: Final = "on_delegation"
 _NOTHING: Final = {"type": "object", "properties": {}}
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.ports.memory import Exchange, Memory, Note
+from everhold.ports.memory import Exchange, Job, Memory, Note
 
 MOST_WORDS: Final = 12
 """Of a question."""
@@ -26,13 +26,15 @@ class Question(Struct, frozen=True, kw_only=True):
     """The whole text, of which the question holds a half at most: answers often repeat what was asked."""
 
 
-def question(item: Memory) -> Question | None:
+def question(item: Memory | Job) -> Question | None:
     """None: nothing in it would tell it from others."""
     match item:
         case Exchange(heard=heard, said=said):
             texts = [*(each.text for each in heard), *(each.text for each in said)]
         case Note(text=text):
             texts = [text]
+        case Job(task=task, result=result):
+            texts = [result, task]
         case _:
             return None
     for text in texts:

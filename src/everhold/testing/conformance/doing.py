@@ -161,6 +161,11 @@ async def capabilities(scene: Scene) -> None:
         if it.can(Capability.SESSION_SWITCHED):
             await it.session_switched(Switch(how="new", before=where, after=where))
             await scene.finds(it, token)
+        if it.can(Capability.JOBS):
+            jobs = scene.jobs(item, "count the cats", "there are three")
+            for _ in range(2):  # after a lost answer it comes again
+                await it.store(jobs)
+            await scene.finds(it, token)
         if it.can(Capability.HEALTH) and not (health := await it.health()).well:
             raise Failed(f"it works, and says that it is not well: {health.text}")
         if it.can(Capability.EXPORT) and not any(

@@ -12,7 +12,18 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 from everhold.core.entries import Stamp
 from everhold.core.exchange import exchange_key, note_key
 from everhold.flow.memory import Attached
-from everhold.ports.memory import Batch, Exchange, Found, Memory, MemoryProvider, Note, Query, Retraction, Utterance
+from everhold.ports.memory import (
+    Batch,
+    Exchange,
+    Found,
+    Job,
+    Memory,
+    MemoryProvider,
+    Note,
+    Query,
+    Retraction,
+    Utterance,
+)
 
 Make: TypeAlias = Callable[[str, Path], MemoryProvider]
 """(agent, its directory) -> a provider as the gateway would build it; with the same two, one that goes on with it."""
@@ -153,6 +164,15 @@ class Scene:
         return Retraction(
             key=f"{session}:{seq}:retract", session=session, agent=items[0].agent, keys=tuple(it.key for it in items)
         )
+
+    def jobs(self, of: Exchange, task: str, result: str) -> Batch:
+        """A job that was asked for where `of` was said."""
+        seq = next(self._count) * 10
+        job = Job(
+            key=f"{of.session}:{seq}:job", session=of.session, agent=of.agent, seq=seq, task=task, result=result,
+            at=1_700_000_000.0 + seq, stamp=of.stamp,
+        )  # fmt: skip
+        return Batch(name=self.batch(of).name, items=(), jobs=(job,))
 
     def batch(self, *items: Memory) -> Batch:
         return Batch(name=f"memory-of-{items[0].session}", items=items)

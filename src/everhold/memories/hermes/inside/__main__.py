@@ -71,7 +71,7 @@ class Host:
     def do_load(self, what: str, home: str) -> dict[str, Any]:
         from .finding import find
         from .looking import searches
-        from .seats import Seats, call, schemas
+        from .seats import Seats, call, has_own, schemas
 
         self._make = find(what)
         self._seats = Seats(self._make, home)
@@ -90,7 +90,8 @@ class Host:
                 hook
                 for hook in ("on_pre_compress", "on_session_switch", "on_memory_write", "prefetch", "handle_tool_call")
                 if callable(getattr(sample, hook, None))
-            ),
+            )
+            + ["on_delegation"] * has_own(sample, "on_delegation"),
             "signature": self._identity(sample),
             "settings": sample.get_config_schema() if callable(getattr(sample, "get_config_schema", None)) else [],
         }
@@ -112,6 +113,11 @@ class Host:
         # one that does not listen for notes still listens to conversations
         seat.turn(f"Please remember: {content}", "I will.")
         return False
+
+    def do_job(self, session: str, identity: dict[str, Any], task: str, result: str, child: str) -> None:
+        seat = self._seats.take(session, identity)
+        with seat.threads:
+            seat.ask("on_delegation", task, result, child_session_id=child)
 
     def do_prefetch(self, session: str, identity: dict[str, Any], query: str) -> str:
         seat = self._seats.take(session, identity)

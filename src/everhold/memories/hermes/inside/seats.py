@@ -47,6 +47,12 @@ def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return method(*args, **kwargs)
 
 
+def has_own(provider: Any, hook: str) -> bool:
+    """Whether a plug-in has something of its own to do there: its base has every hook, and does nothing."""
+    own = getattr(type(provider), hook, None)
+    return own is not None and own is not getattr(MemoryProvider, hook)
+
+
 class Threads:
     """What a plug-in goes on doing after its call has returned: it is waited for, unless it never ends.
 
@@ -113,9 +119,7 @@ class Seat:
         return call(getattr(self.provider, hook), *args, **kwargs) if self.has(hook) else None
 
     def listens_to_notes(self) -> bool:
-        """Whether the plug-in has something of its own to do when a note is written."""
-        own = getattr(type(self.provider), "on_memory_write", None)
-        return own is not None and own is not MemoryProvider.on_memory_write
+        return has_own(self.provider, "on_memory_write")
 
     def begin(self, text: str) -> None:
         self.turns += 1

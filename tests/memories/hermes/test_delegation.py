@@ -1,0 +1,156 @@
+"""`on_delegation`: the plug-in of whoever asked for a task hears what came of it, whoever is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.ports.memory import SEEN, Batch, Capability, Job
+from tests.e2e.town import Town
+from tests.memories.street import Street
+
+from .stage import NAME, RECORDER, STAMP, Stage, batch, eventually, exchange
+from .test_readback import KEEPER
+
+HOOK = """
+    def on_delegation(self, task, result, *, child_session_id="", **kwargs):
+        write("begun", os.getpid())
+        import time
+        while (get_hermes_home() / "hang").exists(): time.sleep(0.02)
+        write("on_delegation", task, result, child_session_id)
+"""
+OVERSEER = RECORDER + HOOK
+
+
+def job(task: str = "count the cats", result: str = "There are three cats in the house by now.") -> Job:
+    return Job(key="s:9:job", session="s", agent="main", seq=9, task=task, result=result, at=1.0, stamp=STAMP)
+
+
+def jobs(*found: Job) -> Batch:
+    return Batch(name=NAME, items=(), jobs=found)
+
+
+async def test_it_hears_what_was_asked_and_what_came_of_it_as_the_one_who_asked(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, OVERSEER)
+    async with stage.open() as plugin:
+        assert Capability.JOBS in plugin.capabilities, "nobody knows yet"
+        assert await plugin.store(jobs(job())) == {"s:9:job": ""}
+    async with stage.open() as plugin:
+        assert Capability.JOBS in plugin.capabilities
+    told = ["on_delegation", "count the cats", "There are three cats in the house by now.", "s:9:job"]
+    assert stage.diary("on_delegation") == [told]
+    ((_, session, kwargs),) = stage.diary("initialize")
+    assert (session, kwargs["user_id"], kwargs["gateway_session_key"]) == (NAME, "ada", STAMP.address)
+    assert stage.diary("sync_turn") == []
+
+
+@pytest.mark.parametrize("takes", ["task, result", "what, outcome, child_session_id=''", "*args, child_session_id"])
+async def test_however_it_takes_it(tmp_path: Path, takes: str) -> None:
+    source = f"{RECORDER}\n    def on_delegation(self, {takes}): write('on_delegation', *list(locals().values())[1:])\n"
+    stage = Stage(tmp_path, source)
+    async with stage.open() as plugin:
+        await plugin.store(jobs(job("tea", "drunk")))
+    ((_, *told),) = stage.diary("on_delegation")
+    assert ("tea" in told and "drunk" in told) or ["tea", "drunk"] in told
+    assert ("s:9:job" in told) == ("child_session_id" in takes)
+
+
+async def test_one_without_it_is_not_even_made_ready(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, RECORDER)  # its base has the hook, and nothing happens there
+    async with stage.open() as plugin:
+        await plugin.store(jobs(job()))
+        assert stage.diary() == []
+        await plugin.store(batch(exchange("hello")))  # with its first turn it is known
+    async with stage.open() as plugin:
+        assert Capability.JOBS not in plugin.capabilities
+
+
+async def test_what_it_shows_of_a_job_is_confirmed(tmp_path: Path) -> None:
+    keeps = "\n    def on_delegation(self, task, result, **kwargs): self.kept.append(f'{task}: {result}')\n"
+    async with Stage(tmp_path, KEEPER + keeps).open() as plugin:
+        assert await plugin.probe(jobs(job())) == []
+        assert await plugin.store(jobs(job())) == {"s:9:job": SEEN}
+        assert await plugin.probe(jobs(job())) == ["s:9:job"], "so a replay does not tell it again"
+
+
+async def test_one_that_raises_there_has_it_parked_like_a_turn(tmp_path: Path) -> None:
+    raises = "\n    def on_delegation(self, *args, **kwargs): raise ValueError('no helpers here')\n"
+    stage = Stage(tmp_path, RECORDER + raises)
+    memories = {"it": {"provider": "hermes-plugin", "path": str(stage.plugin), "hermes_home": str(stage.home)}}
+    main = {"memories": ["it"], "tools": []}
+    async with Town(tmp_path, json.dumps({"agents": {"main": main}, "memories": memories})) as t:
+        session = (await t.say("/background count the cats")).session
+
+        async def parked() -> bool:
+            return any("no helpers here" in it.reason for it in await t.app.store.parked(session=session))
+
+        await t.until(parked)
+        await t.ask("hello")
+        await t.until(lambda: [line[1] for line in stage.diary("sync_turn")] != [])
+        await t.sound()
+
+
+@pytest.mark.prove
+async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, OVERSEER)
+    hang = stage.home / "hang"
+    stage.home.mkdir()
+    where: dict[str, Any] = {"path": str(stage.plugin), "hermes_home": str(stage.home), "deadline_seconds": 10.0}
+    memories = {"it": {"provider": "hermes-plugin", **where}}
+    config = json.dumps({"agents": {"main": {"memories": ["it"], "tools": []}}, "memories": memories})
+    street = Street(tmp_path, config)
+
+    async def say(text: str) -> None:
+        answer = await street.http.post("/api/messages", json={"chat": "one", "text": text})
+        assert answer.status_code == 202, answer.text
+
+    def told() -> list[str]:
+        return [line[1] for line in stage.diary("on_delegation")]
+
+    await street.start()
+    try:
+        await street.ready()
+        await say("hello")
+        await eventually(lambda: len(stage.diary("sync_turn")) == 1, seconds=30)
+        # the host dies with the call in it
+        hang.touch()
+        await say("/background count the cats")
+        await eventually(lambda: len(stage.diary("begun")) == 1, seconds=30)
+        os.kill(stage.diary("begun")[0][1], signal.SIGKILL)
+        hang.unlink()
+        await eventually(lambda: told() == ["count the cats"], seconds=60)
+        # the gateway dies, and its host with it
+        hang.touch()
+        await say("/background count the dogs")
+        await eventually(lambda: len(stage.diary("begun")) == 3, seconds=30)
+        host = stage.diary("begun")[2][1]
+        await street.kill()
+        await eventually(lambda: not Path(f"/proc/{host}").exists(), seconds=10)
+        hang.unlink()
+        await street.start()
+        await street.ready()
+        await eventually(lambda: told() == ["count the cats", "count the dogs"], seconds=60)
+        # both are dead while it is worked on, or before anybody was told: nobody is told twice either
+        await say("/background count the birds")
+        await street.kill()
+        await street.start()
+        await street.ready()
+        await eventually(lambda: told()[2:3] == ["count the birds"], seconds=60)
+        await say("thanks")
+        await eventually(lambda: len(stage.diary("sync_turn")) >= 2, seconds=30)
+        await asyncio.sleep(1)
+        assert told()[:2] == ["count the cats", "count the dogs"]
+        assert set(told()[2:]) == {"count the birds"}
+        assert len(told()) <= 4, "at most the one that was on its way comes twice"
+        children = [line[3] for line in stage.diary("on_delegation")]
+        assert len(set(children)) == 3, "under a name that is always the same"
+        assert {line[1] for line in stage.diary("initialize")} == {stage.diary("initialize")[0][1]}
+    finally:
+        await street.kill()
+        await street.http.aclose()
