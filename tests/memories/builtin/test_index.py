@@ -166,9 +166,9 @@ async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(
     taken: list[int] = []
     take = stage.index._intake.take
 
-    def count(entries: Sequence[Entry], agents: Mapping[str, str]) -> Taken:
+    def count(entries: Sequence[Entry], agents: Mapping[str, str], position: int) -> Taken:
         taken.append(len(entries))
-        return take(entries, agents)
+        return take(entries, agents, position)
 
     stage.index._intake.take = count  # type: ignore[method-assign]
     await stage.say("not for ada", session="b", audience=("person:bob",))

@@ -38,3 +38,8 @@ def test_as_much_is_found_as_is_promised(name: str, use: Use) -> None:
 def test_a_search_among_a_hundred_thousand_takes_less_than_twenty_milliseconds() -> None:
     times = asyncio.run(speed.measure(100_000, use="table"))
     assert times.cpu_p95_ms < 20.0  # CPU: whoever else is busy is no fault of it
+
+
+def test_taking_in_a_turn_costs_less_than_half_a_millisecond() -> None:
+    times = asyncio.run(speed.measure(10_000, use="table"))
+    assert times.turn_ms < 0.5

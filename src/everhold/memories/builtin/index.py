@@ -182,11 +182,12 @@ class Index:
             position = self._intake.position
             if position < after:
                 return False
-            taken = self._intake.take([entry for entry in entries if entry.pos > position], agents)
+            taken = self._intake.take([entry for entry in entries if entry.pos > position], agents, position)
             self._meaning.embed(self._writer, taken.fresh.values())
             self._count(taken.touched)
             if taken.erased:
                 schema.put(self._writer, "unwiped", "1")  # whoever comes after a crash knows that it is left to do
+        self._intake.settled(max(position, entries[-1].pos))
         self._touched += taken.touched  # not before others can read what they are now
         if taken.erased:
             self._wipe()

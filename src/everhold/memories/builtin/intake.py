@@ -17,6 +17,8 @@ from everhold.memories.builtin.words import chunks, grams, tokens
 SHORT: Final = 200
 SHORT_BEFORE: Final = 300
 """A short message after a short one is read with it. Beside or after a long one that does harm."""
+KNOWN: Final = 2_000
+"""Of sessions, scopes, authors and names together: how many are remembered."""
 
 
 class State(IntEnum):
@@ -35,6 +37,10 @@ class Flag(IntFlag):
     NOTED = 2
     AFTER = 4
     """It is read with the item before it."""
+
+
+_HUMAN, _NOTED, _AFTER = int(Flag.HUMAN), int(Flag.NOTED), int(Flag.AFTER)
+"""As plain numbers: they are put together for every item."""
 
 
 class Piece(Struct, frozen=True):
@@ -68,6 +74,18 @@ class Words(Struct, frozen=True):
     """Whose words these are if not those of somebody here: another bot's, a tool's, a file's."""
 
 
+class Last(Struct, frozen=True):
+    """The newest item of a session."""
+
+    seq: int
+    pos: int
+    scope: int
+    size: int
+    first: int
+    text: str
+    """Its words, if it is short enough to be read with the next."""
+
+
 def words_of(entry: Entry) -> Words | None:
     """What there is to find in an entry; None if nothing is. Thoughts, notices and commands are nobody's words."""
     match entry.body:
@@ -92,13 +110,22 @@ class Intake:
 
     def __init__(self, db: apsw.Connection) -> None:
         self.db = db
-        self._scopes: dict[tuple[str, str], int] = {}
+        self._scopes: dict[tuple[str, tuple[str, ...]], int] = {}
         self._authors: dict[str, int] = {}
         self._named: set[tuple[int, str, str, str]] = set()
+        self._next: dict[int, int] = {}
+        """Scope -> the number its next chunk gets."""
+        self._last: dict[str, Last] = {}
+        self._knows: int | None = None
+        """The position at which what is remembered of the file is what stands there."""
 
     @property
     def position(self) -> int:
         return int(meta(self.db, "position", "0"))
+
+    def settled(self, position: int) -> None:
+        """The transaction is committed: what was remembered of it holds until somebody else writes."""
+        self._knows = position
 
     @property
     def landmark(self) -> tuple[str, int, str] | None:
@@ -106,21 +133,14 @@ class Intake:
         session, seq, digest = meta(self.db, "landmark", "||").rsplit("|", 2)
         return (session, int(seq), digest) if session else None
 
-    def agents(self, sessions: Iterable[str]) -> dict[str, str]:
-        known: dict[str, str] = {}
-        for session in sessions:
-            agent = self.db.execute("select agent from sessions where id = ?", (session,)).get
-            if agent is not None:
-                known[session] = agent
-        return known
-
-    def take(self, entries: Sequence[Entry], agents: Mapping[str, str]) -> Taken:
-        """Take in what follows the position."""
-        self._scopes.clear()  # what a transaction put there may have gone with it
-        self._authors.clear()
-        self._named.clear()
+    def take(self, entries: Sequence[Entry], agents: Mapping[str, str], position: int) -> Taken:
+        """Take in what follows the position, which is this."""
+        known = len(self._last) + len(self._scopes) + len(self._authors) + len(self._named)
+        if self._knows != position or known > KNOWN:
+            for remembered in (self._scopes, self._authors, self._named, self._next, self._last):
+                remembered.clear()
+        self._knows = None  # what this transaction puts there may go with it
         taken = Taken(fresh={}, touched=set(), left=set())
-        self.db.executemany("insert or ignore into sessions values (?, ?)", agents.items())
         for entry in entries:
             self._one(entry, agents[entry.session], taken)
         for scope, author in taken.left:
@@ -166,15 +186,17 @@ class Intake:
             ),
         )  # fmt: skip
         human = entry.author.startswith("person:")
-        flags = Flag.HUMAN * human | Flag.NOTED * isinstance(entry.body, Noted) | Flag.AFTER * bool(context)
+        flags = _HUMAN * human | _NOTED * isinstance(entry.body, Noted) | _AFTER * bool(context)
         self.db.execute(
             "insert into places values (?, ?, ?, ?, ?, ?)",
-            (first, first_before, len(pieces), self._author(entry.author), int(flags), entry.at),
+            (first, first_before, len(pieces), self._author(entry.author), flags, entry.at),
         )
         for id, text in enumerate(pieces, first):
             self.db.execute("insert into chunks values (?, ?, ?)", (id, entry.pos, text))
             self.db.execute("insert into words (rowid, self, grams) values (?, ?, ?)", (id, text, grams(text)))
             taken.fresh[id] = Piece(id, text, context)
+        short = words.text if len(words.text) < SHORT_BEFORE else ""
+        self._last[entry.session] = Last(entry.seq, entry.pos, scope, len(words.text), first, short)
         if human:
             self._name(scope, entry.author, words.name, words.stamp.person)
 
@@ -188,16 +210,23 @@ class Intake:
 
     def _before(self, session: str, seq: int, scope: int, size: int) -> tuple[int, int, str]:
         """The item before a place in its session, its first chunk, and its words if the two are read together."""
+        last = self._last.get(session)
+        if last is None or last.seq >= seq:
+            last = self._found(session, seq)
+        if last is None or last.scope != scope:
+            return 0, 0, ""
+        if size >= SHORT or last.size >= SHORT_BEFORE:
+            return last.pos, last.first, ""
+        return last.pos, last.first, last.text
+
+    def _found(self, session: str, seq: int) -> Last | None:
+        """The item before a place in its session."""
         row = self.db.execute(
-            "select pos, scope, size, first from items where session = ? and seq < ? order by seq desc limit 1",
+            "select i.seq, i.pos, i.scope, i.size, i.first, c.self from items i join chunks c on c.id = i.first"
+            " where i.session = ? and i.seq < ? order by i.seq desc limit 1",
             (session, seq),
         ).fetchone()
-        if row is None or row[1] != scope:
-            return 0, 0, ""
-        pos, _, size_before, first = row
-        if size >= SHORT or size_before >= SHORT_BEFORE:
-            return pos, first, ""
-        return pos, first, self._text(first)
+        return None if row is None else Last(*row)
 
     def _text(self, id: int) -> str:
         return self.db.execute("select self from chunks where id = ?", (id,)).get or ""
@@ -211,6 +240,7 @@ class Intake:
             (session, seq),
         ).fetchone()
         state, cause = State.LIVE, ""
+        self._last.pop(session, None)
         if found is not None:
             pos, scope, author, state, cause, first, count = found
             for id in range(first, first + count):
@@ -220,7 +250,7 @@ class Intake:
             self.db.execute("delete from items where pos = ?", (pos,))
             self.db.execute("delete from places where first = ?", (first,))
             self.db.execute("update scopes set items = items - 1 where id = ?", (scope,))
-            self._reread(session, seq, pos, taken)
+            self._reread(session, seq, taken)
             taken.left.add((scope, author))
         # what it had replaced is replaced by whatever replaced it
         self.db.execute("update items set state = ?, cause = ? where cause = ?", (state, cause, _cause(session, seq)))
@@ -233,20 +263,22 @@ class Intake:
         for table, column in (("chunks", "id"), ("vectors", "chunk"), ("deep", "chunk"), ("shallow", "chunk")):
             self.db.execute(f"delete from {table} where {column} = ?", (id,))
 
-    def _reread(self, session: str, seq: int, gone: int, taken: Taken) -> None:
-        """The item after one that went is read with the one before that."""
+    def _reread(self, session: str, seq: int, taken: Taken) -> None:
+        """The item after one that went is read with the one before that, or not read with it any more."""
         row = self.db.execute(
             "select pos, seq, scope, size, first, before from items where session = ? and seq > ? order by seq limit 1",
             (session, seq),
         ).fetchone()
-        if row is None or row[5] != gone:
+        if row is None:
             return
-        pos, seq, scope, size, first, _ = row
+        pos, seq, scope, size, first, was = row
         before, first_before, context = self._before(session, seq, scope, size)
+        if before == was:
+            return
         self.db.execute("update items set before = ? where pos = ?", (before, pos))
         self.db.execute(
             "update places set before = ?, flags = (flags & ~?) | ? where first = ?",
-            (first_before, int(Flag.AFTER), int(Flag.AFTER) * bool(context), first),
+            (first_before, _AFTER, _AFTER * bool(context), first),
         )
         taken.touched.add(first)
         taken.fresh[first] = Piece(first, self._text(first), context)
@@ -300,21 +332,21 @@ class Intake:
 
     # -- scopes
 
-    def _scope(self, agent: str, audience: Iterable[str]) -> int:
-        key = (agent, audience_key(audience))
-        if key not in self._scopes:
-            members = sorted(set(audience))
+    def _scope(self, agent: str, audience: tuple[str, ...]) -> int:
+        found = self._scopes.get((agent, audience))
+        if found is None:
+            key = (agent, audience_key(audience))
             key_of = "select id from scopes where agent = ? and audience = ?"
             found = self.db.execute(key_of, key).get
             if found is None:
                 self.db.execute("insert into scopes (agent, audience) values (?, ?)", key)
                 found = self.db.execute(key_of, key).get
                 self.db.executemany(
-                    "insert into members values (?, ?, ?)", ((agent, member, found) for member in members)
+                    "insert into members values (?, ?, ?)", ((agent, member, found) for member in sorted(set(audience)))
                 )
             assert isinstance(found, int)
-            self._scopes[key] = found
-        return self._scopes[key]
+            self._scopes[agent, audience] = found
+        return found
 
     def _author(self, author: str) -> int:
         if author not in self._authors:
@@ -326,11 +358,14 @@ class Intake:
 
     def _number(self, scope: int, count: int) -> int:
         """The number of the first of `count` new chunks."""
-        last = self.db.execute(
-            "update scopes set next = next + ?, items = items + 1 where id = ? returning next", (count, scope)
-        ).get
-        assert isinstance(last, int)
-        return (scope << SCOPE_BITS) + last - count
+        next = self._next.get(scope)
+        if next is None:
+            next = self.db.execute("select next from scopes where id = ?", (scope,)).get
+            assert isinstance(next, int)
+        self._next[scope] = next + count
+        # not `returning`: that opens a savepoint, at which full text writes out a segment of the little it has so far
+        self.db.execute("update scopes set next = ?, items = items + 1 where id = ?", (next + count, scope))
+        return (scope << SCOPE_BITS) + next
 
 
 def _pairs(agent: str, members: Iterable[str]) -> list[str]:

@@ -8,18 +8,21 @@ from typing import Final
 
 import apsw
 
-VERSION: Final = "3"
+VERSION: Final = "4"
 """Raised whenever what is derived changes; a file of another version is built anew."""
 PATIENCE_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
 SCOPE_BITS: Final = 36
 """A chunk's number is its scope and its place within it, so that one range of numbers is one audience."""
+HASH_BYTES: Final = 65_536
+"""What full text gathers before it writes a segment of it. It looks through room for as much as it ever gathered at
+every commit, however little there is, so that one large batch would make all later ones dear.
+"""
 TOKENIZER: Final = ("porter", ["unicode61", "remove_diacritics", "2"])
 DAMAGE: Final = (apsw.CorruptError, apsw.NotADBError, apsw.FormatError, apsw.IOError)
 
 _TABLES: Final = f"""
 create table meta (key text primary key, value) without rowid;
-create table sessions (id text primary key, agent text not null) without rowid;
 create table scopes (
     id integer primary key, agent text not null, audience text not null, next integer not null default 0,
     items integer not null default 0, unique (agent, audience)
@@ -44,9 +47,10 @@ create table takes (session text, seq integer, op integer, primary key (session,
 create table names (scope integer, name text, author text, primary key (scope, name, author)) without rowid;
 create table chunks (id integer primary key, pos integer not null, self text not null);
 create virtual table words using fts5 (
-    self, grams, content='', tokenize="{TOKENIZER[0]} {" ".join(TOKENIZER[1])}"
+    self, grams, content='', columnsize=0, tokenize="{TOKENIZER[0]} {" ".join(TOKENIZER[1])}"
 );
 insert into words (words, rank) values ('secure-delete', 1);
+insert into words (words, rank) values ('hashsize', {HASH_BYTES});
 create table vectors (chunk integer primary key, vector blob not null, pieces blob not null);
 create table deep (chunk integer primary key, vector blob not null);
 create table shallow (chunk integer primary key);

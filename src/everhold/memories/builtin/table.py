@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
+from array import array
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Final
@@ -30,7 +32,7 @@ UNIT: Final = 127.0
 NARROW: Final = 128
 """Dimensions by which single words are compared: the first say the most."""
 REMEMBERED: Final = 256
-"""Texts whose word pieces are remembered."""
+"""Texts whose word pieces, and their sum, are remembered."""
 STEP: Final = 2_000
 LIKE: Final = 0.2
 """Two words less alike than this have nothing to do with each other."""
@@ -60,6 +62,7 @@ class Table:
         # a message is cut for its vector, for its words, and once more as what the next one is read with
         self._cut = WordPiece(vocabulary)
         self._ids = functools.lru_cache(maxsize=REMEMBERED)(self._cut.ids)
+        self._total = functools.lru_cache(maxsize=REMEMBERED)(self._added)
         self._rows: Bytes = np.frombuffer((data / "table.int8").read_bytes(), np.int8).reshape(-1, DIMENSIONS)
         assert len(self._rows) == len(vocabulary) - FIRST, "the table and its vocabulary do not belong together"
         self._silent = frozenset(
@@ -81,19 +84,21 @@ class Table:
     def question(self, text: str) -> Floats:
         """The vector to look for: what the question is about, without the words it is made of."""
         told = [id - FIRST for id in self._ids(text) if id not in self._silent]
-        return self._mean(told or self.pieces(text))
+        return self._unit(self._sum(told or self.pieces(text)))
 
     def stored(self, text: str, context: str) -> bytes:
         """The vector kept for a chunk: its own, and once more together with what it is read with."""
         np = self.np
-        own = self.pieces(text)
-        vector = self._mean(own)
-        vector = vector + (self._mean(self.pieces(context) + own) if context else vector)
-        return bytes(np.clip(np.round(vector * (UNIT / 2)), -127, 127).astype(np.int8).tobytes())
+        own = self._total(text)
+        vector = self._unit(own)
+        vector = vector + (self._unit(self._total(context) + own) if context else vector)
+        # two vectors of length 1 together: no part of them is beyond what a byte holds
+        kept: Bytes = np.rint(vector * (UNIT / 2)).astype(np.int8)
+        return kept.tobytes()
 
     def packed(self, text: str) -> bytes:
         """A chunk's telling pieces, as they are kept."""
-        return bytes(self.np.array(self.telling(text), self.np.uint16).tobytes())
+        return array("H", self.telling(text)).tobytes()
 
     def rarity(self, word: str) -> int:
         """How rare a word is: its place in the vocabulary, which begins with what is common."""
@@ -157,11 +162,18 @@ class Table:
         found: Floats = self._narrow[rows] * self._inverse[rows, None]
         return found
 
-    def _mean(self, rows: Sequence[int]) -> Floats:
-        np = self.np
+    def _added(self, text: str) -> Floats:
+        return self._sum(self.pieces(text))
+
+    def _sum(self, rows: Sequence[int]) -> Floats:
+        """Of whole numbers, so that it is the same in whatever order, and in parts."""
         if not rows:
-            nothing: Floats = np.zeros(DIMENSIONS, np.float32)
+            nothing: Floats = self.np.zeros(DIMENSIONS, self.np.float32)
             return nothing
-        total: Floats = self._rows[list(rows)].sum(0, dtype=np.float32)
-        mean: Floats = total / max(float(np.sqrt(total @ total)), 1e-9)
-        return mean
+        total: Floats = self.np.add.reduce(self._rows.take(rows, axis=0), axis=0, dtype=self.np.float32)
+        return total
+
+    def _unit(self, total: Floats) -> Floats:
+        """The vector in this direction that has length 1."""
+        unit: Floats = total / max(math.sqrt(total @ total), 1e-9)
+        return unit

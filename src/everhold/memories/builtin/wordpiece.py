@@ -31,8 +31,9 @@ class WordPiece:
             text = _FOREIGN.sub(_unmarked, unicodedata.normalize("NFD", text))
             text = _IDEOGRAPH.sub(r" \1 ", text)
         found: list[int] = []
+        known = self._words.get  # most words are known, and there are many
         for word in _WORD.findall(text.replace("_", " _ ")):
-            found += self.word(word)
+            found += known(word) or self.word(word)
         return found
 
     def word(self, word: str) -> list[int]:

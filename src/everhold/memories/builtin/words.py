@@ -59,12 +59,12 @@ def grams(text: str) -> str:
 
     A run's last character stands alone, too, so that looking for what begins with it finds it there.
     """
-    return " ".join(pair for run in _DENSE.findall(text) for pair in dict.fromkeys([*_pairs(run), run[-1]]))
+    return " ".join(pair for run in _runs(text) for pair in dict.fromkeys([*_pairs(run), run[-1]]))
 
 
 def dense(text: str) -> list[str]:
     """What to look for among `grams`, each once. A single character stands for every pair that begins with it."""
-    return list(dict.fromkeys(pair for run in _DENSE.findall(text) for pair in _pairs(run)))
+    return list(dict.fromkeys(pair for run in _runs(text) for pair in _pairs(run)))
 
 
 def without(text: str, names: Iterable[str]) -> str:
@@ -96,6 +96,10 @@ def _cut(text: str, low: int, high: int) -> int:
         if last > low:
             return last
     return high
+
+
+def _runs(text: str) -> list[str]:
+    return [] if text.isascii() else _DENSE.findall(text)
 
 
 def _pairs(run: str) -> list[str]:
