@@ -11,7 +11,7 @@ from msgspec import structs
 
 from everhold.core.entries import Said
 from everhold.core.retry import LONGEST_WAIT_SECONDS
-from everhold.errors import InDoubt, Refused, Transient
+from everhold.errors import EverholdError, InDoubt, Refused, Transient
 from everhold.flow.voice import DEADLINE_SECONDS
 from everhold.ports.memory import Batch
 from everhold.ports.model import Answer, Request
@@ -253,34 +253,83 @@ class TestRule12Destinations:
         assert [out.text for out in other.shown] == ["You said: to the other"]
 
     def test_a_visible_draft_is_edited_by_the_final_text_even_after_a_crash(self, house: House) -> None:
-        class Growing(FakePlatform):
-            drafts = 0
-
-            async def draft(self, out: Outgoing) -> str:
-                self.drafts += 1
-                return f"draft-{self.drafts}"
-
-            async def revise(self, remote: str, out: Outgoing) -> None: ...
-
-        class Slow(ScriptedModel):
-            async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-                assert on_text is not None
-                for _ in range(20):
-                    on_text("piece by piece ")
-                    await asyncio.sleep(0.5)
-                return Answer(text="piece by piece it grew")
-
-        platform = Growing()
-        house.platform = platform
-        house.furniture.platforms[("fake", "main")] = platform
-        house.furniture.drafts[("fake", "main")] = platform
-        house.furniture.model = Slow()
+        platform = growing(house)
         house.say("write", rest=False)
         house.tick(5)
         house.crash()
         house.start()
         house.rest(30)
         assert [(out.text, out.edits) for out in platform.shown] == [("piece by piece it grew", "draft-1")]
+
+    @pytest.mark.parametrize("word", ["/stop", "/halt"])
+    def test_a_draft_that_nobody_finishes_says_so(self, house: House, word: str) -> None:
+        platform = growing(house)
+        house.say("write", rest=False)
+        house.tick(3.2)
+        house.say(word)
+        seen = [(out.text, out.edits) for out in platform.shown if out.edits]
+        assert seen == [("piece by piece " * 6 + "piece by piece … (stopped)", "draft-1")]
+        assert platform.drafts == 1
+        house.sound()
+
+    def test_a_draft_that_a_dead_process_left_and_nobody_finishes_says_so(self, house: House) -> None:
+        platform = growing(house)
+        house.say("write", rest=False)
+        house.tick(3)
+        house.crash()
+        house.start()
+        house.say("/stop", rest=False)
+        house.rest(30)
+        assert [(out.text, out.edits) for out in platform.shown if out.edits] == [("… (stopped)", "draft-1")]
+
+    def test_a_turn_that_fails_says_so_where_its_draft_is_seen(self, house: House) -> None:
+        platform = growing(house, fails=Refused("no such model"))
+        house.say("write", rest=False)
+        house.rest(30)
+        (told,) = platform.shown
+        assert (told.edits, told.notice) == ("draft-1", True)
+        assert told.text.startswith("I could not answer")
+
+    def test_what_is_stopped_unseen_says_nothing_more(self, house: House) -> None:
+        platform = growing(house)
+        house.say("write", rest=False)
+        house.tick(0.2)
+        house.say("/stop")
+        assert platform.drafts == 0
+        assert len(platform.shown) == 1
+
+
+class Growing(FakePlatform):
+    """A platform on which replies are seen while they grow."""
+
+    drafts = 0
+
+    async def draft(self, out: Outgoing) -> str:
+        self.drafts += 1
+        return f"draft-{self.drafts}"
+
+    async def revise(self, remote: str, out: Outgoing) -> None: ...
+
+
+def growing(house: House, *, fails: EverholdError | None = None) -> Growing:
+    """Have replies grow slowly, and seen."""
+
+    class Slow(ScriptedModel):
+        async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+            assert on_text is not None
+            for _ in range(20):
+                on_text("piece by piece ")
+                await asyncio.sleep(0.5)
+            if fails is not None:
+                raise fails
+            return Answer(text="piece by piece it grew")
+
+    platform = Growing()
+    house.platform = platform
+    house.furniture.platforms[("fake", "main")] = platform
+    house.furniture.drafts[("fake", "main")] = platform
+    house.furniture.model = Slow()
+    return platform
 
 
 def test_what_waits_after_a_failure_is_tried_at_once_when_something_was_mended(house: House) -> None:

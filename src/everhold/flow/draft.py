@@ -12,7 +12,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeVar
 
-from everhold.core.entries import Place
+from everhold.core.entries import Ended, Place
 from everhold.errors import EverholdError, InDoubt, LeaseLost
 from everhold.flow import voice
 from everhold.flow.gates import Gates
@@ -29,6 +29,10 @@ PACE_SECONDS: Final = 1.0
 FIRST_CHARACTERS: Final = 40
 
 PART: Final = voice.DRAFT
+
+CUT: Final = frozenset({"stopped", "interrupted"})
+"""How a turn ends that leaves its draft as it is. One that fails says so in its place."""
+STOPPED: Final = " … (stopped)"
 
 
 TYPING_SECONDS: Final = 4.0
@@ -165,6 +169,15 @@ async def left_behind(store: Store, session: str, op: int, place: Place) -> str:
     """The draft that an earlier hand showed for this turn, if one did."""
     shown = await store.receipts(session, seq=op, reader=voice.reader_of(place))
     return next((receipt.remote for receipt in shown if receipt.part == PART), "")
+
+
+async def cut_off(ended: Ended, sketch: Sketch | None) -> str:
+    """What has to stand where a draft is seen that nobody will finish; nothing if none is seen."""
+    if sketch is None or ended.outcome not in CUT:
+        return ""
+    if not await left_behind(sketch.gates.store, sketch.claim.session, sketch.op, sketch.place):
+        return ""
+    return f"{sketch.text[: sketch.limit - len(STOPPED)].rstrip()}{STOPPED}".strip()
 
 
 def key_of(session: str, op: int) -> str:

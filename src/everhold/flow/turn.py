@@ -168,6 +168,7 @@ class TurnWork:
         self.tail: int | None = None
         """The session's last seq as far as all after our last look is our own; None once somebody else wrote."""
         self.fresh = False
+        self.sketch: draft.Sketch | None = None
         self.recalled: Recalled | None = None
         """What memories said about this turn's messages; None until they were asked."""
         self.beside = Beside()
@@ -305,7 +306,7 @@ class TurnWork:
                 usage=answer.usage,
             )
 
-        sketch = self._sketch()
+        sketch = self.sketch = self._sketch()
         watcher = self.seat.on_text
 
         def on_text(piece: str) -> None:
@@ -366,14 +367,13 @@ class TurnWork:
         platform = self.seat.runtimes.drafting(self.origin.platform, self.origin.account)
         if platform is None:
             return None
-        limit = self.runtime.text_limit(self.origin)
         return Sketch(
             self.gates,
             self.seat.claim,
             op=self.op,
             place=self.origin,
             platform=platform,
-            limit=limit,
+            limit=self.runtime.text_limit(self.origin),
             deadline=self.seat.draft_deadline,
         )
 
@@ -517,9 +517,10 @@ class TurnWork:
         if task.reply and self.origin is not None:
             hops, files = self.hops + 1, task.attached
             bodies.append(self.runtime.said(task.reply, self.origin, hops=hops, files=files, stamp=self.stamp))
-        if task.notice and self.origin is not None:
-            limit = self.runtime.text_limit(self.origin)
-            bodies.append(Told(text=task.notice, about="turn", to=self.origin, parts=split(task.notice, limit)))
+        notice = task.notice or await draft.cut_off(task.ended, self.sketch or self._sketch())
+        if notice and self.origin is not None:
+            parts = split(notice, self.runtime.text_limit(self.origin))
+            bodies.append(Told(text=notice, about="turn", to=self.origin, parts=parts))
         bodies.append(task.ended)
         # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
         # store keeps it due should something arrive before that

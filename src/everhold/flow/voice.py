@@ -22,6 +22,9 @@ DRAFT = -1
 """A draft's place among the parts of a reply: before all of them. It is filed under the operation, since the reply has
 no seq while it is made."""
 
+TURN = "turn"
+"""What a notice is about that stands in a reply's place."""
+
 DEADLINE_SECONDS = 30.0
 """After this a send is given up on; leases outlive it."""
 
@@ -134,12 +137,15 @@ class Voice:
         return Load(items=(Item(seq=entry.seq, part=part, key=key),), upto=upto, digest=digest, payload=out)
 
     async def _draft(self, claim: Claim, entry: Entry) -> str:
-        """The visible draft of this reply, if one was shown: the final text takes its place."""
-        if not isinstance(entry.body, Said) or entry.op is None:
+        """The visible draft of this reply, if one was shown: the final text takes its place, or the word that there is
+        none.
+        """
+        ends = isinstance(entry.body, Told) and entry.body.about == TURN
+        if not (isinstance(entry.body, Said) or ends) or entry.op is None:
             return ""
         shown = await self.store.receipts(claim.session, seq=entry.op, reader=claim.reader)
         remote = next((receipt.remote for receipt in shown if receipt.part == DRAFT), "")
-        return remote if remote and await self._replies(entry) else ""
+        return remote if remote and (ends or await self._replies(entry)) else ""
 
     async def _replies(self, entry: Entry) -> bool:
         """Whether it is its turn's reply, which follows a thought. What a tool says is a message of its own, and may be
