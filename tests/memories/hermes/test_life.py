@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from everhold.core.entries import Stamp
+from everhold.errors import Transient
 from everhold.memories.hermes.provider import HermesPlugin
 from everhold.memories.hermes.settings import HermesSettings
-from everhold.ports.memory import Capability, Scope, Switch
+from everhold.ports.memory import SEEN, Capability, Scope, Switch
 from everhold.ports.plugin import Context
 from everhold.ports.tool import Effect, ToolContext
 from everhold.testing.conformance import keeping
 from everhold.testing.conformance.scene import Scene
 
 from .stage import NAME, RECORDER, REGISTERED, STAMP, Clock, Stage, batch, eventually, exchange, note, query, utterance
+from .test_readback import KEEPER
 
 GROUP = Stamp(person="bob", audience=("chat:agent:main:telegram:group:-100",), address="agent:main:telegram:group:-100")
 SLOW_START = RECORDER.replace(
@@ -242,3 +245,38 @@ async def test_what_is_learned_of_it_on_its_first_use_is_no_change_later(tmp_pat
         assert scene.build().can(Capability.TOOLS)
     finally:
         await scene.close()
+
+
+async def test_who_stops_waiting_while_it_loads_leaves_it_no_stranger(tmp_path: Path) -> None:
+    """Recall has less time than some take to load; what it can do must be known all the same, or it is searched for
+    nothing, offers no tools, and is told everything again by a replay."""
+    stage = Stage(tmp_path, "import time; time.sleep(0.7)\n" + KEEPER)
+    told = batch(exchange("my grey cat is called Mimi and sleeps under the stove"))
+    async with stage.open() as plugin:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await plugin.find(query("where is the cat?"))
+        assert await plugin.store(told) == {"k": SEEN}
+        assert await plugin.probe(told) == ["k"]
+    async with stage.open() as plugin:
+        assert Capability.TOOLS in plugin.capabilities
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await plugin.find(query("where is the cat?"))
+        assert await plugin.probe(told) == [], "not in this life of it"
+        assert await plugin.store(told) == {"k": SEEN}
+
+
+async def test_one_that_is_not_available_is_not_used_because_somebody_did_not_wait(tmp_path: Path) -> None:
+    unavailable = REGISTERED.replace(
+        "    def initialize", "    def is_available(self):\n        import time; time.sleep(0.5)\n    def initialize"
+    )
+    stage = Stage(tmp_path, unavailable)
+    async with stage.open() as plugin:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await plugin.find(query("hello"))
+        with pytest.raises(Transient, match="not available"):
+            await plugin.store(batch(exchange("hello")))
+    assert stage.diary() == []

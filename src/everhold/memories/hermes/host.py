@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,7 +58,7 @@ class Host:
         self._clock = clock
         self._changed = changed
         self._process: asyncio.subprocess.Process | None = None
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -86,18 +86,22 @@ class Host:
         return await self._ask(method, params, deadline=deadline)
 
     async def start(self) -> None:
-        async with self._starting:
+        """Once, however many wait for it. Whoever stops waiting stops nothing: recall has less time than some need to
+        load, and one that runs without having said what it can do would be taken for one that can do nothing.
+        """
+        if self._starting is None or self._starting.done():
             if self.running:
                 return
             if (wait := self._not_before - self._clock.monotonic()) > 0:
                 raise Transient(f"the plug-in died, and is started again in {wait:.0f} s: {self.problem}")
-            await self._start()
+            self._starting = self._begin(self._start())
+            self._starting.add_done_callback(_looked_at)
+        await asyncio.shield(self._starting)
 
     async def introduce(self) -> dict[str, Any]:
         """What the plug-in says about itself, whether or not it could be used: its questions, for example."""
-        async with self._starting:
-            if not self.running:
-                await self._load()
+        if not self.running:
+            await self._load()
         return self.card
 
     async def save(self, values: dict[str, str]) -> bool:
@@ -126,6 +130,12 @@ class Host:
             self._died("the plug-in says that it is not available: a package or a setting of its own is missing")
             raise Transient(self.problem, remedy=f"look into its settings in {self.home}")
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def _load(self) -> asyncio.subprocess.Process:
         environ = {name: value for name, value in os.environ.items() if name in PASSED_ON}
         environ |= {**self._environ, "HERMES_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
@@ -151,9 +161,7 @@ class Host:
             ) from error
         self._process = process
         for work in (self._read(process), self._drain(process)):
-            task = asyncio.get_running_loop().create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(work)
         try:
             self.card = await self._ask("load", {"what": self._what, "home": str(self.home)}, deadline=START_SECONDS)
         except (Refused, InDoubt) as error:
@@ -261,3 +269,9 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    """It may be that nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
