@@ -280,3 +280,32 @@ async def test_one_that_is_not_available_is_not_used_because_somebody_did_not_wa
         with pytest.raises(Transient, match="not available"):
             await plugin.store(batch(exchange("hello")))
     assert stage.diary() == []
+
+
+async def test_who_recalls_and_who_hands_over_meet_the_same_one(tmp_path: Path) -> None:
+    """However long it takes to get ready: of two for one conversation, one would be forgotten with all it holds."""
+    slow = REGISTERED.replace(
+        "def initialize(self, session_id, **kwargs):",
+        "def initialize(self, session_id, **kwargs): import time; time.sleep(0.4);",
+    )
+    stage = Stage(tmp_path, slow)
+    for life in (1, 2):  # in its second it is known, and nobody asks it for anything first
+        async with stage.open() as plugin:
+            await asyncio.gather(plugin.find(query("where is the cat?")), plugin.store(batch(exchange("hello"))))
+            await plugin.find(query("and the dog?"))
+        assert len(stage.diary("initialize")) == len(stage.diary("shutdown")) == life
+    assert [line[1] for line in stage.diary("on_turn_start")] == [1, 2, 1, 2]
+
+
+async def test_who_has_been_silent_longest_leaves_when_there_are_too_many(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.open() as plugin:
+        for number in (*range(64), 0, 64):
+            await plugin.store(batch(exchange("hello", key=str(number)), name=f"chat-{number}"))
+        assert len(stage.diary("initialize")) == 65
+        assert len(stage.diary("shutdown")) == len(stage.diary("on_session_end")) == 1
+        await plugin.store(batch(exchange("hello again"), name="chat-0"))
+        assert len(stage.diary("initialize")) == 65, "it spoke lately"
+        await plugin.store(batch(exchange("hello again"), name="chat-1"))
+        assert [line[1] for line in stage.diary("initialize")][-1] == "chat-1"
+    assert len(stage.diary("shutdown")) == len(stage.diary("initialize")) == 66

@@ -145,22 +145,41 @@ class Seats:
         self._make = make
         self._home = home
         self._seats: OrderedDict[tuple[str, str], Seat] = OrderedDict()
+        self._doors: dict[tuple[str, str], threading.Lock] = {}
+        self._lock = threading.Lock()
 
     def take(self, session: str, identity: dict[str, Any]) -> Seat:
-        """The seat of somebody in a conversation; its provider is initialised when it is first needed."""
+        """The seat of somebody in a conversation; its provider is initialised when it is first needed.
+
+        Whoever recalls and whoever hands over come at the same time: the second waits until it is ready.
+        """
         place = (session, str(identity.get("user_id", "")))
-        seat = self._seats.get(place)
-        if seat is None:
-            seat = Seat(self._make(), session)
-            kwargs = {"hermes_home": self._home, "agent_context": "primary", "platform": "cli", **identity}
-            with seat.threads:
-                seat.ask("initialize", session, **kwargs)
-            seat.threads.patience = LINGER_SECONDS
-            self._seats[place] = seat
-            while len(self._seats) > MOST_SEATS:
-                self._seats.popitem(last=False)[1].leave()
-        self._seats.move_to_end(place)
+        with self._lock:
+            door = self._doors.setdefault(place, threading.Lock())
+        with door:
+            seat = self._seats.get(place)
+            if seat is None:
+                seat = Seat(self._make(), session)
+                kwargs = {"hermes_home": self._home, "agent_context": "primary", "platform": "cli", **identity}
+                with seat.threads:
+                    seat.ask("initialize", session, **kwargs)
+                seat.threads.patience = LINGER_SECONDS
+            gone = self._place(place, seat)
+        for other in gone:
+            other.leave()
         return seat
+
+    def _place(self, place: tuple[str, str], seat: Seat) -> list[Seat]:
+        """Put it at the end of the row; those who have to go for it."""
+        gone = []
+        with self._lock:
+            self._seats[place] = seat
+            self._seats.move_to_end(place)
+            while len(self._seats) > MOST_SEATS:
+                left, other = self._seats.popitem(last=False)
+                self._doors.pop(left, None)
+                gone.append(other)
+        return gone
 
     def leave(self) -> list[str]:
         """Everybody goes; what went wrong on the way out."""
