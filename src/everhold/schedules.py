@@ -70,7 +70,9 @@ class Schedules:
                 kind=schedule.kind,
                 event=SCHEDULED,
                 agent=schedule.agent,
-                position=_position(said),
+                position=_position(
+                    said, over=next_tick(said.rule, after=tick, made=said.made, zone=self._zone()) is None
+                ),
             )
         )
         self._log.info("schedule.said", schedule=schedule.id, outcome=verdict.outcome, reason=verdict.reason)
@@ -108,6 +110,7 @@ class Schedules:
         await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
 
 
-def _position(schedule: Schedule) -> Position:
-    value = msgspec.json.encode(schedule).decode()
+def _position(schedule: Schedule, *, over: bool) -> Position:
+    """What is kept of a schedule; nothing of one that never comes again, or it would count as one for ever."""
+    value = "" if over else msgspec.json.encode(schedule).decode()
     return Position(platform=PLATFORM, account="", name=PREFIX + schedule.id, value=value)

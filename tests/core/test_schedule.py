@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from everhold.core.entries import Place
-from everhold.core.schedule import Cron, Every, Once, Schedule, due, next_tick, parse
+from everhold.core.schedule import After, Cron, Every, Once, Schedule, Soon, due, next_tick, parse
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -35,6 +35,13 @@ def ticks(words: str, after: str, count: int, zone: datetime.tzinfo = BERLIN) ->
     "text, rule, rest",
     [
         ("every 2h look", Every(7200.0), "look"),
+        ("in 20m tea", After(1200.0), "tea"),
+        ("in 2 hours go home", After(7200.0), "go home"),
+        ("in 1 day x", After(86_400.0), "x"),
+        ("at 18:00 go", Soon((18, 0)), "go"),
+        ("tomorrow 9:00 wake me", Soon((9, 0), tomorrow=True), "wake me"),
+        ("tomorrow at 9:00 wake me", Soon((9, 0), tomorrow=True), "wake me"),
+        ("every 2 hours look", Every(7200.0), "look"),
         ("every 15 min look at 8", Every(900.0), "look at 8"),
         ("daily 08:30 say: good morning", Cron(minutes=(30,), hours=(8,)), "say: good morning"),
         ("weekdays 8:30 go", Cron(minutes=(30,), hours=(8,), weekdays=(0, 1, 2, 3, 4)), "go"),
@@ -63,6 +70,13 @@ def test_a_rule_is_read_and_what_follows_is_kept(text: str, rule: object, rest: 
         "",
         "hello",
         "every 30s x",
+        "in 0m x",
+        "in 5 x",
+        "in 5 moons x",
+        "at 24:00 x",
+        "tomorrow 9:60 x",
+        "tomorrow x",
+        "8:30 x",
         "every x",
         "daily 25:00 x",
         "daily 8:61 x",
@@ -132,6 +146,22 @@ def test_days_of_month_and_week_are_either_as_cron_has_it() -> None:
 
 def test_once_is_once() -> None:
     assert ticks("at 2027-01-31 09:00", "2027-01-30 00:00", 3) == ["01-31 09:00"]
+
+
+@pytest.mark.parametrize(
+    "words, made, when",
+    [
+        ("in 90m", "2027-01-30 23:00", ["01-31 00:30"]),
+        ("at 18:00", "2027-01-30 17:59", ["01-30 18:00"]),
+        ("at 18:00", "2027-01-30 18:00", ["01-31 18:00"]),
+        ("tomorrow 9:00", "2027-01-30 08:00", ["01-31 09:00"]),
+        ("tomorrow 9:00", "2027-01-30 23:59", ["01-31 09:00"]),
+        ("tomorrow 0:00", "2027-01-30 00:00", ["01-31 00:00"]),
+        ("tomorrow 3:00", "2027-03-27 12:00", ["03-28 03:00"]),  # the hour before it is left out
+    ],
+)
+def test_soon_is_meant_from_when_it_is_said(words: str, made: str, when: list[str]) -> None:
+    assert ticks(words, made, 3) == when
 
 
 def schedule(words: str, made: str, last: float = 0.0) -> Schedule:

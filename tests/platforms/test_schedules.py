@@ -99,6 +99,15 @@ async def test_who_may_not_speak_any_more_is_not_spoken_for_and_it_is_not_tried_
     assert it.last == door.clock.at
 
 
+async def test_what_was_meant_once_is_gone_when_it_was_said(door: Door) -> None:
+    await keep(door, "in 5m")
+    door.clock.at += 301
+    for _ in range(3):
+        await schedules(door).say_due()
+    assert await heard(door) == ["good morning"]
+    assert await schedules(door).listed() == []
+
+
 async def test_it_is_looked_again_when_the_next_one_is_due(door: Door) -> None:
     await keep(door, "every 1m")
     door.clock.at += 50

@@ -255,7 +255,9 @@ def _people(commands: _Group) -> None:
     link.add_argument("person", metavar="NAME", help="a name from `people`")
     unlink = people.add("unlink", "an identity is this person no longer", ("everhold people unlink telegram:1001", ""))
     unlink.add_argument("identity", metavar="PLATFORM:ID", help="as `everhold people list` shows it")
-    schedules = commands.group("schedules", "what is said at its time", module="schedules", default="list")
+    schedules = commands.group(
+        "schedules", "what is said at its time: made in a chat, by /schedule", module="schedules", default="list"
+    )
     schedules.add("list", "every schedule, and when it speaks next")
     remove = schedules.add("remove", "a schedule that should speak no more", ("everhold schedules remove 4qk2vz", ""))
     remove.add_argument("id", metavar="ID", help="as `everhold schedules list` shows it")

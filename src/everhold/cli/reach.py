@@ -51,7 +51,8 @@ async def looking(args: argparse.Namespace, screen: Screen) -> AsyncIterator[Cal
     home = home_of(args)
     if not home.store.exists():
         raise NotFound(
-            f"nothing has been said in {home.path} yet", remedy="`everhold chat` begins; --home names another place"
+            f"nothing has been said in {home.path} yet",
+            remedy="`everhold up` listens on every platform, `everhold chat` begins here; --home names another place",
         )
     reached = await reach(args, screen, role="", starts=False)
     try:

@@ -14,16 +14,20 @@ SHORTEST_SECONDS: Final = 60.0
 MOST_DAYS: Final = 366 * 8
 """How far ahead a rule is looked through: the 29th of February comes around in this time."""
 HELP: Final = (
-    "/schedule every 2h TEXT, /schedule daily 08:30 TEXT, /schedule mon,fri 18:00 TEXT, /schedule 30 8 * * 1-5 TEXT, "
-    "/schedule at 2027-01-31 09:00 TEXT; /schedule lists, /schedule remove ID"
+    "/schedule in 20m TEXT, /schedule at 18:00 TEXT, /schedule tomorrow 9:00 TEXT, /schedule at 2027-01-31 09:00 TEXT, "
+    "/schedule every 2h TEXT, /schedule daily 08:30 TEXT, /schedule mon,fri 18:00 TEXT, /schedule 30 8 * * 1-5 TEXT; "
+    "/schedule lists, /schedule remove ID"
 )
 
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _WORDS: Final = {
     "daily": range(7), "day": range(7), "weekdays": range(5), "weekday": range(5), "weekends": range(5, 7)
 }  # fmt: skip
-_UNITS: Final = {"m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-_EVERY: Final = re.compile(r"every\s+(\d{1,4})\s*(m|min|h|d|w)\b\s*", re.IGNORECASE)
+_UNITS: Final = {"m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_SPAN: Final = r"\s+(\d{1,4})\s*(m(?:in(?:ute)?s?)?|h(?:ours?)?|d(?:ays?)?|w(?:eeks?)?)\b\s*"
+_EVERY: Final = re.compile("every" + _SPAN, re.IGNORECASE)
+_IN: Final = re.compile("in" + _SPAN, re.IGNORECASE)
+_SOON: Final = re.compile(r"(?:at|(tomorrow)(?:\s+at)?)\s+(\d\d?):(\d\d)\b\s*", re.IGNORECASE)
 _AT: Final = re.compile(r"at\s+(\d{4}-\d\d-\d\d)[ T](\d\d?):(\d\d)\b\s*", re.IGNORECASE)
 _NAMED: Final = re.compile(r"(?:every\s+)?([a-z,]+)\s+(?:at\s+)?(\d\d?):(\d\d)\b\s*", re.IGNORECASE)
 _CRON: Final = re.compile(r"((?:[\d*/,-]+\s+){4}[\d*/,-]+)(?:\s+|$)")
@@ -42,6 +46,19 @@ class Once(Struct, frozen=True, tag="once"):
     at: tuple[int, int, int, int, int]
 
 
+class After(Struct, frozen=True, tag="after"):
+    """So many seconds after it was made."""
+
+    seconds: float
+
+
+class Soon(Struct, frozen=True, tag="soon"):
+    """At the next such local time after it was made, or at that of the next day."""
+
+    at: tuple[int, int]
+    tomorrow: bool = False
+
+
 class Cron(Struct, frozen=True, tag="cron"):
     """At these minutes of these hours of these days. With both kinds of days given, either will do, as cron has it."""
 
@@ -54,7 +71,7 @@ class Cron(Struct, frozen=True, tag="cron"):
     """Monday is 0; empty: any."""
 
 
-When: TypeAlias = Every | Once | Cron
+When: TypeAlias = Every | Once | After | Soon | Cron
 
 
 class Schedule(Struct, frozen=True, omit_defaults=True):
@@ -79,7 +96,7 @@ class Schedule(Struct, frozen=True, omit_defaults=True):
 
 def parse(text: str) -> tuple[When, str, str] | None:
     """(rule, its words, what follows them), or None if it does not begin with a rule."""
-    for shape, read in ((_EVERY, _every), (_AT, _at), (_NAMED, _named), (_CRON, _cron)):
+    for shape, read in ((_EVERY, _every), (_IN, _in), (_AT, _at), (_SOON, _soon), (_NAMED, _named), (_CRON, _cron)):
         found = shape.match(text)
         if found is not None and (rule := read(found)) is not None:
             return rule, found[0].strip(), text[found.end() :].strip()
@@ -95,6 +112,11 @@ def next_tick(rule: When, *, after: float, made: float, zone: datetime.tzinfo) -
         case Once(at=at):
             moment = datetime.datetime(*at, tzinfo=zone).timestamp()
             return moment if moment > after else None
+        case After(seconds=seconds):
+            return made + seconds if made + seconds > after else None
+        case Soon(at=at, tomorrow=tomorrow):
+            moment = _next_of(Cron(minutes=at[1:], hours=at[:1]), _midnight(made, zone) if tomorrow else made, zone)
+            return moment if moment is not None and moment > after else None
         case Cron():
             return _next_of(rule, after, zone)
 
@@ -115,8 +137,22 @@ def _span(schedule: Schedule) -> float:
 
 
 def _every(found: re.Match[str]) -> When | None:
-    seconds = int(found[1]) * _UNITS[found[2].lower()]
+    seconds = _seconds(found)
     return Every(seconds) if seconds >= SHORTEST_SECONDS else None
+
+
+def _in(found: re.Match[str]) -> When | None:
+    seconds = _seconds(found)
+    return After(seconds) if seconds >= SHORTEST_SECONDS else None
+
+
+def _seconds(found: re.Match[str]) -> float:
+    return int(found[1]) * _UNITS[found[2][0].lower()]
+
+
+def _soon(found: re.Match[str]) -> When | None:
+    hour, minute = int(found[2]), int(found[3])
+    return Soon((hour, minute), tomorrow=bool(found[1])) if hour < 24 and minute < 60 else None
 
 
 def _at(found: re.Match[str]) -> When | None:
@@ -184,6 +220,12 @@ def _next_of(rule: Cron, after: float, zone: datetime.tzinfo) -> float | None:
                 return tick
         day += datetime.timedelta(days=1)
     return None
+
+
+def _midnight(at: float, zone: datetime.tzinfo) -> float:
+    """The last moment of a time's local day."""
+    following = datetime.datetime.fromtimestamp(at, zone).date() + datetime.timedelta(days=1)
+    return datetime.datetime.combine(following, datetime.time(), tzinfo=zone).timestamp() - 1.0
 
 
 def _is_on(rule: Cron, day: datetime.date) -> bool:
