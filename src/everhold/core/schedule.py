@@ -115,8 +115,8 @@ def next_tick(rule: When, *, after: float, made: float, zone: datetime.tzinfo) -
         case After(seconds=seconds):
             return made + seconds if made + seconds > after else None
         case Soon(at=at, tomorrow=tomorrow):
-            moment = _next_of(Cron(minutes=at[1:], hours=at[:1]), _midnight(made, zone) if tomorrow else made, zone)
-            return moment if moment is not None and moment > after else None
+            tick = _next_of(Cron(minutes=at[1:], hours=at[:1]), _midnight(made, zone) if tomorrow else made, zone)
+            return tick if tick is not None and tick > after else None
         case Cron():
             return _next_of(rule, after, zone)
 
