@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -101,4 +102,25 @@ async def test_no_more_is_remembered_than_there_is_room_for(tmp_path: Path) -> N
     await stage.say("and a pear")
     await stage.index.catch_up(stage.log)
     assert len(intake._authors) == 1
+    await stage.close()
+
+
+async def test_no_search_makes_a_plan_that_was_made_before(tmp_path: Path) -> None:
+    """Full text looks every word up in every segment, and would plan that anew where plans depend on the word."""
+    stage = Stage(tmp_path)
+    for number in range(6):
+        await stage.say(f"kettle number {number} is loud", session=f"s{number}")
+        await stage.index.catch_up(stage.log)
+    await stage.find("which kettle is loud?")
+    plans: dict[str, int] = {}
+
+    def count(event: dict[str, Any]) -> None:
+        plans[event["sql"]] = event["stmt_status"]["SQLITE_STMTSTATUS_REPREPARE"]
+
+    stage.index._reader.trace_v2(apsw.SQLITE_TRACE_PROFILE, count)
+    await stage.find("which kettle is loud?")
+    before = dict(plans)
+    await stage.find("is the number of a kettle loud?")
+    assert plans == {**plans, **before}
+    assert len(plans) > 5
     await stage.close()

@@ -67,18 +67,17 @@ def scopes(db: apsw.Connection, *, agent: str | None, audience: Iterable[str] | 
 
     None is whoever may see everything: any agent, any audience.
     """
-    where, values = ("", ()) if agent is None else (" and agent = ?", (agent,))
+    where, values = ("", ()) if agent is None else (" and m.agent = ?", (agent,))
     if audience is None:
-        return [Scope(*row) for row in db.execute(f"select id, next, items from scopes where true{where}", values)]
-    shared: set[int] | None = None
-    for member in set(audience):
-        of_member: set[Any] = {
-            row[0] for row in db.execute(f"select scope from members where member = ?{where}", (member, *values))
-        }
-        shared = of_member if shared is None else shared & of_member
+        return [Scope(*row) for row in db.execute(f"select id, next, items from scopes m where true{where}", values)]
+    members = sorted(set(audience))
+    if not members:
+        return []
+    both = " and exists (select 1 from members o where o.agent = m.agent and o.member = ? and o.scope = m.scope)"
     rows = db.execute(
-        "select id, next, items from scopes where id in (select value from json_each(?))",
-        (_list(sorted(shared or ())),),
+        "select s.id, s.next, s.items from members m join scopes s on s.id = m.scope"
+        f" where m.member = ?{where}{both * (len(members) - 1)} order by m.scope",
+        (members[0], *values, *members[1:]),
     )
     return [Scope(*row) for row in rows]
 

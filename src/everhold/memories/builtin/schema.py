@@ -14,7 +14,7 @@ PATIENCE_SECONDS: Final = 5.0
 CACHE_KIB: Final = 32_768
 SCOPE_BITS: Final = 36
 """A chunk's number is its scope and its place within it, so that one range of numbers is one audience."""
-HASH_BYTES: Final = 65_536
+HASH_BYTES: Final = 262_144
 """What full text gathers before it writes a segment of it. It looks through room for as much as it ever gathered at
 every commit, however little there is, so that one large batch would make all later ones dear.
 """
@@ -72,8 +72,7 @@ def for_writing(path: Path) -> apsw.Connection:
 
 
 def for_reading(path: Path) -> apsw.Connection:
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
+    db = _open(path)
     db.pragma("temp_store", "memory")
     db.pragma("cache_size", -CACHE_KIB)
     db.pragma("query_only", "on")
@@ -100,9 +99,16 @@ def put(db: apsw.Connection, key: str, value: str) -> None:
     db.execute("insert into meta values (?, ?) on conflict (key) do update set value = excluded.value", (key, value))
 
 
-def _connect(path: Path) -> apsw.Connection:
+def _open(path: Path) -> apsw.Connection:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
+    # plans do not depend on what is asked for: full text would make the plan of its own lookup anew twice a word
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    return db
+
+
+def _connect(path: Path) -> apsw.Connection:
+    db = _open(path)
     db.pragma("secure_delete", "on")
     db.pragma("journal_mode", "wal")
     db.pragma("synchronous", "normal")

@@ -127,20 +127,26 @@ class Table:
     def best(self, question: Sequence[int], kept: Sequence[bytes]) -> Floats:
         """Per word of the question (rows) and packed text (columns): how alike the most similar word is."""
         np = self.np
-        counts = np.fromiter(map(len, kept), np.int64, len(kept)) // 2
         best: Floats = np.zeros((len(question), len(kept)), np.float32)
-        full = counts.nonzero()[0]
-        if len(full) and len(question):
-            joined = np.frombuffer(b"".join(kept), np.uint16)
-            there = np.zeros(len(self._rows), np.bool_)
-            there[joined] = True
-            distinct = there.nonzero()[0]
-            place = np.zeros(len(self._rows), np.uint16)
-            place[distinct] = np.arange(len(distinct))
-            near = self._products(distinct, self._units(np.array(question)).T)
-            starts = np.concatenate(([0], np.cumsum(counts[full])[:-1]))
-            most = np.maximum.reduceat(near.take(place.take(joined), axis=0), starts, axis=0).T
-            best[:, full] = np.maximum(most - LIKE, 0.0) / (1.0 - LIKE)
+        joined = np.frombuffer(b"".join(kept), np.uint16)
+        if not len(joined) or not len(question):
+            return best
+        there = np.zeros(len(self._rows), np.bool_)
+        there[joined] = True
+        distinct = there.nonzero()[0]
+        near = self._products(distinct, self._units(np.array(question)).T)
+        # most words are like none of the question's, and need not be looked at in every text they stand in
+        like = (near.ravel() > LIKE).nonzero()[0] // len(question)
+        place = np.zeros(len(self._rows), np.uint16)
+        place[distinct[like]] = like + 1
+        at = place.take(joined)
+        where = at.nonzero()[0]
+        if len(where):
+            ends = np.cumsum(np.fromiter(map(len, kept), np.int64, len(kept)))
+            owner = ends.searchsorted(where * joined.itemsize, side="right")
+            starts = np.concatenate([[True], owner[1:] != owner[:-1]]).nonzero()[0]
+            most = np.maximum.reduceat(near.take(at[where] - 1, axis=0), starts, axis=0).T
+            best[:, owner[starts]] = np.maximum(most - LIKE, 0.0) / (1.0 - LIKE)
         return best
 
     def _products(self, rows: npt.NDArray[np.int64], wanted: Floats) -> Floats:
@@ -155,7 +161,7 @@ class Table:
             some = self._narrow.take(rows[low : low + step], axis=0)
             room[: len(some)] = some
             np.matmul(room[: len(some)], wanted, out=near[low : low + step])
-        near *= self._inverse[rows, None]
+        near *= self._inverse.take(rows)[:, None]
         return near
 
     def _units(self, rows: npt.NDArray[np.int64]) -> Floats:
