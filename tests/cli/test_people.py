@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from everhold.app import App, SystemClock, settings_of
+from everhold.cli.commands.status import complaints
+from everhold.core.entries import Place
 from everhold.home import Home
 from everhold.logs import open_log
+from everhold.ports.store import Change, Position, Step
+from everhold.reception import HALT
 from tests.cli.house import House
 
 CONFIG = """
@@ -93,6 +98,29 @@ def test_status_names_accounts_that_do_not_work(house: House) -> None:
     done = house.ask("status")
     assert done.code == 1
     assert "BOT is not set" in done.out
+
+
+def test_status_names_chats_where_agents_were_silenced_or_talked_too_much(house: House) -> None:
+    (house.path / "config.yaml").write_text(CONFIG)
+
+    async def trouble() -> dict[str, Any]:
+        home = Home(house.path).create()
+        app = App(home, settings_of(home, environ={}), log=open_log(clock=SystemClock(), level="error"), environ={})
+        origin = Place(platform="telegram", account="main", chat="-100")
+        app.reception._broken("main", origin, 8)
+        found: dict[str, Any] = await app.methods.call("status", {})
+        by = Position(platform="telegram", account="", name=f"{HALT}-200", value='{"by": "ada", "at": 1}')
+        await app.store.commit(Change(step=Step.POSITION, session="", at=1.0, position=by))
+        await app.stop(seconds=0)
+        return found
+
+    assert ("agents answered each other too often in telegram:-100 (main)", "a human's word there lets them go on") in (
+        complaints(asyncio.run(trouble()))
+    )
+    done = house.run("status")
+    assert done.code == 1
+    assert "telegram:-200 was silenced by ada" in done.out
+    assert "/wake" in done.out
 
 
 def test_a_word_alone_shows_what_there_is(house: House, codes: list[str]) -> None:

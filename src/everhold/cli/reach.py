@@ -126,10 +126,10 @@ async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: s
     app = App(home, settings, log=log, environ=os.environ)
     tell_upgrade(app, screen)
     app.role = role
-    if starts:
-        try:
-            await app.start(listen=False)
-        except BaseException:
-            await app.stop(seconds=0)
-            raise
+    try:
+        # who looks wants to know which chats are silenced, too
+        await (app.start(listen=False) if starts else app.reception.open())
+    except BaseException:
+        await app.stop(seconds=0)
+        raise
     return Reached(NearControl(app.methods), role=role, app=app)
