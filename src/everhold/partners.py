@@ -11,7 +11,6 @@ from typing import Final
 
 from everhold.core.entries import Heard, Kind
 from everhold.ports.clock import Clock
-from everhold.ports.log import Log
 from everhold.ports.store import Change, Position, Step, Store
 
 WHOSE: Final = "whose/"
@@ -22,10 +21,9 @@ LOOK: Final = 200
 class Partners:
     """Who was first in direct chats that can change hands. Read from the store once, and kept up to date."""
 
-    def __init__(self, store: Store, *, clock: Clock, log: Log) -> None:
+    def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._log = log
         self._first: dict[tuple[str, str, str], str] | None = None
 
     async def known(self, platform: str, account: str, chat: str) -> str:
@@ -53,7 +51,9 @@ class Partners:
         led = await self._store.whereto(address)
         if led is None:
             return ""
-        for entry in await self._store.entries(led[0], kinds=(Kind.HEARD,), limit=LOOK):
+        heard = await self._store.entries(led[0], kinds=(Kind.HEARD,), limit=LOOK)
+        for entry in heard:
             if isinstance(entry.body, Heard) and entry.body.stamp.address == address:
                 return entry.body.speaker or entry.body.stamp.person.removeprefix(f"{platform}:")
-        return ""
+        # erased, or resumed from elsewhere, which only its owner can do
+        return heard[0].author.removeprefix("person:").removeprefix(f"{platform}:") if heard else ""

@@ -65,7 +65,7 @@ class Reception:
         self._chance = chance
         self._log = log
         self._moves = moves or Moves(store, clock=clock, log=log)
-        self._partners = Partners(store, clock=clock, log=log)
+        self._partners = Partners(store, clock=clock)
         self.pairing = Pairing(store, clock=clock, chance=chance, log=log)
         self.loops: dict[tuple[str, str, str], dict[str, Any]] = {}
         """Where agents answered each other too often: (agent, platform, chat) -> how often, and when last."""

@@ -261,6 +261,20 @@ async def test_an_invitation_from_while_we_were_away_is_found(desk: Desk, stage:
     await desk.until_heard("are you there?")
 
 
+async def test_the_last_words_before_we_are_thrown_out_are_heard_as_they_were_said(
+    desk: Desk, stage: MatrixStage
+) -> None:
+    desk.start()
+    await stage.write("before", to=stage.chat)
+    await desk.until_heard("before")
+    await desk.stop()
+    await stage.write("the last words", to=stage.chat)
+    await stage.ada.call("POST", f"{V3}/rooms/{stage.chat}/kick", {"user_id": stage.bot.id})
+    await desk.restart()
+    await desk.until_heard("the last words")
+    assert {parse(body.stamp.address).kind for body in await desk.heard()} == {"dm"}
+
+
 async def test_a_room_that_was_upgraded_is_the_conversation_it_was(desk: Desk, stage: MatrixStage) -> None:
     desk.start()
     await stage.write("before", to=stage.chat)

@@ -13,9 +13,10 @@ from hypothesis import given, strategies as st
 from everhold.config import parse
 from everhold.core import pairing
 from everhold.core.address import Address, parse as parse_address
-from everhold.core.entries import Heard, Place
+from everhold.core.entries import Bound, Changed, Draft, Heard, Place
 from everhold.errors import Misuse, NotFound
 from everhold.ports.platform import Incoming, Verdict
+from everhold.ports.store import Change, Step
 from tests.platforms.stage import CONFIG, Door
 
 
@@ -438,6 +439,20 @@ async def test_a_direct_chat_from_before_that_was_kept_is_whose_it_was(door: Doo
     assert await door.store.positions(prefix="whose/") == []
     assert (await alone(door, "hello", sender="7")).session != old.session
     assert (await alone(door, "I am back", sender="1001")).session == old.session
+
+
+async def test_a_direct_chat_that_leads_to_a_session_from_elsewhere_is_its_owner_s(door: Door) -> None:
+    """Ada went on here in a session that she began in another chat, before it was kept whose a chat is."""
+    began = await door.say("my secret")
+    here = await door.say("/resume", chat="!room", kind="dm")
+    entry = await door.store.entry(here.session, here.seq)
+    assert isinstance(entry.body, Heard)
+    bound = Bound(address=entry.body.stamp.address, previous=here.session, by="person:ada")
+    draft = Draft(body=Changed(change=bound), author="person:ada")
+    await door.store.commit(Change(step=Step.TIE, session=began.session, at=door.clock.at, entries=(draft,)))
+    door.accept._known.clear()
+    assert (await alone(door, "hello", sender="7")).session not in (began.session, here.session)
+    assert (await alone(door, "I am back", sender="1001")).session == began.session
 
 
 async def test_a_direct_chat_stays_somebody_s_who_gets_a_name_or_another_id(door: Door) -> None:

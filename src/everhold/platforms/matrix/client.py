@@ -74,7 +74,12 @@ class Client:
         """Who is in a room or invited, or was when a look ended at `at`: their membership events."""
         query = urlencode({"not_membership": "leave", **({"at": at} if at else {})})
         path = f"{V3}/rooms/{quote(room, safe='')}/members?{query}"
-        found: list[dict[str, Any]] = (await self._call("a room's members", "GET", path))["chunk"]
+        try:
+            found: list[dict[str, Any]] = (await self._call("a room's members", "GET", path))["chunk"]
+        except Refused:
+            if not at:
+                raise
+            return await self.members(room)  # not every homeserver can look back
         return found
 
     async def tombstone(self, room: str) -> dict[str, Any]:
