@@ -285,6 +285,9 @@ async def test_a_room_that_was_upgraded_is_the_conversation_it_was(desk: Desk, s
     await stage.ada.say(new, "after")
     await desk.until_heard("after")
     assert desk.moves == [(stage.chat, new)]
+    await desk.restart()
+    remote = await desk.platform.send(desk.out("what was promised in the old one"))
+    assert [seen.id for seen in stage.shown(new)] == [remote]
 
 
 async def test_a_room_that_only_claims_to_replace_another_does_not(desk: Desk, stage: MatrixStage) -> None:

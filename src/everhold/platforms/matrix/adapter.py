@@ -37,6 +37,9 @@ MOST_SENDERS: Final = 5_000
 ASK_AGAIN_SECONDS: Final = 300.0
 """How often it is asked again whether an invitation may be followed: who may speak can change."""
 SINCE: Final = "since"
+HEIR: Final = "heir/"
+MOST_HEIRS: Final = 20
+"""How often a room may have been replaced. Rooms that replace each other in a circle lead somewhere, too."""
 MOST_PASSED: Final = 50
 """Events with nothing to hear, such as our own words, that may be looked at again after a restart."""
 
@@ -65,6 +68,10 @@ class Matrix:
         """Who said what was heard lately: whom a reply is for."""
         self._invites: dict[str, tuple[str, str]] = {}
         """Rooms we are asked into and have not entered: of what kind, and by whom."""
+        self._former: dict[str, str] = {}
+        """Rooms we are asked into that took the place of another: of which one."""
+        self._heirs: dict[str, str] = {}
+        """Rooms that we spoke in, and what took their place; nothing if they are as they were."""
         self._quiet: dict[str, float] = {}
         """Rooms that the homeserver wants left alone, and until when."""
 
@@ -305,6 +312,7 @@ class Matrix:
         except Refused:
             return
         if told.get("replacement_room") == chat:
+            self._former[chat] = former
             await self._station.moved(former, chat)
 
     async def _follow(self, invites: Mapping[str, tuple[str, str]], accept: Accept) -> None:
@@ -336,6 +344,9 @@ class Matrix:
             self._log.warning("invitation.void", chat=chat, error=error)
         else:
             self._log.info("room.joined", chat=chat)
+            if former := self._former.pop(chat, ""):
+                await self._station.positions.move(HEIR + former, chat)
+                self._heirs[former] = chat
         self._invites.pop(chat, None)
 
     # -- saying ------------------------------------------------------------------------------------------------------
@@ -358,18 +369,18 @@ class Matrix:
     async def alone_with(self, to: Place, sender: str) -> bool:
         try:
             await self._connect()
-            room = await self._room(to.chat)
+            room = await self._room(await self._today(to.chat))
         except (Transient, InDoubt):
             return True
         return room.members.keys() <= {self._me, sender}
 
     async def typing(self, to: Place) -> None:
         await self._connect()
-        await self._client.typing(to.chat, self._me, seconds=TYPING_SECONDS)
+        await self._client.typing(await self._today(to.chat), self._me, seconds=TYPING_SECONDS)
 
     async def _put(self, out: Outgoing, content: Mapping[str, Any], *, part: str) -> str:
         """Put something into a room, once however often it is asked for."""
-        chat = out.to.chat
+        chat = await self._today(out.to.chat)
         left = self._quiet.get(chat, 0.0) - self._context.clock.monotonic()
         if left > 0:
             raise Transient(f"the homeserver wants this room left alone for {left:.0f} s", retry_after=left)
@@ -387,6 +398,16 @@ class Matrix:
             if error.retry_after is not None:
                 self._quiet[chat] = self._context.clock.monotonic() + error.retry_after
             raise
+
+    async def _today(self, chat: str) -> str:
+        """Where to speak now: in the room that took another's place, and not in the one that everybody has left."""
+        for _ in range(MOST_HEIRS):
+            if chat not in self._heirs:
+                self._heirs[chat] = await self._station.positions.read(HEIR + chat) or ""
+            if not self._heirs[chat]:
+                break
+            chat = self._heirs[chat]
+        return chat
 
     async def _content(self, out: Outgoing, *, draft: bool = False) -> dict[str, Any]:
         content: dict[str, Any] = {"msgtype": "m.notice" if out.notice else "m.text", "body": out.text}
