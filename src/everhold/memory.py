@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from everhold.config.settings import BUILTIN
 from everhold.control import entry_json
 from everhold.core import forgetting
 from everhold.core.entries import Heard, Kind, Noted, Said
@@ -102,6 +103,8 @@ class Memory(Forgetful):
         lanes = await self.store.lanes(waiting=True)
         parked = await self.store.parked()
         again = await self.store.parked(state="replaying")
+        for agent in self.agents():
+            self.runtimes.memory(BUILTIN, agent)  # a command without a gateway has used none yet; this one needs nobody
         told = {(it.memory, it.agent): it for it in await health.conditions(self.gates, self.runtimes.attached())}
         agents = {lane.session: "" for lane in lanes} | {item.session: "" for item in (*parked, *again)}
         for session in agents:
@@ -126,6 +129,7 @@ class Memory(Forgetful):
                         "parked": sum(it.reader == reader and agents[it.session] == agent for it in parked),
                         "replaying": sum(it.reader in readers and agents[it.session] == agent for it in again),
                         **_account(condition),
+                        "says": condition.says if condition else "",
                         "error": next((lane.error for lane in mine if lane.error), ""),
                     }
                 )

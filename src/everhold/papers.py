@@ -164,6 +164,10 @@ async def write_down(records: AsyncIterator[dict[str, Any]], person: str, direct
             text.write(f"- {when(record.get('at', 0.0))}, {who}: {words}\n")
         for line in missing:
             text.write(f"\nMissing: {line}\n")
+    if not count and not missing:  # nothing to read: a misspelt name leaves no files behind
+        os.unlink(lines)
+        os.unlink(pages)
+        return {"person": person, "records": 0, "missing": [], "files": []}
     return {"person": person, "records": count, "missing": missing, "files": [str(lines), str(pages)]}
 
 

@@ -30,9 +30,12 @@ def test_what_is_remembered_is_found_and_an_answer_explained(house: House) -> No
     house.run("send", f"what was {CANARY} about?", "--session", "other").ok()
     why = house.ask("memory", "why", "--json").ok().json
     assert any(CANARY in item["text"] for item in why["shown"])
-    assert f"recalled: builtin" in house.ask("memory", "why").ok().out  # noqa: F541
+    told = house.ask("memory", "why").ok().out
+    assert "recalled: builtin" in told
+    assert f"room: {why['tokens']} of {why['budget']} tokens used" in told
     status = house.ask("memory", "status", "--json").ok().json
     assert [(row["agent"], row["memory"], row["parked"]) for row in status["memories"]] == [("main", "builtin", 0)]
+    assert "builtin of main: by words" in house.ask("memory", "status").ok().out  # what it goes by, gateway or not
 
 
 def test_a_person_is_exported_and_forgotten(house: House, tmp_path: Path) -> None:
@@ -70,12 +73,16 @@ def test_a_running_gateway_does_the_same(house: House) -> None:
     house.ask("audit").ok()
 
 
-def test_nobody_is_told_so(house: House) -> None:
+def test_nobody_is_told_so(house: House, tmp_path: Path) -> None:
     talk(house)
     assert house.ask("memory", "forget", "").code != 0
-    plan = house.ask("memory", "forget", "stranger", "--json").ok().json
-    assert plan["sessions"] == []
-    assert plan["entries"] == 0
+    plan = house.ask("memory", "forget", "stranger").ok()
+    assert "0 entries in all" in plan.out
+    assert "is the name right?" in plan.err
+    export = house.ask("memory", "export", "stranger", "--to", str(tmp_path / "out"))
+    assert export.code == 1
+    assert "is the name right?" in export.err
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def holding(home: Path) -> list[str]:

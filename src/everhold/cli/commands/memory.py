@@ -14,6 +14,8 @@ from everhold.cli.render import Screen, ago, count, moment, one_line, safe
 from everhold.errors import Misuse
 from everhold.remote.client import Calls
 
+_NOBODY = "Nothing in the log is theirs: is the name right? `everhold people list` shows who is known by name."
+
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
     return asyncio.run(_run(args, screen))
@@ -42,7 +44,7 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
             case "import":
                 await _import(calls, args, screen)
             case "export":
-                await _export(calls, args, screen)
+                return await _export(calls, args, screen)
     return 0
 
 
@@ -78,6 +80,8 @@ async def _status(calls: Calls, screen: Screen) -> int:
         name = f"{one_line(row['memory'])} of {one_line(row['agent'])}"
         if row["handed_over"] is not None:
             screen.say(f"{name} is {row['delivery']}: {account(row['handed_over'], row['confirmed'])}")
+        elif row["says"]:
+            screen.say(f"{name}: {one_line(row['says'])}")
         if row["replaying"]:
             screen.say(f"{name}: {count(row['replaying'], 'item')} to be handed over again")
     for names in found["forgetting"]:
@@ -115,6 +119,8 @@ async def _why(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
             reason = f" ({one_line(item['why_not'])})" if item.get("why_not") else ""
             text = one_line(item["text"], most=200) if item["text"] else "(erased)"
             screen.say(f"{title}{reason}: {screen.paint(_where(item), 'dim')}\n  {text}")
+    if found.get("budget"):
+        screen.say(f"room: {found.get('tokens', 0)} of {found['budget']} tokens used")
     if found.get("silent"):
         screen.say(f"no answer within {found.get('deadline', 0):g} s: {', '.join(map(one_line, found['silent']))}")
     if not any(found.get(key) for key in ("facts", "shown", "left_out")):
@@ -240,6 +246,8 @@ async def _forget(calls: Calls, args: argparse.Namespace, screen: Screen) -> int
     screen.say("stays:")
     for line in found["remains"]:
         screen.say(f"  {safe(line)}")
+    if not found["entries"]:
+        screen.note(_NOBODY)
     if not args.yes:
         screen.note(f"Nothing was changed. `everhold memory forget {one_line(args.person)} --yes` does it, for good.")
     elif not found["done"]:
@@ -259,15 +267,19 @@ async def _import(calls: Calls, args: argparse.Namespace, screen: Screen) -> Non
     _tell(screen, made, f"{held} for session {made['session']}{new}")
 
 
-async def _export(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
+async def _export(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:
     to = os.path.abspath(os.path.expanduser(args.to))  # noqa: ASYNC240  # no file is touched
     async with waiting(screen, "reading every session"):
         made = await calls.memory_export(args.person, to=to)
+    known = bool(made["files"])
     if screen.json:
         screen.show(made)
-        return
+        return 0 if known else 1
     screen.say(f"{count(made['records'], 'record')} of {one_line(made['person'])}")
     for path in made["files"]:
         screen.say(f"  {safe(path)}")
     for line in made["missing"]:
         screen.note(f"missing: {one_line(line)}")
+    if not known:
+        screen.note(_NOBODY)
+    return 0 if known else 1
