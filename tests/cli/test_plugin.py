@@ -91,6 +91,16 @@ def test_somebody_else_s_plug_in_is_put_through_it_by_its_path(here: Path, capsy
     assert "unacknowledged" in found["checks"][2]["reason"]
 
 
+def test_a_plug_in_that_cannot_be_used_is_said_so_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = here / "odd"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text("import nowhere_to_be_found")
+    assert main(["plugin", "test", "hermes-plugin:./odd"]) != 0
+    told = capsys.readouterr()
+    assert told.err.count("nowhere_to_be_found") == 1
+    assert told.out == ""
+
+
 @pytest.mark.parametrize(
     "args, code, says",
     [

@@ -181,6 +181,22 @@ async def test_a_change_of_its_own_files_calls_for_a_new_one(tmp_path: Path) -> 
         await eventually(lambda: plugin.cache_busting_signature() != before)
 
 
+async def test_what_it_keeps_in_its_home_itself_is_no_change_of_its_settings(tmp_path: Path) -> None:
+    """Many keep what they are told in a file among their settings: that built them anew for every message."""
+    kept = "json.dump([user_content], open(get_hermes_home() / 'kept.json', 'w')); write(\"sync_turn\", user_content"
+    stage = Stage(tmp_path, REGISTERED.replace('write("sync_turn", user_content', kept))
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+        before = plugin.cache_busting_signature()
+        for number in range(3):
+            await plugin.store(batch(exchange(f"and {'more ' * number}", key=str(number))))
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(0.7)
+        assert plugin.cache_busting_signature() == before
+        (stage.home / "kept.json").unlink()  # by another hand it is one
+        await eventually(lambda: plugin.cache_busting_signature() != before)
+
+
 @pytest.mark.parametrize("hook", ["cache_busting_signature", "identity_signature"])
 async def test_one_that_says_it_has_changed_is_built_anew(tmp_path: Path, hook: str) -> None:
     """By whatever it looks at, which need not be where anybody would watch."""

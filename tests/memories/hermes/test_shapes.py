@@ -104,6 +104,38 @@ async def test_one_that_does_not_load_says_why_and_nothing_is_lost(tmp_path: Pat
         assert not (await plugin.health()).well
 
 
+async def test_one_in_the_home_s_plugins_loads_by_its_name(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    (stage.home / "notes").mkdir(parents=True)  # where it keeps its settings, not where it is
+    (stage.home / "plugins").symlink_to(stage.plugin.parent)
+    stage.plugin.rename(stage.plugin.with_name("notes"))
+    async with stage.open(path="notes") as plugin:
+        await plugin.store(batch(exchange("hello")))
+    assert len(stage.diary("sync_turn")) == 1
+    async with stage.open(path="others") as plugin:
+        with pytest.raises(Transient, match=r"installed: .*notes"):
+            await plugin.store(batch(exchange("hello")))
+
+
+async def test_a_path_is_meant_from_where_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    async with stage.open(path="plugins/recorder") as plugin:
+        await plugin.store(batch(exchange("hello")))
+    assert len(stage.diary("sync_turn")) == 1
+
+
+async def test_tools_that_no_model_could_be_offered_are_left_out(tmp_path: Path) -> None:
+    """With one of them every request would be refused, and every turn lost."""
+    odd = "[{'name': 'a tool!'}, {'name': 'x' * 65}, {'name': 'list', 'parameters': ['q']}, None, {'name': 7}]"
+    stage = Stage(tmp_path, REGISTERED.replace("        return [{", f"        return {odd} + [{{", 1))
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+    async with stage.open() as plugin:
+        assert [tool.spec.name for tool in plugin.tools()] == ["flat", "wrapped"]
+    assert "'a tool!' cannot be offered" in str(stage.log.lines)
+
+
 async def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
     async with Stage(tmp_path).open(path="nobody") as plugin:
         with pytest.raises(Transient, match="nobody is neither a path nor"):
@@ -114,6 +146,17 @@ async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None
     async with Stage(tmp_path).open(python="/no/such/python") as plugin:
         with pytest.raises(Transient, match="/no/such/python cannot be run"):
             await plugin.store(batch(exchange("hello")))
+
+
+async def test_what_is_not_available_says_what_it_wants(tmp_path: Path) -> None:
+    wants = "lambda self: [{'key': 'token', 'secret': True, 'env_var': 'THEIR_TOKEN'}, {'key': 'colour'}]"
+    source = RECORDER.replace(
+        "name =", f"is_available = lambda self: False\n    get_config_schema = {wants}\n    name ="
+    )
+    async with Stage(tmp_path, source).open() as plugin:
+        with pytest.raises(Transient) as raised:
+            await plugin.store(batch(exchange("hello")))
+    assert "it asks for THEIR_TOKEN: " in raised.value.remedy
 
 
 async def test_what_is_not_available_gets_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import keyword
 import os
 import re
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -117,7 +118,8 @@ async def _test(args: argparse.Namespace, screen: Screen) -> int:
     outcomes: list[Outcome] = []
     async with _broken_at_will(args.harness) as harness:
         given = {**about, **(harness.settings if harness is not None else {}), **_settings(args.set)}
-        make = _maker(factory, given, name=args.name.partition(":")[0])
+        settings, make = _maker(factory, given, name=args.name.partition(":")[0])
+        await _tried(factory, settings)
         checks = run_checks(make, harness=harness, only=args.only, seconds=args.seconds, patience=args.patience)
         async for outcome in checks:
             outcomes.append(outcome)
@@ -165,7 +167,7 @@ def _settings(given: list[str]) -> dict[str, Any]:
 
 def _maker(
     factory: Factory[MemoryProvider], given: Mapping[str, Any], *, name: str
-) -> Callable[[str, Path], MemoryProvider]:
+) -> tuple[Any, Callable[[str, Path], MemoryProvider]]:
     from everhold.config import ConfigError, plugin_problems, plugin_settings
     from everhold.config.settings import MemorySettings
     from everhold.testing.plugin import context
@@ -178,7 +180,17 @@ def _maker(
     def make(agent: str, directory: Path) -> MemoryProvider:
         return factory(settings, context(agent=agent, instance=name, directory=directory))
 
-    return make
+    return settings, make
+
+
+async def _tried(factory: Factory[MemoryProvider], settings: Any) -> None:
+    """Whether it can be used at all, where it can be asked: that is said once, not by every check in its own words."""
+    from everhold.ports.memory import Interviewing
+    from everhold.testing.plugin import context
+
+    if isinstance(factory, Interviewing):
+        with tempfile.TemporaryDirectory(prefix="everhold-plugin-", ignore_cleanup_errors=True) as directory:
+            await factory.tried(settings, context(agent="main", directory=Path(directory)))
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ INSIDE: Final = Path(__file__).parent / "inside"
 START: Final = (
     # nothing of ours stays on the path: plug-ins import by names that are as general as it gets
     "import sys, runpy; sys.path[:1] = [sys.argv.pop()]; "
-    "import inside.finding, inside.looking, inside.offered, inside.seats; "
+    "import inside.finding, inside.looking, inside.offered, inside.seats, inside.watching; "
     "del sys.path[0]; runpy._run_module_as_main('inside')"
 )
 MOST_BYTES: Final = 8 * 1024 * 1024
@@ -128,7 +128,9 @@ class Host:
         if not self.card.get("available"):
             await self._end(process)
             self._died("the plug-in says that it is not available: a package or a setting of its own is missing")
-            raise Transient(self.problem, remedy=f"look into its settings in {self.home}")
+            wants = ", ".join(_wants(self.card.get("settings")))
+            asks = f"it asks for {wants}: `everhold setup memory`, `environ`, or" if wants else "look into"
+            raise Transient(self.problem, remedy=f"{asks} its settings in {self.home}")
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -269,6 +271,12 @@ class Host:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _wants(schema: Any) -> list[str]:
+    """What a plug-in says it cannot do without, by the variable it is known by."""
+    fields = [it for it in schema if isinstance(it, dict)] if isinstance(schema, list) else []
+    return [str(it.get("env_var") or it.get("key")) for it in fields if it.get("required") or it.get("secret")]
 
 
 def _looked_at(task: asyncio.Task[None]) -> None:

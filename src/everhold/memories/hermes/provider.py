@@ -304,12 +304,18 @@ class HermesPlugin:
         self._files = files
 
 
+def meant(path: str) -> str:
+    """A path that is given from here, as anybody would write it: its host works elsewhere."""
+    found = Path(path).expanduser()
+    return str(found.absolute()) if Path(path).name != path and found.exists() else path
+
+
 def host_of(settings: HermesSettings, context: Context, *, changed: Callable[[str], None]) -> Host:
     home = Path(settings.hermes_home).expanduser() if settings.hermes_home else Path(context.directory) / "hermes"
     passed = {name: os.environ[name] for name in settings.environ_from if name in os.environ}
     given = {name: it if isinstance(it, str) else it.reveal() for name, it in settings.environ.items()}
     return Host(
-        what=settings.path,
+        what=meant(settings.path),
         python=os.path.expanduser(settings.python),
         home=home.absolute(),
         environ={**passed, **given},

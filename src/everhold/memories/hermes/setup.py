@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from everhold.errors import Refused
 from everhold.memories.hermes.host import Host
-from everhold.memories.hermes.provider import host_of
+from everhold.memories.hermes.provider import host_of, meant
 from everhold.ports.memory import Wanted
 from everhold.ports.plugin import Context
 
@@ -42,6 +42,8 @@ async def answered(settings: HermesSettings, context: Context, answers: Mapping[
             remedy="leave it out, and write it where the plug-in's own description says",
         )
     found: dict[str, Any] = {"environ": environ} if environ else {}
+    if (path := meant(settings.path)) != settings.path and not settings.path.startswith("~"):
+        found["path"] = path
     if not settings.hermes_home:
         found["hermes_home"] = str(host.home)  # every agent's instance finds there what was kept just now
     return found

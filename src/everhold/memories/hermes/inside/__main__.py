@@ -6,7 +6,6 @@ loaded, and what they print goes to stderr, where it is somebody else's to bound
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import queue
@@ -16,12 +15,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from .watching import Watch
+
 MOST_BYTES = 4 * 1024 * 1024
 """Of one answer. What is longer is refused: no plug-in may fill somebody else's memory."""
 LANES = {"prefetch": "ask", "tool": "ask", "prompt": "ask", "look": "look"}
 """What is asked for an answer; a look behind somebody's back holds up neither."""
 LOOK_SECONDS = 1.0
-WATCHED = ("*.json", "*.yaml", "*.yml", "*.toml", "*/config.json")
 
 
 class Host:
@@ -168,25 +168,12 @@ class Host:
 
     def _watch(self, home: Path, sample: Any) -> None:
         """Tell when the plug-in's own configuration changed, or so it says: whoever uses it then wants it anew."""
-        before = _look(home, self._identity(sample))
+        watch = Watch()
+        watch.begin(home, self._identity(sample))
         while True:
             threading.Event().wait(LOOK_SECONDS)
-            now = _look(home, self._identity(sample))
-            if now != before:
-                before = now
+            if now := watch.changed(self._identity(sample)):
                 self.say({"event": "changed", "files": now})
-
-
-def _look(home: Path, said: str) -> str:
-    found = [said]
-    for pattern in WATCHED:
-        for path in sorted(home.glob(pattern)):
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            found.append(f"{path} {status.st_mtime_ns} {status.st_size}")
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .offered import get_hermes_home
+
 GROUPS = ("hermes_agent.memory_providers", "hermes_agent.plugins")
 Make = Callable[[], Any]
 
@@ -34,16 +36,24 @@ class Collector:
 
 
 def find(what: str) -> Make:
-    """`what` is a directory or a file, or the name of an entry point. Raises LookupError with the reason."""
-    path = Path(what).expanduser()
-    if path.exists():
-        return _maker(_load(path), what)
+    """`what` is a directory or a file, the name of one in the home's `plugins`, or of an entry point.
+
+    Raises LookupError with the reason.
+    """
+    path, folder = Path(what).expanduser(), get_hermes_home() / "plugins"
+    for place in (path, folder / what):
+        if place.is_file() or (place / "__init__.py").exists():  # others keep settings in a directory of that name
+            return _maker(_load(place), what)
     for group in GROUPS:
         for entry in _entries(group):
             if entry.name == what:
                 return _maker(entry.load(), what)
-    known = sorted({entry.name for group in GROUPS for entry in _entries(group)})
-    raise LookupError(f"{what} is neither a path nor an installed plug-in (installed: {', '.join(known) or 'none'})")
+    if path.exists():
+        raise LookupError(f"{path} has no __init__.py")
+    known = {entry.name for group in GROUPS for entry in _entries(group)}
+    known |= {place.parent.name for place in folder.glob("*/__init__.py")}
+    named = ", ".join(sorted(known)) or "none"
+    raise LookupError(f"{what} is neither a path nor an installed plug-in (installed: {named})")
 
 
 def _entries(group: str) -> list[Any]:
@@ -54,8 +64,6 @@ def _load(path: Path) -> types.ModuleType:
     """Import a directory or a file under a name of its own, so that what it imports relatively is found."""
     path = path.resolve()
     file = path / "__init__.py" if path.is_dir() else path
-    if not file.exists():
-        raise LookupError(f"{path} has no __init__.py")
     folder = file.parent
     # bundled plug-ins are read as part of their family, which has helpers beside them
     family = "plugins.memory" if file.name == "__init__.py" else "plugins"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import threading
 import time
@@ -24,6 +25,8 @@ QUEUES = ("/queue.py", "concurrent/futures/thread.py")
 LOOPS = ("/selectors.py", "asyncio/base_events.py")
 LOOKS = 3
 """So often in a row somebody has to be seen at a queue: what was just put there may not have been noticed yet."""
+NAMED = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What every vendor takes for the name of a tool."""
 OURS = "everhold-"
 """How the names of the host's own threads begin."""
 MOST_MESSAGES = 200
@@ -195,12 +198,19 @@ class Seats:
 
 
 def schemas(found: Any) -> list[dict[str, Any]]:
-    """Tool schemas in one form: flat ones, wrapped ones, and without what has no name."""
+    """Tool schemas in one form: flat ones, wrapped ones, and without what no model could be offered."""
     tools = []
     for schema in found or ():
         inner = schema.get("function", schema) if isinstance(schema, dict) else {}
-        if isinstance(inner, dict) and isinstance(inner.get("name"), str) and inner["name"]:
+        name = inner.get("name") if isinstance(inner, dict) else None
+        if isinstance(name, str) and name:
             parameters = inner.get("parameters") or inner.get("input_schema") or {}
+            if not NAMED.fullmatch(name) or not isinstance(parameters, dict):
+                # a model's vendor would refuse every request that offers it
+                sys.stderr.write(
+                    f"the tool {name[:80]!r} cannot be offered: its name or its parameters are no such thing\n"
+                )
+                continue
             tools.append(
                 {
                     "name": inner["name"],
