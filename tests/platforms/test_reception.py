@@ -61,6 +61,13 @@ async def test_a_list_is_for_its_account_and_its_scope(door: Door) -> None:
     assert (await door.say("hello", chat="open", sender="666")).outcome == "accepted"
 
 
+async def test_whoever_is_turned_away_in_a_group_leaves_its_id_in_the_log(door: Door) -> None:
+    """It is what has to stand in the configuration, and no platform shows it."""
+    await door.say("hello", chat="-100200", sender="666")
+    (line,) = door.log.of("message.denied")
+    assert (line["platform"], line["account"], line["chat"]) == ("fake", "main", "-100200")
+
+
 async def test_an_owner_may_speak_everywhere(door: Door) -> None:
     assert (await door.say("hello", sender="1", chat="elsewhere")).outcome == "accepted"
     assert (await door.say("hello", sender="1")).outcome == "accepted"

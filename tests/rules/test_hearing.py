@@ -176,6 +176,8 @@ class TestRule5Consumption:
         house.say("/whoami", rest=False)
         house.tick()
         assert [body.about for body in house.bodies(session, Told)] == ["whoami"]
+        told = house.bodies(session, Told)[0].text
+        assert told == f"You are ada at fake:chat, in session {session}.", "what one needs to let others in"
         assert house.run(house.store.session(session)).running == "turn"
 
     def test_nothing_consumed_is_ever_consumed_again(self, house: House) -> None:

@@ -41,7 +41,14 @@ class Accept:
         incoming = presentable(incoming)
         admission = await self.reception(incoming)
         if admission.refusal:
-            self.gates.log.info("message.denied", platform=incoming.origin.platform, reason=admission.refusal)
+            origin = incoming.origin
+            self.gates.log.info(
+                "message.denied",
+                platform=origin.platform,
+                account=origin.account,
+                chat=origin.chat,
+                reason=admission.refusal,
+            )
             await self._pass_by(incoming)
             return Verdict(outcome="denied", reason=admission.refusal)
         if admission.ignored:

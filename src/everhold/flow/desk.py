@@ -160,7 +160,8 @@ class Desk:
             case "resume":
                 reply = await self._resume(session, entry, command.argument)
             case "whoami":
-                reply = f"You are {entry.author.removeprefix('person:')} in session {session.id}."
+                who, at = entry.author.removeprefix("person:"), entry.body.origin
+                reply = f"You are {who} at {at.platform}:{at.chat}, in session {session.id}."
             case "status":
                 reply = await self._status(session, runtime)
             case "usage":
