@@ -261,6 +261,7 @@ async def test_an_invitation_from_while_we_were_away_is_found(desk: Desk, stage:
     await desk.until_heard("are you there?")
 
 
+@pytest.mark.prove
 async def test_the_last_words_before_we_are_thrown_out_are_heard_as_they_were_said(
     desk: Desk, stage: MatrixStage
 ) -> None:
@@ -275,10 +276,21 @@ async def test_the_last_words_before_we_are_thrown_out_are_heard_as_they_were_sa
     assert {parse(body.stamp.address).kind for body in await desk.heard()} == {"dm"}
 
 
+async def alone(desk: Desk, stage: MatrixStage) -> None:
+    """It is known who would read what is said."""
+    adapter = desk.platform
+    assert isinstance(adapter, Attended)
+    assert await adapter.alone_with(desk.place(), stage.ada.id)
+    assert not await adapter.alone_with(desk.place(), stage.eve.id)
+    assert not await adapter.alone_with(desk.place(stage.group), stage.ada.id), "an invited Eve is company enough"
+
+
+@pytest.mark.prove
 async def test_a_room_that_was_upgraded_is_the_conversation_it_was(desk: Desk, stage: MatrixStage) -> None:
     desk.start()
     await stage.write("before", to=stage.chat)
     await desk.until_heard("before")
+    await alone(desk, stage)
     upgraded = await stage.ada.call("POST", f"{V3}/rooms/{stage.chat}/upgrade", {"new_version": "11"})
     new: str = upgraded["replacement_room"]
     await stage.ada.call("POST", f"{V3}/rooms/{new}/invite", {"user_id": stage.bot.id})
@@ -286,10 +298,12 @@ async def test_a_room_that_was_upgraded_is_the_conversation_it_was(desk: Desk, s
     await desk.until_heard("after")
     assert desk.moves == [(stage.chat, new)]
     await desk.restart()
+    await alone(desk, stage)
     remote = await desk.platform.send(desk.out("what was promised in the old one"))
     assert [seen.id for seen in stage.shown(new)] == [remote]
 
 
+@pytest.mark.prove
 async def test_a_room_that_only_claims_to_replace_another_does_not(desk: Desk, stage: MatrixStage) -> None:
     desk.start()
     claim = {"predecessor": {"room_id": stage.chat, "event_id": "$x"}}
@@ -302,14 +316,6 @@ async def test_a_room_that_only_claims_to_replace_another_does_not(desk: Desk, s
         # the first time the old room says nothing of an heir, the second time it names another
         await stage.ada.call("PUT", f"{V3}/rooms/{stage.chat}/state/m.room.tombstone/", end)
     assert desk.moves == []
-
-
-async def test_it_is_known_who_would_read_what_is_said(desk: Desk, stage: MatrixStage) -> None:
-    adapter = desk.platform
-    assert isinstance(adapter, Attended)
-    assert await adapter.alone_with(desk.place(), stage.ada.id)
-    assert not await adapter.alone_with(desk.place(), stage.eve.id)
-    assert not await adapter.alone_with(desk.place(stage.group), stage.ada.id), "an invited Eve is company enough"
 
 
 # -- saying
@@ -325,6 +331,7 @@ async def test_an_answer_in_a_room_hangs_on_what_it_answers(desk: Desk, stage: M
 
 async def test_alone_with_somebody_it_is_just_said(desk: Desk, stage: MatrixStage) -> None:
     body = await heard(desk, stage, text("how are you?"), to=stage.chat)
+    await alone(desk, stage)
     await desk.platform.send(desk.out("fine", to=body.origin))
     (answer,) = [seen for seen in await stage.ada.timeline(stage.chat) if seen.sender == stage.bot.id]
     assert "m.relates_to" not in answer.content
