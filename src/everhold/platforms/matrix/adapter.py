@@ -370,7 +370,7 @@ class Matrix:
         try:
             await self._connect()
             room = await self._room(await self._today(to.chat))
-        except (Transient, InDoubt):
+        except (Transient, InDoubt, Refused):
             return True
         return room.members.keys() <= {self._me, sender}
 
