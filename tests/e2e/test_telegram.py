@@ -174,10 +174,12 @@ async def test_a_halt_word_ends_what_runs_in_a_group(
         await telegram.write("/status", chat=-100)
         await said(town, telegram, -100, 1)
         await telegram.write("@everhold_bot talk", chat=-100)
-        await town.until(lambda: bool(model.requests))
+        await town.until(lambda: any("on and on" in text for text in telegram.said(-100)))
         await telegram.write("/halt", chat=-100)
         await town.until(lambda: any("Halted" in text for text in telegram.said(-100)))
         await town.rest()
+        (draft,) = [text for text in telegram.said(-100) if "on and on" in text]
+        assert draft.endswith("… (stopped)"), "what was seen of it does not look as if more would come"
         asked = len(model.requests)
         await telegram.write("@everhold_bot are you there?", chat=-100)
         await telegram.quiet(TOKEN)
