@@ -169,7 +169,13 @@ class Remember:
             if seq > upto or provider is None or not provider.can(Capability.SESSION_SWITCHED):
                 continue
             session = await self.store.session(claim.session)
-            switch = await switch_of(self.store, session, self.turns[seq], memory=self.instance)
+            switch = await switch_of(
+                self.store,
+                session,
+                self.turns[seq],
+                memory=self.instance,
+                naming=lambda session, stamp: self.naming(origin_of(session, stamp)),
+            )
             seconds = min(provider.deadline, HOOK_SECONDS)
             try:
                 await hand_over(

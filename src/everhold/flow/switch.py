@@ -5,6 +5,7 @@ It is news, and nothing hangs on it: whatever was said before goes out by itself
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from everhold.core.entries import Changed, Entry, Folded, Fresh, Heard, Kind, Sprouted, Stamp, Unbound
@@ -24,28 +25,30 @@ def is_turn(entry: Entry) -> bool:
             return False
 
 
-async def switch_of(store: Store, session: Session, entry: Entry, *, memory: str) -> Switch:
-    """What happened at an entry where the talk takes a turn, as one memory knows the sessions."""
+async def switch_of(
+    store: Store, session: Session, entry: Entry, *, memory: str, naming: Callable[[Session, Stamp], str]
+) -> Switch:
+    """What happened at an entry where the talk takes a turn, as one memory knows the sessions, or will: by `naming`."""
     stamp = await _stamp(store, session.id, entry.seq)
-    here = _scope(session, stamp, memory)
+
+    def scope(session: Session) -> Scope:
+        return Scope(
+            agent=session.agent,
+            session=session.id,
+            name=session.names.get(memory) or naming(session, stamp),
+            person=stamp.person,
+            audience=stamp.audience,
+        )
+
+    here = scope(session)
     match entry.body:
         case Changed(change=Unbound(session=other)):
             how = "branch" if await _sprouted(store, session.id, entry.seq, other) else "resume"
-            return Switch(how=how, before=here, after=_scope(await store.session(other), stamp, memory))
+            return Switch(how=how, before=here, after=scope(await store.session(other)))
         case Folded():
             return Switch(how="fold", before=here, after=here)
         case _:
             return Switch(how="new", before=here, after=here)
-
-
-def _scope(session: Session, stamp: Stamp, memory: str) -> Scope:
-    return Scope(
-        agent=session.agent,
-        session=session.id,
-        name=session.names.get(memory, session.id),
-        person=stamp.person,
-        audience=stamp.audience,
-    )
 
 
 async def _stamp(store: Store, session: str, seq: int) -> Stamp:

@@ -61,3 +61,46 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
         await t.sound()
         began = time.monotonic()
     assert time.monotonic() - began < 20, "nor does a stop"
+
+
+@pytest.mark.prove
+async def test_in_a_gateway_it_hears_of_every_turn_the_talk_takes(tmp_path: Path) -> None:
+    plugin, home = tmp_path / "recorder", tmp_path / "hermes"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(RECORDER)
+    memories = {"it": {"provider": "hermes-plugin", "path": str(plugin), "hermes_home": str(home)}}
+    main = {"memories": ["it"], "recall": {"deadline_ms": 5_000}, "review_every": 0}
+    config = {"agents": {"main": main}, "memories": memories}
+
+    def diary(*hooks: str) -> list[list[object]]:
+        file = home / "diary.jsonl"
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [line for line in lines if line[0] in hooks]
+
+    async with Town(tmp_path, json.dumps(config)) as t:
+        await t.ask("/background sleep well")
+        await t.rest()
+        assert diary("initialize", "prefetch", "sync_turn") == [], "jobs make nobody ready"
+        first = (await t.say("my boat is called Berta")).session
+        await t.said(first)
+        await t.rest()
+        await t.ask("it is blue")
+        await t.rest()
+        (name,) = {line[3] for line in diary("sync_turn")}
+        heard = ("on_session_end", "on_session_switch", "on_pre_compress")
+        for command, told in (
+            ("/new", [["on_session_end", None], ["on_session_switch", name, name, True]]),
+            ("/branch side", [["on_session_switch", None, name, False]]),
+            (f"/resume {first}", [["on_session_switch", name, None, False]]),
+        ):
+            before = len(diary(*heard))
+            await t.ask(command)
+            await t.until(lambda before=before, told=told: len(diary(*heard)) >= before + len(told))  # type: ignore[misc]
+            found = diary(*heard)[before:]
+            known = zip(told, found, strict=True)  # of the rest it is enough that it is there
+            assert all(
+                mine in (None, theirs) for line, seen in known for mine, theirs in zip(line, seen, strict=True)
+            ), found
+            await t.ask(f"words after {command}")
+            await t.rest()
+        await t.sound()

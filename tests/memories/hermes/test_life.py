@@ -122,6 +122,34 @@ async def test_where_the_talk_turns_it_hears_of_it(tmp_path: Path) -> None:
     assert stage.diary("on_session_switch") == [["on_session_switch", NAME, NAME, True]]
 
 
+@pytest.mark.parametrize("how", ["new", "fold", "branch", "resume"])
+async def test_what_is_over_ends_before_something_else_begins(tmp_path: Path, how: str) -> None:
+    """A fresh start and a summary are the end of what was said before; a branch leaves it as it is."""
+    stage = Stage(tmp_path)
+    here = Scope(agent="main", session="s", name=NAME, person="ada")
+    there = Scope(agent="main", session="t", name="elsewhere", person="ada") if how in ("branch", "resume") else here
+    async with stage.open() as plugin:
+        await plugin.store(batch(exchange("hello")))
+        await plugin.session_switched(Switch(how=how, before=here, after=there))
+        await plugin.session_switched(Switch(how=how, before=here, after=there))
+        told = stage.diary("on_session_end", "on_session_switch")
+        switched = ["on_session_switch", there.name, NAME, how == "new"]
+        assert told == [["on_session_end", 2]] * (there is here) + [switched] * 2
+        await plugin.store(batch(exchange("and now"), name=there.name))
+    assert [line[2]["chat_id"] for line in stage.diary("initialize")] == ["42"] * (1 if there is here else 2)
+    assert stage.diary("on_session_end")[-1] == ["on_session_end", 2], "each part once"
+
+
+async def test_a_note_that_is_replaced_says_what_it_said(tmp_path: Path) -> None:
+    source = REGISTERED.replace('write("on_memory_write", action, target, content)', 'write("note", content, metadata)')
+    stage = Stage(tmp_path, source)
+    changed = structs.replace(note("likes cats", action="replace"), supersedes="s:1:note")
+    async with stage.open() as plugin:
+        await plugin.store(structs.replace(batch(changed), replaced={"s:1:note": "likes dogs"}))
+    ((_, content, metadata),) = stage.diary("note")
+    assert (content, metadata["old_text"], metadata["session_id"]) == ("likes cats", "likes dogs", NAME)
+
+
 async def test_a_job_or_a_switch_alone_initialises_nothing(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     async with stage.open() as plugin:

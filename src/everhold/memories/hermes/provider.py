@@ -112,7 +112,8 @@ class HermesPlugin:
                 await self._exchange(batch.name, who, item)
             elif isinstance(item, Note):
                 who = self._meet(batch.name, item.session, item.stamp)
-                await self._note(batch.name, who, item)
+                replaced = batch.replaced.get(item.supersedes) or batch.replaced.get(item.fact, "")
+                await self._note(batch.name, who, item, replaced=replaced)
             self._handed += 1
         if batch.jobs:
             await self._host.start()
@@ -163,8 +164,10 @@ class HermesPlugin:
         if heard.strip() and said.strip():
             await self._ask("turn", session=name, identity=who, user=heard, assistant=said)
 
-    async def _note(self, name: str, who: dict[str, str], note: Note) -> None:
+    async def _note(self, name: str, who: dict[str, str], note: Note, *, replaced: str) -> None:
         metadata = {"session_id": name, "write_origin": "everhold", "everhold_key": note.key}
+        if replaced:
+            metadata["old_text"] = replaced  # its only way to know which of its own this is about
         target = "user" if note.stamp.person else "memory"
         params = {"action": note.action, "target": target, "content": note.text, "metadata": metadata}
         await self._ask("write", session=name, identity=who, **params)
@@ -221,9 +224,10 @@ class HermesPlugin:
         return str(await self._ask("compress", session=scope.name, identity=who, messages=messages) or "")
 
     async def session_switched(self, switch: Switch) -> None:
-        who = self._met(switch.after.name)
+        who = self._met(switch.after.name) or self._met(switch.before.name)
         if who is not None and self._host.running:
-            params = {"parent": switch.before.name, "reset": switch.how == "new"}
+            ends = switch.how in ("new", "fold")
+            params = {"parent": switch.before.name, "reset": switch.how == "new", "ends": ends}
             await self._ask("switch", session=switch.after.name, identity=who, **params)
 
     async def health(self) -> Health:

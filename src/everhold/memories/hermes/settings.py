@@ -10,7 +10,8 @@ from everhold.secret import Secret
 
 class HermesSettings(Section):
     path: str = Field(
-        min_length=1, description="the plug-in's directory or file, or the name of an installed entry point"
+        min_length=1,
+        description="the plug-in's directory or file; or a name, of one in `plugins` in its home or of an entry point",
     )
     python: str = Field(default="", description="the interpreter it is installed in; our own if left out")
     hermes_home: str = Field(default="", description="where it finds its own files; a place in the home if left out")

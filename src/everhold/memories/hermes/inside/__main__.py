@@ -137,8 +137,11 @@ class Host:
     def do_compress(self, session: str, identity: dict[str, Any], messages: list[dict[str, Any]]) -> str:
         return str(self._seats.take(session, identity).ask("on_pre_compress", messages) or "")
 
-    def do_switch(self, session: str, identity: dict[str, Any], parent: str, reset: bool) -> None:
+    def do_switch(self, session: str, identity: dict[str, Any], parent: str, reset: bool, ends: bool) -> None:
         seat = self._seats.take(session, identity)
+        if ends and seat.messages:
+            with seat.threads:
+                seat.end()
         seat.ask("on_session_switch", session, parent_session_id=parent, reset=reset)
 
     def do_save(self, values: dict[str, Any], home: str) -> bool:

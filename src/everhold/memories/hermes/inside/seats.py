@@ -135,10 +135,15 @@ class Seat:
             self.ask("sync_turn", user, assistant, session_id=self.session, messages=list(self.messages))
         self.ask("queue_prefetch", user, session_id=self.session)
 
+    def end(self) -> None:
+        """A part of its conversation is over, and another may begin."""
+        said, self.messages = self.messages, []
+        self.ask("on_session_end", said)
+
     def leave(self) -> None:
         """Its conversation is over as far as this process is concerned."""
         try:
-            self.ask("on_session_end", list(self.messages))
+            self.end()
         finally:
             self.ask("shutdown")
 
