@@ -42,6 +42,24 @@ async def _check(told: list[tuple[tuple[str, ...], str]], present: tuple[str, ..
         await stage.close()
 
 
+async def test_in_company_only_what_each_of_them_may_know_is_found(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    ada, bob, eve = PEOPLE[:3]
+    companies = ((ada,), (bob,), (ada, bob), (bob, eve), (eve, bob, ada))
+    for number, company in enumerate(companies):
+        await stage.say(f"canary {number} sings", session=f"s{number}", audience=company)
+    await stage.say("canary of another agent sings", session="other/s", audience=(ada, bob))
+
+    async def heard(*present: str) -> set[str]:
+        return {text.split()[1] for text in await stage.find("canary sings", audience=present, limit=50)}
+
+    assert await heard(ada) == {"0", "2", "4"}
+    assert await heard(bob, ada) == await heard(ada, bob, ada) == {"2", "4"}
+    assert await heard(ada, eve) == await heard(ada, bob, eve) == {"4"}
+    assert await heard("person:nobody", ada) == await heard() == set()
+    await stage.close()
+
+
 async def test_a_fact_is_superseded_in_every_company_that_could_see_it_and_in_no_other(tmp_path: Path) -> None:
     stage = Stage(tmp_path, embeddings="none")
     both = ("chat:g", "person:ada")

@@ -209,7 +209,9 @@ async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stag
     (found,) = await builtin.find(query)
     assert (found.text, found.session, found.seq, found.key) == ("Ada's locker is 42", "s", seq, f"s:{seq}:note")
     assert await builtin.store(Batch(name="n", items=())) == {}
+    assert [one.text for one in await builtin.search("locker", agent="main", audience=ADA)] == ["Ada's locker is 42"]
     assert await stage.provider("other").find(query) == ()
+    assert await stage.provider("other").search("locker", agent="main", audience=ADA) == ()
 
 
 # -- not found any more ------------------------------------------------------------------------------------------------

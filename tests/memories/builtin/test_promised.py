@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bench.recall import quality, speed
+from bench.recall import fresh, quality, speed
 from bench.recall.data import ABSENT, DATA, beam, locomo
 from everhold.memories.builtin import encoder, table
 from everhold.memories.builtin.meaning import Use
@@ -43,3 +43,7 @@ def test_a_search_among_a_hundred_thousand_takes_less_than_twenty_milliseconds()
 def test_taking_in_a_turn_costs_less_than_half_a_millisecond() -> None:
     times = asyncio.run(speed.measure(10_000, use="table"))
     assert times.turn_ms < 0.5
+
+
+def test_a_note_is_found_within_ten_milliseconds_of_its_commit() -> None:
+    assert asyncio.run(fresh.measure(10_000)).cpu_ms < 10.0
