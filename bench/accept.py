@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import apsw
 from bench.house import MESSAGE, House, open_store, room
 from bench.table import Row, at_least, interleave, median, ratio
 from everhold.core.entries import Heard, Place, Stamp, encode
+from everhold.core.ids import session_id
 
 CALLERS = {1: 200, 16: 1_600, 64: 4_800}
 """How many wait for an answer at once -> how many messages a round has."""
@@ -93,7 +95,7 @@ def bare(callers: int, messages: int) -> float:
 
 
 class Hand:
-    """The floor: rows that are ready to be written, one commit for whatever has queued up, no questions asked."""
+    """The floor: the very rows, ready to be written, one commit for whatever has queued up, no questions asked."""
 
     def __init__(self, path: Path, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -101,17 +103,19 @@ class Hand:
         self.db.pragma("synchronous", "FULL")
         self.db.pragma("cache_size", -16_384)
         self.queue: SimpleQueue[tuple[str, asyncio.Future[None]] | None] = SimpleQueue()
+        self.sessions: dict[str, str] = {}
         self.seqs: dict[str, int] = {}
         self.count = 0
+        self.name = os.urandom(4).hex()
         stamp = Stamp(person="ada", audience=("person:ada",), address="agent:main:table:dm:c0")
         origin = Place(platform="table", account="main", chat="c0", message="12345-12345")
         self.body = encode(Heard(origin=origin, text=MESSAGE, stamp=stamp))
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
-    async def write(self, session: str) -> None:
+    async def write(self, chat: str) -> None:
         future: asyncio.Future[None] = self.loop.create_future()
-        self.queue.put((session, future))
+        self.queue.put((chat, future))
         await future
 
     def close(self) -> None:
@@ -128,23 +132,25 @@ class Hand:
                 assert following is not None
                 batch.append(following)
             cursor.execute("begin immediate")
-            for session, _ in batch:
-                self._insert(cursor, session)
+            for chat, _ in batch:
+                self._insert(cursor, chat)
             cursor.execute("commit")
             self.loop.call_soon_threadsafe(_resolve, [future for _, future in batch])
 
-    def _insert(self, cursor: apsw.Cursor, session: str) -> None:
-        seq = self.seqs.get(session, 0) + 1
-        self.seqs[session] = seq
-        self.count += 1
+    def _insert(self, cursor: apsw.Cursor, chat: str) -> None:
         now = time.time()
-        if seq == 1:
+        session = self.sessions.get(chat)
+        if session is None:
+            session = self.sessions[chat] = session_id(now, os.urandom(10))
+            address = f"agent:main:table:dm:{chat}"
             cursor.execute(
-                "insert into sessions(id, agent, address, created) values (?, 'main', ?, ?)", (session, session, now)
+                "insert into sessions(id, agent, address, created) values (?, 'main', ?, ?)", (session, address, now)
             )
-            cursor.execute("insert into bindings(address, session) values (?, ?)", (session, session))
+            cursor.execute("insert into bindings(address, session) values (?, ?)", (address, session))
+        seq = self.seqs[session] = self.seqs.get(session, 0) + 1
+        self.count += 1
         cursor.execute("update sessions set next_seq = ? where id = ?", (seq + 1, session))
-        dedup = f'["table","main","{session}","{self.count}","message",""]'
+        dedup = f'["table","main","{chat}","{self.name}-{self.count}","message",""]'
         cursor.execute(ENTRY, (session, seq, now, self.body, b"0" * 16, b"0" * 32, dedup))
         cursor.execute("insert into pending(session, seq, asks) values (?, ?, 1)", (session, seq))
         cursor.execute(LANE, (session, now, now))

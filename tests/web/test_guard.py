@@ -486,6 +486,7 @@ async def test_a_fault_of_ours_is_told_without_its_details(gateway: Gateway, cli
     async def broken(call: object) -> Any:
         raise ZeroDivisionError("the secret recipe")
 
+    routes._plain.clear()
     routes._routes[0] = (route, msgspec.structs.replace(way, handler=broken))
     answer = await client.request(way.method, way.path)
     assert answer.status_code == 500

@@ -88,6 +88,8 @@ def label(name: str, *, sender: str) -> str:
     """What somebody is called to a model. It stands before what they say, so it must not look like anybody's words:
     not like the gateway's, nor like a name and what that one says.
     """
+    if not name:
+        return name
     plain = "".join(char for char in unicodedata.normalize("NFKC", name).casefold() if char.isalnum())
     if plain in HOUSE:
         return f"{name.strip(' :')} ({sender})"

@@ -118,7 +118,8 @@ class Accept:
         if opens is not None:
             gates.log.info("session.bound", session=session, address=address)
         gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
-        self.bells.ring(session, work=body.asks and not done.claims)
+        if wake != MIND or not done.claims:  # else the session's turn begins only now, and reads it then
+            self.bells.ring(session, work=body.asks and not done.claims)
         return Verdict(outcome="accepted", session=session, seq=done.seqs[0])
 
     async def _keep(self, change: Change) -> Committed:

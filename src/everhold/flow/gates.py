@@ -41,9 +41,14 @@ class Gates:
         if bell is None:
             await asyncio.sleep(seconds)
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await bell.wait()
+        if bell.is_set():
+            return
+        # whoever waits for a bell looks around afterwards, however it came to ring
+        alarm = asyncio.get_running_loop().call_later(seconds, bell.set)
+        try:
+            await bell.wait()
+        finally:
+            alarm.cancel()
 
 
 class Hands(Protocol):

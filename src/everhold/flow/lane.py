@@ -124,19 +124,22 @@ class Lane:
         self.look: Look | None = None
         self.settled = claim.lane.position
         """Up to here everything is done with, on record."""
+        self.rests = False
         self.replays: list[Parked] = []
         """What somebody took back from the parked ones: goes again, before anything new."""
         self.log = gates.log.bind(session=claim.session, reader=claim.reader)
 
-    async def run(self) -> None:
+    async def run(self) -> bool:
+        """Whether nothing is left to do in it."""
         while True:
             try:
-                return await self._run()
+                await self._run()
+                return self.rests
             except Conflict:
                 # the view changed while a load was made, perhaps by an erasure: make it anew from what is stored
                 found = await self.gates.store.lane(self.claim.reader, self.claim.session)
                 if found is None or found.fence != self.claim.fence:
-                    return None
+                    return False
                 self.claim = structs.replace(self.claim, lane=found)
                 self.look = None
 
@@ -519,7 +522,7 @@ class Lane:
         wakes: tuple[Wake, ...] = (),
         redone: bool = False,
     ) -> None:
-        await self.gates.store.commit(
+        done = await self.gates.store.commit(
             Change(
                 step=step,
                 session=self.claim.session,
@@ -535,3 +538,4 @@ class Lane:
                 redone=redone,
             )
         )
+        self.rests = done.rests

@@ -58,14 +58,14 @@ async def recall(
         return Recalled()
     facts = await runtime.facts.holding(session.agent, stamp.audience) if runtime.facts is not None else []
     asking = runtime.recall_seconds > 0 and bool(text.strip())
+    if not facts and not asking:
+        return Recalled()
     asked, found = await _steady(gates, runtimes, runtime, session, takes, text if asking else "", stamp, visible)
     answered = {name: answer for name, answer in found.items() if answer is not None}
     sight = Sight(gates, session, stamp, visible=visible, facts={(fact.session, fact.seq) for fact in facts})
     merged = merge(await sight.admitted(answered), budget=runtime.recall_tokens, precedence=runtime.recalls)
     shown = tuple(sight.marked(item) for item in merged.shown)
     silent = tuple(name for name, answer in found.items() if answer is None)
-    if not facts and not asking:
-        return Recalled()
     # nobody who wrote the material can have known where its fence ends
     end = delimiter(session.id, op, gates.chance.bytes(16).hex())
     parts = [fence_facts(facts, end), fence(shown, end)]

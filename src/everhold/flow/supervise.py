@@ -71,7 +71,7 @@ class Supervisor:
         self.beforehand = Beforehand(gates, runtimes=runtimes, bells=bells, purses=self.purses)
         self.meters: dict[str, backfill.Meter] = {}
         """How soon each memory may be handed more of the past."""
-        self.tasks: dict[asyncio.Task[None], Claim] = {}
+        self.tasks: dict[asyncio.Task[bool], Claim] = {}
         self.busy: Counter[str] = Counter()
         self._line: deque[asyncio.Future[None]] = deque()
         self.stopping = False
@@ -182,18 +182,23 @@ class Supervisor:
         self.busy[claim.reader] += 1
         task.add_done_callback(self._ended)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[bool]) -> None:
+        full = len(self.tasks) >= self.most
         claim = self.tasks.pop(task)
+        full = full or self.busy[claim.reader] >= self.most_per_reader
         self.busy[claim.reader] -= 1
         if not self.busy[claim.reader]:
             del self.busy[claim.reader]
-        self.bells.work.set()
+        # who let go of a lane with nothing to do in it leaves nothing to be found, but perhaps a place
+        if full or task.cancelled() or task.exception() is not None or not task.result():
+            self.bells.work.set()
 
-    async def _work(self, claim: Claim) -> None:
+    async def _work(self, claim: Claim) -> bool:
+        """Work on a lane. Whether nothing is left to do in it."""
         log = self.gates.log.bind(session=claim.session, reader=claim.reader)
         await self._line_up()
         try:
-            await self._worker(claim)
+            return await self._worker(claim)
         except LeaseLost:
             log.info("lane.lost")
             # what was lost may be the operation alone, ended by somebody else: then the lane is still ours to let go
@@ -210,6 +215,7 @@ class Supervisor:
         except Exception as error:  # the last resort for one lane: no bug in it may stop the others
             log.error("lane.failed", error=error)
             await self._put_back(claim, f"{type(error).__name__}: {error}")
+        return False
 
     async def _line_up(self) -> None:
         """Where many are at work, begin a few with each round of the loop: whoever knocks is let in between."""
@@ -230,7 +236,7 @@ class Supervisor:
         if self._line:
             loop.call_soon(self._let_begin, loop)
 
-    async def _worker(self, claim: Claim) -> None:
+    async def _worker(self, claim: Claim) -> bool:
         gates, runtimes, bells = self.gates, self.runtimes, self.bells
         kind, _, rest = claim.reader.partition(":")
         match kind:
@@ -248,6 +254,7 @@ class Supervisor:
                     draft_deadline=self.draft_deadline,
                 )
                 await mind.Mind(seat).run()
+                return seat.rests
             case desk.READER:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
             case fold.READER:
@@ -261,16 +268,16 @@ class Supervisor:
                 platform = runtimes.platform(name, account)
                 if platform is None:
                     await self._put_back(claim, f"{rest} is not connected", seconds=UNAVAILABLE_SECONDS)
-                    return
+                    return False
                 drafts = runtimes.drafting(name, account) is not None
                 policy = runtimes.in_doubt(claim.reader, claim.agent)
                 voice = Voice(gates.store, platform, policy=policy, deadline=self.send_deadline, drafts=drafts)
-                await self.lane(claim, voice).run()
+                return await self.lane(claim, voice).run()
             case backfill.READER:
                 past = runtimes.memory(rest, claim.agent)
                 if past is None:
                     await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
-                    return
+                    return False
                 order = await backfill.order_of(gates.store, rest, claim.session)
                 runtime = runtimes.runtime(claim.agent, {})
                 courier = backfill.Backfill(
@@ -284,12 +291,12 @@ class Supervisor:
                     meter=self.meters.setdefault(rest, backfill.Meter()),
                     per_minute=order.per_minute,
                 )
-                await self.lane(claim, courier).run()
+                return await self.lane(claim, courier).run()
             case "memory":
                 provider = runtimes.memory(rest, claim.agent)
                 if provider is None:
                     await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
-                    return
+                    return False
                 runtime = runtimes.runtime(claim.agent, {})
                 memory = Remember(
                     gates,
@@ -304,10 +311,12 @@ class Supervisor:
                     voices=runtime.voices,
                 )
                 lane = self.lane(claim, memory)
-                await lane.run()
+                rests = await lane.run()
                 await memory.announce(claim, upto=lane.settled)
+                return rests
             case _:
                 await self._put_back(claim, f"nobody knows the reader {claim.reader}", seconds=3600.0)
+        return False
 
     def lane(self, claim: Claim, courier: Courier) -> Lane:
         """Who works a lane that hands something over."""

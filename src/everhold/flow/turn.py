@@ -104,6 +104,8 @@ class Seat:
         self.on_text = on_text
         self.draft_deadline = draft_deadline
         self.log = gates.log.bind(session=claim.session)
+        self.rests = False
+        """Nobody need look for this lane: it has nothing left to do."""
 
     async def commit(
         self,
@@ -141,6 +143,7 @@ class Seat:
             )
         )
         self.views.kept(beside.blobs)
+        self.rests = done.rests
         if wakes:
             self.bells.hand_over(done.claims)
             self.bells.ring(self.claim.session, work=len(done.claims) < len(wakes))

@@ -305,6 +305,8 @@ class Committed(Struct, frozen=True, kw_only=True):
     differs: bool = False
     claims: tuple[Claim, ...] = ()
     """The lanes that were taken with their waking. Somebody has to work on them now."""
+    rests: bool = False
+    """The claimed lane was let go of, and there is nothing left to do in it: nobody need look for it."""
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ class Routes:
         self.table = table
         self.office = office
         self._routes = [(Route(way.path, way.handler, methods=[way.method]), way) for way in table]
+        self._plain = {(way.method, way.path): way for way in table if "{" not in way.path}
         self._safe = ServerErrorMiddleware(self._serve, handler=self._broken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,6 +85,9 @@ class Routes:
         await response(scope, receive, send)
 
     def _find(self, scope: Scope) -> Way:
+        if plain := self._plain.get((scope["method"], scope["path"])):
+            scope["path_params"] = {}
+            return plain
         allowed: set[str] = set()
         for route, way in self._routes:
             match, found = route.matches(scope)

@@ -34,29 +34,40 @@ class Watch:
 
     def __init__(self, session: str) -> None:
         self.session = session
-        self._bell = asyncio.Event()
+        self._rung = False
+        self._waiting: asyncio.Future[None] | None = None
         self._pieces: deque[Piece] = deque(maxlen=MOST_PIECES)
 
     def ring(self) -> None:
-        self._bell.set()
+        self._rung = True
+        self._let_go()
 
     def add(self, piece: Piece) -> None:
         self._pieces.append(piece)
-        self._bell.set()
+        self.ring()
 
     def pieces(self) -> list[Piece]:
         """What came since the last look. Look here and into the log, then wait."""
-        self._bell.clear()
+        self._rung = False
         found = list(self._pieces)
         self._pieces.clear()
         return found
 
     async def wait(self, seconds: float) -> bool:
         """Until something happens, or for `seconds`; whether something did."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._bell.wait()
-        return self._bell.is_set()
+        if not self._rung:
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.create_future()
+            alarm = loop.call_later(seconds, self._let_go)
+            try:
+                await self._waiting
+            finally:
+                alarm.cancel()
+        return self._rung
+
+    def _let_go(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 class Tail:

@@ -72,11 +72,12 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None
         raise Misuse("nothing is erased without an entry that says so")
     claims = lanes.wake(cur, session, change.wakes, before=last, at=change.at) if change.wakes else ()
     _rest(cur, change)
+    rests = False
     if change.lane is not None and claim is not None and held is not None:
         grown_to = last if claim.session == session else None
-        lanes.update(cur, claim, held, change.lane, at=change.at, grown_to=grown_to)
+        rests = lanes.update(cur, claim, held, change.lane, at=change.at, grown_to=grown_to)
     seqs = (head.first,) if len(drafts) == 1 else tuple(range(head.first, head.first + len(drafts)))
-    return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims)
+    return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
 
 
 def _check(cur: apsw.Cursor, change: Change) -> sessions.Head | None:

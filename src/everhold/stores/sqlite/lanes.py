@@ -89,8 +89,11 @@ def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, 
     return claims
 
 
-def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at: float, grown_to: int | None) -> None:
-    """Write what becomes of a claimed lane. `grown_to` is the last seq of its session that others appended."""
+def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at: float, grown_to: int | None) -> bool:
+    """Write what becomes of a claimed lane. `grown_to` is the last seq of its session that others appended.
+
+    Whether it was let go of with nothing left to do.
+    """
     lane = claim.lane
     key = (lane.session, lane.reader)
     since, wait, due, firm = held.since, held.wait, held.due, held.firm
@@ -119,6 +122,7 @@ def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at
             *key,
         ),
     )
+    return wanted.release and due is None
 
 
 def _flight(stored: str | None, wanted: LaneUpdate) -> str | None:
@@ -160,10 +164,20 @@ def _has_replays(cur: apsw.Cursor, key: tuple[str, str]) -> bool:
 
 
 def claim(
-    cur: apsw.Cursor, *, owner: str, at: float, lease: float, limit: int, skip: Sequence[str], only: Sequence[str]
+    cur: apsw.Cursor,
+    *,
+    owner: str,
+    at: float,
+    lease: float,
+    limit: int,
+    skip: Sequence[str],
+    only: Sequence[str],
+    back: bool = True,
 ) -> list[Claim]:
-    _restamp(cur, at)
-    due = _find_due(cur, at=at, limit=limit, readers=_readers(cur, skip=skip, only=only))
+    """Take what is due. `back`: the clock may have gone back behind the moment at which something began to wait."""
+    if back:
+        _restamp(cur, at)
+    due = _find_due(cur, at=at, limit=limit, readers=_readers(cur, skip=skip, only=only), back=back)
     return [
         _taken(cur, cur.execute(_TAKE_ANY, (owner, at, lease, session, reader)).get, taken_over=before != "")
         for _, session, reader, before in due
@@ -195,7 +209,9 @@ def _named(reader: str, patterns: Sequence[str]) -> bool:
     return any(reader.startswith(pattern[:-1]) if pattern.endswith("*") else reader == pattern for pattern in patterns)
 
 
-def _find_due(cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str]) -> list[tuple[float, str, str, str]]:
+def _find_due(
+    cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str], back: bool
+) -> list[tuple[float, str, str, str]]:
     """(due, session, reader, owner so far) of the lanes to claim, the longest due first."""
     found: set[tuple[float, str, str, str]] = set()
     for reader in readers:
@@ -207,16 +223,12 @@ def _find_due(cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str]
                 {"reader": reader, "at": at, "limit": limit},
             )
         )
-    # The clock went back behind the moment these began to wait, and nobody knows how long they have (firm waits were
-    # begun anew before).
-    wanted = set(readers)
-    for row in rows(
-        cur,
-        f"select due, session, reader, owner from lanes where due is not null and since > :at and {_FREE}",
-        {"at": at},
-    ):
-        if row[2] in wanted:
-            found.add(row)
+    if back:
+        # The clock went back behind the moment these began to wait, and nobody knows how long they have (firm waits
+        # were begun anew before).
+        wanted = set(readers)
+        early = f"select due, session, reader, owner from lanes where due is not null and since > :at and {_FREE}"
+        found.update(row for row in rows(cur, early, {"at": at}) if row[2] in wanted)
     return sorted(found)[:limit]
 
 
@@ -229,7 +241,12 @@ def _restamp(cur: apsw.Cursor, at: float) -> None:
 
 
 def renew(cur: apsw.Cursor, *, owner: str, at: float, lease: float) -> int:
-    cur.execute("update lanes set lease_since = ?, lease_wait = ? where owner = ? and owner <> ''", (at, lease, owner))
+    # nobody waits for a lane that is not due, whoever holds it
+    cur.execute(
+        "update lanes set lease_since = ?, lease_wait = ? where (session, reader) in "
+        "(select session, reader from lanes indexed by lanes_due where due is not null and owner = ? and owner <> '')",
+        (at, lease, owner),
+    )
     return cur.connection.changes()
 
 
@@ -251,7 +268,15 @@ def seize(cur: apsw.Cursor, *, owner: str, at: float) -> int:
     return cur.connection.changes()
 
 
-def next_due(cur: apsw.Cursor, *, at: float, skip: Sequence[str], only: Sequence[str]) -> float | None:
+def latest(cur: apsw.Cursor) -> float:
+    """When the last of those that wait began to: a clock that is not behind that has not gone back on anybody."""
+    since: float | None = cur.execute("select max(since) from lanes where due is not null").get
+    return float("-inf") if since is None else since
+
+
+def next_due(
+    cur: apsw.Cursor, *, at: float, skip: Sequence[str], only: Sequence[str], back: bool = True
+) -> float | None:
     soonest: float | None = None
     for reader in _readers(cur, skip=skip, only=only):
         row = cur.execute(
@@ -261,11 +286,12 @@ def next_due(cur: apsw.Cursor, *, at: float, skip: Sequence[str], only: Sequence
         if row is not None and (soonest is None or row < soonest):
             soonest = row
     waits = [] if soonest is None else [max(0.0, soonest - at)]
-    # where the clock went back, `due` lies further ahead than the wait is long
-    early = f"select reader, wait, firm from lanes where due is not null and since > :at and {_FREE}"
-    for reader, wait, firm in rows(cur, early, {"at": at}):
-        if (not only or _named(reader, only)) and not (skip and _named(reader, skip)):
-            waits.append(wait if firm else 0.0)
+    if back:
+        # where the clock went back, `due` lies further ahead than the wait is long
+        early = f"select reader, wait, firm from lanes where due is not null and since > :at and {_FREE}"
+        for reader, wait, firm in rows(cur, early, {"at": at}):
+            if (not only or _named(reader, only)) and not (skip and _named(reader, skip)):
+                waits.append(wait if firm else 0.0)
     return min(waits, default=None)
 
 

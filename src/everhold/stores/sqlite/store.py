@@ -84,6 +84,8 @@ class SqliteStore:
         self.on_commit: Callable[[Change], None] = _nobody
         """Told of every change once it is durable: a hint for whoever shows the log as it grows."""
         self._beyond: int | None = None
+        self._latest = lanes.latest(self._cursor)
+        """The latest time at which anything was written: at any earlier one, the clock has gone back."""
         self.saved: Path | None = None
         """Where an upgrade left a copy of what was there."""
 
@@ -154,6 +156,7 @@ class SqliteStore:
 
     async def commit(self, change: Change) -> Committed:
         def job(cur: apsw.Cursor) -> Committed:
+            self._latest = max(self._latest, change.at)
             done = commit.perform(cur, change, self._chance, pos=self._beyond_lost(cur) if change.entries else None)
             if change.erase or change.drop_blobs:
                 self.writer.scrub = True
@@ -180,7 +183,10 @@ class SqliteStore:
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
             now = at() if callable(at) else at
-            return lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only)
+            back = now < self._latest
+            found = lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=back)
+            self._latest = max(now, lanes.latest(cur)) if back else now
+            return found
 
         return await self.writer.write(job, light=True, redone=True)
 
@@ -191,9 +197,11 @@ class SqliteStore:
         return await self.writer.write(lambda cur: lanes.seize(cur, owner=owner, at=at))
 
     async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
+        self._latest = max(self._latest, at)
         return await self.writer.write(lambda cur: lanes.hasten(cur, at=at, held=held))
 
     async def replay(self, ids: Sequence[int], *, at: float) -> int:
+        self._latest = max(self._latest, at)
         return await self.writer.write(lambda cur: outcomes.replay(cur, ids, at=at))
 
     async def link(self, identity: str, person: str, *, at: float) -> None:
@@ -315,7 +323,8 @@ class SqliteStore:
         return [Handed(reader=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
     async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
-        return self._try(lambda: lanes.next_due(self._cursor, at=at, skip=skip, only=only))
+        back = at < self._latest
+        return self._try(lambda: lanes.next_due(self._cursor, at=at, skip=skip, only=only, back=back))
 
     async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
         sql, values = outcomes.parked_query(session=session, reader=reader, state=state)

@@ -60,7 +60,7 @@ class Process:
         self.chance = Dice(world.seed, self.name)
         self.bells = Bells()
         self.store: Store = GatedStore(self)
-        self.workers: Mapping[asyncio.Task[None], Claim] = {}
+        self.workers: Mapping[asyncio.Task[bool], Claim] = {}
         """Its supervisor's tasks."""
 
     @property

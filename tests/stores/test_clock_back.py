@@ -1,0 +1,44 @@
+"""The clock goes back: what waits is looked for among all that wait, but only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everhold.ports.store import Wait
+from everhold.stores.sqlite.lanes import latest
+from tests.stores.home import opened, run, staged
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["seen", "while nobody ran"])
+def test_what_began_to_wait_in_the_future_is_due(tmp_path: Path, anew: bool) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.hear(at=1_000.0)
+        claim = await scene.claim(at=1_000.0)
+        await scene.update(claim, at=1_000.0, attempts=1, error="down", wait=Wait(seconds=600.0), release=True)
+        if anew:
+            await store.close()
+            store = opened(tmp_path / "log.db")
+        assert await store.next_due(at=400.0) == 0.0
+        (again,) = await store.claim(owner="me", at=400.0, lease=60.0, limit=8)
+        assert again.session == claim.session
+        await store.close()
+
+    run(play())
+
+
+def test_nobody_looks_for_it_again_once_all_of_it_was_found(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.hear(at=1_000.0)
+        (claim,) = await store.claim(owner="me", at=400.0, lease=60.0, limit=8)
+        assert store._latest == 1_000.0
+        await scene.update(claim, at=401.0, idle_at=99, release=True)
+        assert await store.claim(owner="me", at=402.0, lease=60.0, limit=8) == []
+        assert store._latest == 402.0
+        assert latest(store._cursor) == float("-inf")
+        await store.close()
+
+    run(play())
