@@ -8,6 +8,7 @@ group and thread 42 in that group are two conversations.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final, Literal
 from urllib.parse import unquote_to_bytes
@@ -99,6 +100,7 @@ def derive(
     )
 
 
+@functools.lru_cache(maxsize=4_096)
 def _escape(part: str) -> str:
     if _PLAIN.fullmatch(part):
         return part

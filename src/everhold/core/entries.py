@@ -458,7 +458,7 @@ def digest(
 ) -> bytes:
     """What makes an altered entry visible. Salted, so that erasing body and salt leaves nothing to guess at."""
     head = _ENCODER.encode((session, seq, kind, op, author, at))
-    return hashlib.sha256(salt + head + b"\n" + body.encode()).digest()
+    return hashlib.sha256(b"%b%b\n%b" % (salt, head, body.encode())).digest()
 
 
 def clean(text: str) -> tuple[str, bool]:

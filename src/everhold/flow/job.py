@@ -257,7 +257,7 @@ class Jobs:
 
     async def unreviewed(self, session: Session, *, after: int) -> View:
         """What was said since the last review, as far as it is still in the view."""
-        view = await view_at(self.store, session, at=session.last_seq + 1)
+        view = await view_at(self.store, session, at=session.last_seq + 1, since=after)
         return View(
             exchanges=tuple(
                 exchange

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Collection
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from everhold.core.compression import tokens
 from everhold.core.context import Exchange, Selection, View, assemble, choose, live, messages
@@ -110,19 +110,24 @@ class Views:
             self._seen.popitem(last=False)
 
 
-async def view_at(store: Store, session: Session, *, at: int, fold: int | None = None, over: bool = False) -> View:
+async def view_at(
+    store: Store, session: Session, *, at: int, fold: int | None = None, over: bool = False, since: int = 0
+) -> View:
     """The view just before seq `at`; `fold` pins one (0: none). A branch starts with its parent's view.
 
-    What the parent had not finished when the branch was made (`over`) is not part of it: it goes on over there.
+    What the parent had not finished when the branch was made (`over`) is not part of it: it goes on over there. Who
+    wants only what was begun after `since` need not wait for the rest to be read.
     """
     erased: set[int] = set()
     while True:
         selection = await select(store, session.id, at=at, fold=fold, over=over, erased=erased)
+        if since:
+            selection = structs.replace(selection, turns=tuple(it for it in selection.turns if it.op > since))
         view = await _load(store, session.id, selection)
         if selection.fold is None or view.fold is not None:
             break
         erased.add(selection.fold.op)  # it was in force at that time; what it stood for is told by the originals
-    if selection.whole and session.parent:
+    if selection.whole and session.parent and not since:
         parent = await store.session(session.parent)
         return await view_at(store, parent, at=session.parent_at + 1, over=True) + view
     return view
