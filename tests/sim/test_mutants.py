@@ -31,8 +31,8 @@ FOUND: dict[str, tuple[int, ...]] = {
     "stale-view": (1,),
     "two-sessions": (19, 24, 35),
     "accept-unsynced": (0,),
-    "end-unsynced": (84,),
-    "call-unsynced": (567,),
+    "end-unsynced": (654,),
+    "call-unsynced": (2245,),
     "flight-unsynced": (6,),
     "old-client": (2, 7),
 }
