@@ -16,7 +16,8 @@ from everhold.errors import Conflict
 from everhold.flow import perform
 from everhold.flow.fold import Fold, Outcome
 from everhold.flow.runtime import Runtime
-from everhold.flow.turn import LOOK_SECONDS, Seat, TurnWork
+from everhold.flow.seat import Seat
+from everhold.flow.turn import LOOK_SECONDS, TurnWork
 from everhold.ports.store import Glance, LaneUpdate, Step, Wait
 
 READER: Final = "mind"

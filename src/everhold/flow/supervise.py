@@ -19,7 +19,7 @@ from everhold.flow.lane import Courier, Lane
 from everhold.flow.purse import Purses
 from everhold.flow.remember import Remember, reader_of
 from everhold.flow.runtime import Runtimes
-from everhold.flow.turn import Seat
+from everhold.flow.seat import Seat
 from everhold.flow.view import Views
 from everhold.flow.voice import DEADLINE_SECONDS, Voice
 from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait, Wake

@@ -1,0 +1,90 @@
+"""Where a turn is worked on: under whose claim, with what at hand, and how it commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everhold.core.entries import Draft
+from everhold.flow import draft
+from everhold.flow.fold import Before
+from everhold.flow.gates import Bells, Gates
+from everhold.flow.purse import Purses
+from everhold.flow.records import Beside
+from everhold.flow.runtime import Runtimes
+from everhold.flow.view import Views
+from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Spend, Step, Wake
+
+
+class Seat:
+    """Where a turn is worked on: under whose claim, and with what at hand."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        runtimes: Runtimes,
+        bells: Bells,
+        views: Views,
+        purses: Purses,
+        before: Before | None = None,
+        day: Callable[[], str] = lambda: "",
+        on_text: Callable[[str, int, str], None] | None = None,
+        draft_deadline: float = draft.DEADLINE_SECONDS,
+    ) -> None:
+        self.gates = gates
+        self.store = gates.store
+        self.claim = claim
+        self.runtimes = runtimes
+        self.bells = bells
+        self.views = views
+        self.purses = purses
+        self.before = before
+        self.day = day
+        self.on_text = on_text
+        self.draft_deadline = draft_deadline
+        self.log = gates.log.bind(session=claim.session)
+        self.rests = False
+        """Nobody need look for this lane: it has nothing left to do."""
+
+    async def commit(
+        self,
+        step_: Step,
+        entries: tuple[Draft, ...],
+        *,
+        op: int | None = None,
+        generation: int | None = None,
+        lane: LaneUpdate | None = None,
+        wakes: tuple[Wake, ...] = (),
+        spends: tuple[Spend, ...] = (),
+        beside: Beside | None = None,
+        files: tuple[bytes, ...] = (),
+        pause: bool = False,
+        redone: bool = False,
+    ) -> Committed:
+        """Commit under this mind's claim."""
+        beside = beside or Beside()
+        done = await self.store.commit(
+            Change(
+                step=step_,
+                session=self.claim.session,
+                at=self.gates.clock.now(),
+                entries=entries,
+                claim=self.claim,
+                op=op,
+                generation=generation,
+                lane=lane,
+                wakes=self.bells.offer(wakes),
+                spends=spends,
+                blobs=self.views.unkept(beside.blobs) + files,
+                records=beside.records,
+                pause=pause,
+                redone=redone,
+            )
+        )
+        self.views.kept(beside.blobs)
+        self.rests = done.rests
+        if wakes:
+            self.bells.hand_over(done.claims)
+            self.bells.ring(self.claim.session, work=len(done.claims) < len(wakes))
+        return done
