@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everhold.core.schedule import Schedule, due, next_tick
+from everhold.core.schedule import Schedule, due, local, next_tick
 from everhold.errors import NotFound
 from everhold.flow.plan import PLATFORM, PREFIX
 from everhold.ports.clock import Clock
@@ -89,19 +89,23 @@ class Schedules:
 
     async def listed(self) -> list[dict[str, Any]]:
         now, zone = self._clock.now(), self._zone()
-        return [
-            {
-                "id": it.id,
-                "when": it.words,
-                "text": it.text,
-                "platform": it.place.platform,
-                "chat": it.place.chat,
-                "agent": it.agent,
-                "last": it.last,
-                "next": next_tick(it.rule, after=max(now, it.last), made=it.made, zone=zone),
-            }
-            for it in await self.all()
-        ]
+        found = []
+        for it in await self.all():
+            tick = next_tick(it.rule, after=max(now, it.last), made=it.made, zone=zone)
+            found.append(
+                {
+                    "id": it.id,
+                    "when": it.words,
+                    "text": it.text,
+                    "platform": it.place.platform,
+                    "chat": it.place.chat,
+                    "agent": it.agent,
+                    "last": it.last,
+                    "next": tick,
+                    "next_local": local(tick, zone) if tick is not None else "never",
+                }
+            )
+        return found
 
     async def remove(self, id: str) -> None:
         if id not in {schedule.id for schedule in await self.all()}:

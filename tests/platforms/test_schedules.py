@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import AsyncIterator
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -30,12 +31,12 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
     await door.store.close()
 
 
-def schedules(door: Door, accept: object = None) -> Schedules:
+def schedules(door: Door, accept: object = None, zone: datetime.tzinfo = datetime.UTC) -> Schedules:
     return Schedules(
         door.store,
         accept=accept or door.accept,  # type: ignore[arg-type]
         clock=door.clock,
-        zone=lambda: datetime.UTC,
+        zone=lambda: zone,
         log=door.log,
     )
 
@@ -118,6 +119,9 @@ async def test_a_schedule_can_be_listed_and_removed(door: Door) -> None:
     await keep(door, "every 1h")
     (listed,) = await schedules(door).listed()
     assert (listed["when"], listed["next"]) == ("every 1h", door.clock.at + 3600)
+    assert listed["next_local"] == "2023-11-14 23:13 UTC"
+    there = schedules(door, zone=ZoneInfo("Asia/Kolkata"))
+    assert (await there.listed())[0]["next_local"] == "2023-11-15 04:43 IST", "in the zone that they are meant in"
     await schedules(door).remove("s1")
     assert await schedules(door).listed() == []
     with pytest.raises(NotFound):

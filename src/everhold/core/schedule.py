@@ -121,6 +121,11 @@ def next_tick(rule: When, *, after: float, made: float, zone: datetime.tzinfo) -
             return _next_of(rule, after, zone)
 
 
+def local(at: float, zone: datetime.tzinfo) -> str:
+    """A moment as people read it, in the zone that schedules are meant in."""
+    return datetime.datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M %Z")
+
+
 def due(schedule: Schedule, *, now: float, zone: datetime.tzinfo) -> float | None:
     """The latest tick that should have been said by now and was not: what was missed is made up for once."""
     found: float | None = None

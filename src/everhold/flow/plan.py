@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from everhold.core.entries import Entry, Heard
 from everhold.core.ids import session_id
-from everhold.core.schedule import HELP, Schedule, next_tick, parse
+from everhold.core.schedule import HELP, Schedule, local, next_tick, parse
 from everhold.flow.gates import Gates
 from everhold.ports.store import Position, Session
 
@@ -65,8 +65,9 @@ async def plan(gates: Gates, session: Session, entry: Entry, argument: str, *, z
     )
     value = msgspec.json.encode(schedule).decode()
     kept = Position(platform=PLATFORM, account="", name=PREFIX + schedule.id, value=value)
-    first = datetime.datetime.fromtimestamp(tick, zone).strftime("%Y-%m-%d %H:%M %Z")
-    return Plan(say=f"Scheduled ({schedule.id}). First at {first}.", position=kept)
+    once = next_tick(rule, after=tick, made=now, zone=zone) is None
+    word = "At" if once else "First at"
+    return Plan(say=f"Scheduled ({schedule.id}). {word} {local(tick, zone)}.", position=kept)
 
 
 async def _mine(gates: Gates, body: Heard) -> list[Schedule]:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from everhold.cli.reach import looking
-from everhold.cli.render import Screen, moment, one_line
+from everhold.cli.render import Screen, one_line
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -30,7 +30,7 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
             (
                 it["id"],
                 one_line(it["when"]),
-                moment(it["next"]) if it["next"] else "never",
+                one_line(it["next_local"]),  # in the zone that they are meant in, which need not be this machine's
                 one_line(f"{it['platform']}:{it['chat']}"),
                 one_line(it["text"]),
             )
