@@ -51,7 +51,8 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
         conditions = {row["memory"]: row for row in (await t.app.control.status())["memories"]}
         rows = {row["memory"]: row for row in (await t.app.memory.status())["memories"]}
         assert (rows["raises"]["parked"], rows["well"]["parked"]) == (1, 0)
-        assert "no answer" in conditions["blocks"]["error"]
+        said = conditions["blocks"]["error"]  # by then it may be about to be started again
+        assert "no answer" in said or "did not come back within 2 s" in said
         await t.until(lambda: "did not come back within 2 s" in t.log.getvalue())  # its process is ended with it
         assert "ended with 7" in conditions["leaves"]["error"]
         assert (conditions["blocks"]["state"], conditions["leaves"]["state"]) == ("failing", "failing")
@@ -88,19 +89,20 @@ async def test_in_a_gateway_it_hears_of_every_turn_the_talk_takes(tmp_path: Path
         await t.rest()
         (name,) = {line[3] for line in diary("sync_turn")}
         heard = ("on_session_end", "on_session_switch", "on_pre_compress")
-        for command, told in (
+        turns: tuple[tuple[str, list[list[object]]], ...] = (
             ("/new", [["on_session_end", None], ["on_session_switch", name, name, True]]),
             ("/branch side", [["on_session_switch", None, name, False]]),
             (f"/resume {first}", [["on_session_switch", name, None, False]]),
-        ):
+        )
+        for command, told in turns:
             before = len(diary(*heard))
             await t.ask(command)
             await t.until(lambda before=before, told=told: len(diary(*heard)) >= before + len(told))  # type: ignore[misc]
             found = diary(*heard)[before:]
-            known = zip(told, found, strict=True)  # of the rest it is enough that it is there
-            assert all(
-                mine in (None, theirs) for line, seen in known for mine, theirs in zip(line, seen, strict=True)
-            ), found
+            assert [line[0] for line in found] == [line[0] for line in told], command
+            for line, seen in zip(told, found, strict=True):
+                given = {place: it for place, it in enumerate(line) if it is not None}
+                assert given == {place: seen[place] for place in given}, command
             await t.ask(f"words after {command}")
             await t.rest()
         await t.sound()

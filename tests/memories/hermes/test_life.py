@@ -353,3 +353,26 @@ async def test_who_has_been_silent_longest_leaves_when_there_are_too_many(tmp_pa
         await plugin.store(batch(exchange("hello again"), name="chat-1"))
         assert [line[1] for line in stage.diary("initialize")][-1] == "chat-1"
     assert len(stage.diary("shutdown")) == len(stage.diary("initialize")) == 66
+
+
+LOADS = RECORDER.replace(
+    '    def sync_turn(self, user_content, assistant_content, *, session_id="", messages=None):\n',
+    """    def sync_turn(self, user_content, assistant_content, *, session_id="", messages=None):
+        import threading, time
+        def work():
+            import slow_to_load
+            time.sleep(0.1)
+            write("sent")
+        threading.Thread(target=work, daemon=True).start()
+""",
+)
+
+
+@pytest.mark.prove
+async def test_a_writer_that_still_loads_what_it_writes_with_is_waited_for(tmp_path: Path) -> None:
+    """A stop would find in its hands all that it was given meanwhile."""
+    stage = Stage(tmp_path, LOADS)
+    (tmp_path / "slow_to_load.py").write_text("import time; time.sleep(5.5)")
+    async with stage.open(environ={"PYTHONPATH": str(tmp_path)}, deadline_seconds=30) as plugin:
+        await plugin.store(batch(exchange("hello")))
+        assert len(stage.diary("sent")) == 1

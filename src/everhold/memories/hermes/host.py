@@ -49,7 +49,10 @@ class Host:
         log: Log,
         clock: Clock,
         changed: Callable[[str], None],
+        patience: float,
     ) -> None:
+        """`patience` is how long a call may wait in there for what the plug-in goes on doing."""
+        self._patience = patience
         self._what = what
         self._python = python or sys.executable
         self.home = home
@@ -165,7 +168,8 @@ class Host:
         for work in (self._read(process), self._drain(process)):
             self._begin(work)
         try:
-            self.card = await self._ask("load", {"what": self._what, "home": str(self.home)}, deadline=START_SECONDS)
+            about = {"what": self._what, "home": str(self.home), "patience": self._patience}
+            self.card = await self._ask("load", about, deadline=START_SECONDS)
         except (Refused, InDoubt) as error:
             await self._end(process)
             self._died(str(error))

@@ -326,6 +326,7 @@ def host_of(settings: HermesSettings, context: Context, *, changed: Callable[[st
         log=context.log,
         clock=context.clock,
         changed=changed,
+        patience=settings.deadline_seconds / 2,
     )
 
 

@@ -68,13 +68,13 @@ class Host:
 
     # -- what can be asked ---------------------------------------------------------------------------------------------
 
-    def do_load(self, what: str, home: str) -> dict[str, Any]:
+    def do_load(self, what: str, home: str, patience: float) -> dict[str, Any]:
         from .finding import find
         from .looking import searches
         from .seats import Seats, call, has_own, schemas
 
         self._make = find(what)
-        self._seats = Seats(self._make, home)
+        self._seats = Seats(self._make, home, patience)
         sample = self._make()
         name = getattr(sample, "name", "") or type(sample).__name__
         available = bool(sample.is_available()) if callable(getattr(sample, "is_available", None)) else True

@@ -62,7 +62,8 @@ class Threads:
     One that waits at a queue has done what it was given, and is waited for again whenever it was given something.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: float) -> None:
+        self._most = min(most, READY_SECONDS)
         self.patience = READY_SECONDS
         self._queued: set[int] = set()
         self._endless: set[int] = set()
@@ -82,18 +83,20 @@ class Threads:
                 self._wait(thread, ident, began)
 
     def _wait(self, thread: threading.Thread, ident: int, began: float) -> None:
-        idle = 0
+        idle, since = 0, began
         while thread.is_alive():
             frame = sys._current_frames().get(ident)
             idle = idle + 1 if _waits(frame, QUEUES) else 0
             if idle == LOOKS:
                 self._queued.add(ident)
                 return
+            now = time.monotonic()
+            since = now if _loads(frame) else since  # it has not even begun, and will
             # a loop may turn for ever
             patience = LINGER_SECONDS if ident in self._queued or _waits(frame, LOOPS) else self.patience
-            if time.monotonic() - began > patience:
-                if ident not in self._queued:
-                    self._endless.add(ident)  # nobody waits for it again
+            if now - since > patience or now - began > self._most:
+                if ident not in self._queued:  # whoever is no better than that is not waited for again
+                    (self._queued if since == now else self._endless).add(ident)
                 return
             thread.join(0.01)
 
@@ -105,14 +108,23 @@ def _waits(frame: types.FrameType | None, where: tuple[str, ...]) -> bool:
     return frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(where)
 
 
+def _loads(frame: types.FrameType | None) -> bool:
+    """Whether a thread is in the middle of an import."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Seat:
     """One conversation's provider."""
 
-    def __init__(self, provider: Any, session: str) -> None:
+    def __init__(self, provider: Any, session: str, most: float = READY_SECONDS) -> None:
         self.provider = provider
         self.session = session
         self.turns = 0
-        self.threads = Threads()
+        self.threads = Threads(most)
         self.messages: list[dict[str, Any]] = []
 
     def has(self, hook: str) -> bool:
@@ -149,8 +161,10 @@ class Seat:
 
 
 class Seats:
-    def __init__(self, make: Callable[[], Any], home: str) -> None:
+    def __init__(self, make: Callable[[], Any], home: str, most: float) -> None:
+        """`most` is how long any call may wait for threads: whoever asked does not wait for ever."""
         self._make = make
+        self._most = most
         self._home = home
         self._seats: OrderedDict[tuple[str, str], Seat] = OrderedDict()
         self._doors: dict[tuple[str, str], threading.Lock] = {}
@@ -167,7 +181,7 @@ class Seats:
         with door:
             seat = self._seats.get(place)
             if seat is None:
-                seat = Seat(self._make(), session)
+                seat = Seat(self._make(), session, self._most)
                 kwargs = {"hermes_home": self._home, "agent_context": "primary", "platform": "cli", **identity}
                 with seat.threads:
                     seat.ask("initialize", session, **kwargs)
