@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from everhold.core.entries import Command, Entry, Heard, Noted, Stamp
-from everhold.memories.builtin import Index, index as index_module
+from everhold.memories.builtin import Index, index as index_module, shelf as shelf_module
 from everhold.memories.builtin.intake import Intake, Taken
 from everhold.ports.memory import Batch, Query
 from tests.memories.builtin.stage import ADA, PLACE, Stage
@@ -224,11 +224,32 @@ async def test_erased_words_leave_no_byte(either: Stage) -> None:
     assert len(await either.find("xylophonecanary")) > 0
     await either.erase(seq)
     assert "xylophonecanary lives at quartzlane" not in await either.find("xylophonecanary quartzlane")
-    await either.index.close()
-    left = either.files().lower()
+    left = either.files().lower()  # while it is in use: nobody waits for a restart
     for canary in (b"xylophonecanary", b"xylophon", b"quartzlane", b"quartzlan", b"zebulon"):
         assert canary not in left
-    either.index = Index(either.path, inline=True)
+
+
+@pytest.mark.parametrize("by", ["itself", "another process"])
+async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasure(stage: Stage, by: str) -> None:
+    first = await stage.say("which harbour does the ferry leave from?", who="bob")
+    await stage.say("from the old one")
+    await stage.say("the ferry is late", session="t")
+    other = Index(stage.path, inline=True, embeddings="table")
+
+    async def found(index: Index) -> list[tuple[str, float]]:
+        hits = await index.search(stage.log, "ferry harbour", agent="main", audience=ADA)
+        return [(hit.text, hit.score) for hit in hits]
+
+    before = await found(stage.index)
+    await stage.erase(first)
+    if by == "another process":
+        await other.catch_up(stage.log)
+    after = await found(stage.index)
+    anew = Index(stage.path, inline=True, embeddings="table")
+    assert after == await found(anew)
+    assert dict(after)["from the old one"] < dict(before)["from the old one"]
+    await other.close()
+    await anew.close()
 
 
 async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(either: Stage) -> None:
@@ -348,6 +369,24 @@ async def test_what_the_index_cannot_take_in_is_looked_through(stage: Stage, mon
 
     monkeypatch.setattr(Intake, "take", full)
     assert set(await stage.find("teapot")) == {"indexed teapot", "a teapot that came later"}
+    await stage.erase(2)
+    assert await stage.find("teapot") == ["indexed teapot"]  # what was read before it was erased is not told either
+
+
+async def test_scopes_that_were_not_asked_about_for_longest_leave_memory_first(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    people = [(f"person:p{number}",) for number in range(4)]
+    for number, audience in enumerate(people):
+        await stage.say(f"kettle {number}", session=f"s{number}", audience=audience)
+        assert await stage.find("kettle", audience=audience) == [f"kettle {number}"]
+    kept = stage.index._meaning._kept()._shelves
+    assert len(kept) == 4
+    monkeypatch.setattr(shelf_module, "ROOM_BYTES", 0)
+    await stage.say("kettle 4", session="s4", audience=("person:p4",))
+    assert await stage.find("kettle", audience=("person:p4",)) == ["kettle 4"]
+    assert len(kept) == 1
+    assert await stage.find("kettle", audience=people[0]) == ["kettle 0"]
 
 
 async def test_a_large_scope_is_in_memory_before_it_is_asked_about(

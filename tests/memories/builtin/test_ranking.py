@@ -66,6 +66,18 @@ async def test_an_item_gains_from_what_stands_beside_it(stage: Stage) -> None:
     assert abs(alone - await score("b")) < 0.1
 
 
+async def test_an_item_gains_from_what_follows_it(stage: Stage) -> None:
+    await stage.say("The pale one, I think.", session="a")
+    await stage.say("Is that a colour of paint for the kitchen? " + "I had not thought of it. " * 20, session="a")
+    await stage.say("The pale one, I think.", session="b")
+
+    async def score(session: str) -> float:
+        hits = await stage.hits("paint colour kitchen")
+        return next((it.score for it in hits if (it.session, it.text) == (session, "The pale one, I think.")), 0.0)
+
+    assert await score("a") > await score("b") + 0.1
+
+
 async def test_a_short_answer_is_read_with_a_short_question_and_with_no_long_one(stage: Stage) -> None:
     await stage.say("Which colour of paint for the kitchen?", who="bob", session="short")
     await stage.say("The pale one, I think.", session="short")
