@@ -149,19 +149,18 @@ class Reception:
         """A direct chat that can change hands is that of whoever was heard there first. Another one is kept apart."""
         origin, sender = incoming.origin, incoming.sender
         platform, account = origin.platform, origin.account
-        if incoming.changes_hands:
+        # also for what does not come by the platform, such as schedules
+        first = await self._partners.known(platform, account, found.chat)
+        if not first and incoming.changes_hands:
             outside = msgspec.structs.replace(origin, thread="")
             chat = msgspec.structs.replace(incoming, origin=outside)
             addresses = (self._address(chat, found), self._address(incoming, found))
             first = await self._partners.first(platform, account, found.chat, addresses=addresses, sender=sender)
-        else:
-            # what is scheduled does not come by the platform
-            first = await self._partners.known(platform, account, found.chat) or sender
         if incoming.event == SCHEDULED:
             there: object = self._platforms.get((platform, account))
             if isinstance(there, Attended) and not await there.alone_with(origin, sender):
                 return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not alone there any more")
-        if first in (sender, speaker.person) or await self._person(f"{platform}:{first}", settings) == speaker.person:
+        if first in ("", sender, speaker.person) or await self._person(f"{platform}:{first}", settings) == speaker.person:
             return found
         return msgspec.structs.replace(found, apart=True)
 
