@@ -160,7 +160,8 @@ class Reception:
             there: object = self._platforms.get((platform, account))
             if isinstance(there, Attended) and not await there.alone_with(origin, sender):
                 return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not alone there any more")
-        if first in ("", sender, speaker.person) or await self._person(f"{platform}:{first}", settings) == speaker.person:
+        theirs = first in ("", sender, speaker.person)
+        if theirs or await self._person(f"{platform}:{first}", settings) == speaker.person:
             return found
         return msgspec.structs.replace(found, apart=True)
 
