@@ -9,8 +9,11 @@ from hypothesis import given, settings, strategies as st
 
 from everhold.flow.accept import dedup_key
 from everhold.platforms.matrix import reading
+from everhold.platforms.matrix.client import Client
 from everhold.platforms.matrix.reading import OURS, Message, Room
 from everhold.ports.platform import Incoming
+from everhold.secret import Secret
+from everhold.testing.platforms.loopback import Answer, Loopback, Request
 
 ME, ADA = "@helper:example.org", "@ada:example.org"
 COMPANY = Room(members={ME: "Helper", ADA: "Ada", "@eve:example.org": "Eve"})
@@ -245,3 +248,23 @@ def test_who_was_there_is_not_upset_by_what_was_made_up(content: Any, unsigned: 
     assert reading.rooms(ALONE, [made_up, content]) == [ALONE, ALONE]
     Room.of([made_up])
     reading.predecessor([content, {"type": "m.room.create", "content": content}])
+
+
+class Forgetful(Loopback):
+    """A homeserver that cannot tell who was in a room at another time."""
+
+    def name(self, request: Request) -> str:
+        return request.path
+
+    async def answer(self, request: Request) -> Answer:
+        if "at" in request.query:
+            return Answer.json({"errcode": "M_UNRECOGNIZED", "error": "no"}, status=400)
+        return Answer.json({"chunk": [member(ADA, "join")]})
+
+
+async def test_a_homeserver_that_cannot_look_back_is_asked_who_is_there_now() -> None:
+    async with Forgetful() as server:
+        client = Client(server.url, Secret("x"))
+        found = Room.of(await client.members("!room", at="s1"))
+        await client.aclose()
+    assert list(found.members) == [ADA]
