@@ -224,7 +224,9 @@ class HermesPlugin:
         return str(await self._ask("compress", session=scope.name, identity=who, messages=messages) or "")
 
     async def session_switched(self, switch: Switch) -> None:
-        who = self._met(switch.after.name) or self._met(switch.before.name)
+        who = self._met(switch.after.name)
+        if who is None and switch.how == "branch":
+            who = self._met(switch.before.name)  # in the same chat; of another one nobody knows yet where it is
         if who is not None and self._host.running:
             ends = switch.how in ("new", "fold")
             params = {"parent": switch.before.name, "reset": switch.how == "new", "ends": ends}
