@@ -1,4 +1,4 @@
-"""Which commits wait for the disk, and that the event loop never does."""
+"""Which commits wait for the disk, and that the event loop does so only where nobody would notice."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_the_first_entry_after_a_fall_is_waited_for(tmp_path: Path, vfs: FaultyV
     run(play())
 
 
-def test_the_event_loop_never_waits_for_the_disk(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_the_event_loop_does_not_wait_for_a_slow_disk(tmp_path: Path, vfs: FaultyVFS) -> None:
     """SQLite syncs the head of a log that starts over, at any level."""
 
     async def play() -> None:
@@ -328,6 +328,104 @@ def test_the_event_loop_never_waits_for_the_disk(tmp_path: Path, vfs: FaultyVFS)
             await scene.hear(f"right {n}", redone=True)
         assert vfs.disk.waiting
         assert threading.get_ident() not in vfs.disk.waiting
+        await store.close()
+
+    run(play())
+
+
+class Committing:
+    """On which threads commits are made."""
+
+    def __init__(self, hand: writer.ThreadWriter) -> None:
+        self.names: list[str] = []
+        real = hand._committed
+
+        def committed(db: apsw.Connection, name: str, pages: int) -> int:
+            self.names.append(threading.current_thread().name)
+            return real(db, name, pages)
+
+        hand.db.set_wal_hook(committed)
+
+    def took(self) -> list[bool]:
+        """Of each commit since the last time, whether the event loop waited for it."""
+        names, self.names = self.names, []
+        return [name != "everhold-writer" for name in names]
+
+
+def test_whoever_is_alone_with_a_quick_disk_waits_on_the_spot(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        hand = store.writer
+        assert isinstance(hand, writer.ThreadWriter)
+        committing = Committing(hand)
+        for _ in range(writer.ALONE + 2):
+            hand._pace = 0.0
+            await scene.hear()
+        assert committing.took()[-1]
+        await asyncio.gather(scene.hear(), scene.hear())  # two: whoever else there is has something to do meanwhile
+        hand._pace = 0.0
+        await scene.hear()
+        assert committing.took() == [False, False]
+        for _ in range(writer.ALONE + 2):
+            hand._pace = writer.QUICK_SECONDS  # a slow one
+            await scene.hear()
+        assert not any(committing.took())
+        await store.close()
+
+    run(play())
+
+
+def test_a_disk_that_stalls_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        hand = store.writer
+        assert isinstance(hand, writer.ThreadWriter)
+        committing = Committing(hand)
+        real, stalls = hand._witness, True
+
+        def witness() -> None:
+            time.sleep(0.05 if stalls else 0.0)
+            real()
+
+        for _ in range(writer.ALONE + 2):
+            hand._pace = 0.0
+            await scene.hear()
+        committing.took()
+        monkeypatch.setattr(hand, "_witness", witness)
+        for _ in range(3):
+            await scene.hear()
+        assert committing.took() == [True, False, False]
+        stalls = False
+        while hand._pace >= writer.QUICK_SECONDS:
+            hand._pace /= 2  # as it does of itself, with every commit that is quick
+        await scene.hear()
+        assert committing.took() == [True]
+        await store.close()
+
+    run(play())
+
+
+def test_what_is_long_is_tidied_up_on_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        hand = store.writer
+        assert isinstance(hand, writer.ThreadWriter)
+        committing, tidied, real = Committing(hand), list[str](), hand.tidy
+
+        def tidy() -> None:
+            tidied.append(threading.current_thread().name)
+            real()
+
+        monkeypatch.setattr(hand, "tidy", tidy)
+        for _ in range(writer.ALONE + 2):
+            hand._pace = 0.0
+            await scene.hear()
+        committing.took()
+        monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 1)
+        await scene.hear()
+        assert committing.took() == [True]
+        await scene.hear()
+        assert tidied[0] == "everhold-writer"
         await store.close()
 
     run(play())

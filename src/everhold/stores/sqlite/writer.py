@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,6 +32,11 @@ ELSEWHERE_SECONDS: Final = 0.01
 """How soon a second event loop looks again whether the first one's commit is over."""
 LAG_SECONDS: Final = 1.0
 """For so long at most a power cut could take what would be redone, when nothing that is waited for comes behind it."""
+QUICK_SECONDS: Final = 0.001
+"""A disk that answers so soon is waited for on the spot, where nobody else would have to wait, too: going to sleep and
+being woken twice costs more than that."""
+ALONE: Final = 3
+"""So many commits in a row that nobody joined: whoever makes them is taken to be alone."""
 NORMAL: Final = 1
 """SQLite's level at which a commit is written whole and in order, but not waited for until the next that is."""
 
@@ -174,7 +180,8 @@ class ThreadWriter(_Hand):
     The connection is in one place at a time. On the event loop it runs the light jobs that have queued up, as one
     transaction; the thread commits it and brings the connection back. What may take longer runs on the thread from the
     start. A writer that did everything on its thread would ask for Python's attention after each statement, and wait
-    for it behind the very work that waits for the writer.
+    for it behind the very work that waits for the writer. Where somebody is alone with a quick disk, nobody else could
+    make use of the wait: then it is not worth a thread.
     """
 
     def __init__(self, db: apsw.Connection, path: Path, mark: Mark | None, *, patience: float) -> None:
@@ -196,6 +203,10 @@ class ThreadWriter(_Hand):
         """Something may have been written, perhaps by who was here before us, that the disk was not waited for with."""
         self._due: asyncio.AbstractEventLoop | None = None
         """Where it is about to be seen to that the disk has it."""
+        self._pace = 2 * QUICK_SECONDS
+        """How long the disk has lately taken, on average."""
+        self._alone = 0
+        """How many commits in a row nobody else joined or waited behind."""
         self._closed = False
         self._ended = False
         """The thread was told to go."""
@@ -277,6 +288,14 @@ class ThreadWriter(_Hand):
                 pass  # somebody else is writing: the thread has the patience
             except apsw.Error as error:
                 self.fail(error)
+        self._alone = self._alone + 1 if len(batch) == 1 else 0
+        if results is not None and self._alone > ALONE and self._pace < QUICK_SECONDS:
+            _resolve(self._commit(batch, results), loop)
+            if self._owed:
+                self._owe(loop)
+            if not self.long and not self.scrub:
+                return
+            batch, results = [], None  # there is only something to be tidied up
         self._away, self._idle, self._from = True, False, loop
         self._loads.put((batch, results, loop))
 
@@ -304,6 +323,7 @@ class ThreadWriter(_Hand):
         if back and self._from is loop:
             self._away = False
             if self._queue:
+                self._alone = 0
                 self._call(loop)
 
     # -- on the thread
@@ -341,6 +361,7 @@ class ThreadWriter(_Hand):
         if self.broken is not None:
             return self._refused(batch)
         self.wrote = False
+        began = time.perf_counter()
         try:
             if results is None:
                 outcomes = self._apart(batch)
@@ -360,6 +381,7 @@ class ThreadWriter(_Hand):
                 (future, urgent, None, type(fault)(fault.message, remedy=fault.remedy))
                 for _, future, urgent, _, _ in batch
             ]
+        self._pace += (time.perf_counter() - began - self._pace) / 8
         self.batches += 1
         self.jobs += len(batch)
         return outcomes
