@@ -159,15 +159,47 @@ class Ours:
 
     def round(self) -> float:
         """CPU milliseconds of one turn, with everything that goes on beside it."""
-        self.chat.post.close()  # it hangs up on whoever says nothing while others have their round
+        self.hang_up()  # it does on whoever says nothing while others have their round
         started = self.gateway.cpu()
         for _ in range(TURNS):
-            self.chat.turn()
+            self.turn()
         time.sleep(0.1)  # what follows a reply is part of its turn
         return (self.gateway.cpu() - started) / TURNS * 1e3
 
+    def turn(self) -> None:
+        self.chat.turn()
+
+    def hang_up(self) -> None:
+        self.chat.post.close()
+
     def close(self) -> None:
         self.chat.close()
+        self.gateway.close()
+
+
+class Asked(Ours):
+    """The same, asked as most programs ask: the reply is the answer to the request, and nobody watches the log."""
+
+    def __init__(self, directory: Path, entries: int, url: str) -> None:
+        asyncio.run(_age(Home(directory).create(), entries))
+        self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=0))
+        self.line = http.client.HTTPConnection("127.0.0.1", self.gateway.port)
+        for _ in range(FOLD_TURNS):
+            self.turn()
+
+    def turn(self) -> None:
+        body = json.dumps({"model": "main", "messages": [{"role": "user", "content": MESSAGE}]})
+        headers = {"content-type": "application/json", "x-everhold-session": "old"}
+        self.line.request("POST", "/v1/chat/completions", body, headers)
+        response = self.line.getresponse()
+        said = response.read()
+        assert response.status == 200, (response.status, said)
+
+    def hang_up(self) -> None:
+        self.line.close()
+
+    def close(self) -> None:
+        self.hang_up()
         self.gateway.close()
 
 
@@ -277,18 +309,25 @@ def gateway_rows(rounds: int) -> list[Row]:
             open_.callback(peer.close)
             return peer.round
 
-        works = {f"ours {size}": ours(size) for size in SIZES}
+        asked = Asked(open_.enter_context(room()), SIZES[0], url)
+        open_.callback(asked.close)
+        works = {"asked": asked.round} | {f"ours {size}": ours(size) for size in SIZES}
         busy = Busy(open_.enter_context(room()), url)
         open_.callback(busy.close)
         works |= {"busy": busy.round}
         works |= {f"recalling {size}": ours(size, recall=RECALL_MS) for size in RECALLED}
         works |= {f"hermes {size}": hermes(size, turns) for size, turns in HERMES.items()}
         found = interleave(rounds, works)
-    young = found[f"ours {SIZES[0]}"]
-    rows = []
+    young, his = found[f"ours {SIZES[0]}"], found[f"hermes {SIZES[0]}"]
+    beside = f"hermes-agent 0.19.0, {SIZES[0]:,} messages {median(his):,.0f} ms"
+    mine = found["asked"]
+    rows = [
+        at_most("turn over HTTP, one question and its answer, CPU", median(mine), "ms", LIMIT_MS),
+        at_least("the same", median(mine), "ms", FEWER, beside=beside, ratio=ratio(his, mine)),
+    ]
     for size in SIZES:
         mine = found[f"ours {size}"]
-        what = f"turn over HTTP, {size:,} entries behind it, CPU"
+        what = f"turn over HTTP, posted and watched, {size:,} entries behind it, CPU"
         rows.append(at_most(what, median(mine), "ms", LIMIT_MS))
         if size != SIZES[0]:
             beside = f"{SIZES[0]} entries behind it {median(young):.2f} ms"
@@ -298,7 +337,6 @@ def gateway_rows(rounds: int) -> list[Row]:
             beside = f"hermes-agent 0.19.0, {size:,} messages {median(his):,.0f} ms"
             share = ratio(his, mine)
             rows.append(at_least("the same", median(mine), "ms", FEWER, beside=beside, ratio=share))
-    his = found[f"hermes {SIZES[0]}"]
     what = f"turn over HTTP, {BUSY} sessions at once, CPU"
     beside = f"hermes-agent 0.19.0, one session {median(his):,.0f} ms"
     rows.append(at_most(what, median(found["busy"]), "ms", LIMIT_MS))
