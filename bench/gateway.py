@@ -337,6 +337,7 @@ def gateway_rows(rounds: int) -> list[Row]:
             beside = f"hermes-agent 0.19.0, {size:,} messages {median(his):,.0f} ms"
             share = ratio(his, mine)
             rows.append(at_least("the same", median(mine), "ms", FEWER, beside=beside, ratio=share))
+    his = found[f"hermes {SIZES[0]}"]
     what = f"turn over HTTP, {BUSY} sessions at once, CPU"
     beside = f"hermes-agent 0.19.0, one session {median(his):,.0f} ms"
     rows.append(at_most(what, median(found["busy"]), "ms", LIMIT_MS))
