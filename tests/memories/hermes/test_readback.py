@@ -111,6 +111,17 @@ async def test_a_search_that_never_ends_does_not_end_the_plug_in(
         assert len(stage.diary("tool")) == 1
 
 
+async def test_several_sessions_are_looked_for_one_after_another(tmp_path: Path) -> None:
+    """A replay of many sessions asks for all of them at once: none is told that it cannot be searched."""
+    slow = KEEPER.replace('write("tool", tool_name, args)\n', "import time; time.sleep(0.15)\n")
+    stage = Stage(tmp_path, slow)
+    told = [batch(exchange(f"{LONG} {number}", key=str(number)), name=f"chat-{number}") for number in range(4)]
+    async with stage.open() as plugin:
+        receipts = await asyncio.gather(*(plugin.store(it) for it in told))
+        assert receipts == [{str(number): SEEN} for number in range(4)]
+        assert await asyncio.gather(*(plugin.probe(it) for it in told)) == [[str(number)] for number in range(4)]
+
+
 async def test_one_that_cannot_be_searched_is_waited_for_before_it_is_told_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ class HermesPlugin:
         """Looks in a row that failed."""
         self._vain_at = 0.0
         """When the last of them did."""
+        self._looks = asyncio.Lock()
         self._blind_since: float | None = None
         self._capabilities = {Capability.HEALTH, Capability.CLOSE, Capability.SIGNATURE}
         hooks = self._card.get("hooks", ())
@@ -199,7 +200,8 @@ class HermesPlugin:
             if asked is None or isinstance(item, Retraction) or left <= 0:
                 continue
             who = self._meet(batch.name, item.session, item.stamp)
-            async with asyncio.timeout(min(LOOK_SECONDS, left)):
+            # one after another: several sessions may be replayed, or handed over, at once
+            async with asyncio.timeout(min(LOOK_SECONDS, left)), self._looks:
                 found = await self._host.ask(
                     "look", deadline=self.deadline, session=batch.name, identity=who, query=asked.words
                 )
