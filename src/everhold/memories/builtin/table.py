@@ -65,8 +65,8 @@ class Table:
         self._total = functools.lru_cache(maxsize=REMEMBERED)(self._added)
         self._rows: Bytes = np.frombuffer((data / "table.int8").read_bytes(), np.int8).reshape(-1, DIMENSIONS)
         assert len(self._rows) == len(vocabulary) - FIRST, "the table and its vocabulary do not belong together"
-        self._silent = frozenset(
-            id for id, piece in enumerate(vocabulary) if id < FIRST or piece in STOP or not any(map(str.isalnum, piece))
+        self._tells = bytes(
+            id >= FIRST and piece not in STOP and any(map(str.isalnum, piece)) for id, piece in enumerate(vocabulary)
         )
         self._narrow: Bytes = np.ascontiguousarray(self._rows[:, :NARROW])
         length = np.sqrt(np.einsum("ij,ij->i", self._narrow, self._narrow, dtype=np.float32))
@@ -79,11 +79,12 @@ class Table:
 
     def telling(self, text: str) -> list[int]:
         """The rows of the pieces that say something, each once."""
-        return [id - FIRST for id in dict.fromkeys(self._ids(text)) if id not in self._silent]
+        tells = self._tells
+        return [id - FIRST for id in dict.fromkeys(self._ids(text)) if tells[id]]
 
     def question(self, text: str) -> Floats:
         """The vector to look for: what the question is about, without the words it is made of."""
-        told = [id - FIRST for id in self._ids(text) if id not in self._silent]
+        told = [id - FIRST for id in self._ids(text) if self._tells[id]]
         return self._unit(self._sum(told or self.pieces(text)))
 
     def stored(self, text: str, context: str) -> bytes:

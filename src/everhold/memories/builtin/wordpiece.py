@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 _WORD: Final = re.compile(r"\w+|[^\w\s]")
 _IDEOGRAPH: Final = re.compile("([\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f])")
@@ -30,10 +30,16 @@ class WordPiece:
         if not text.isascii():
             text = _FOREIGN.sub(_unmarked, unicodedata.normalize("NFD", text))
             text = _IDEOGRAPH.sub(r" \1 ", text)
+        words = _WORD.findall(text.replace("_", " _ "))
+        whole = list(map(self._ids.get, words))  # most words are a piece, the longest there is
+        if None not in whole:
+            return cast("list[int]", whole)
         found: list[int] = []
-        known = self._words.get  # most words are known, and there are many
-        for word in _WORD.findall(text.replace("_", " _ ")):
-            found += known(word) or self.word(word)
+        for word, id in zip(words, whole, strict=True):
+            if id is None:
+                found += self.word(word)
+            else:
+                found.append(id)
         return found
 
     def word(self, word: str) -> list[int]:
