@@ -177,7 +177,6 @@ async def test_another_agent_s_draft_is_heard_when_it_is_done(desk: Desk, stage:
     """Eve's agent streams its reply: what it says is heard once, at the end, with its count of hops."""
     (tmp_path / "eve").mkdir()
     eve = Desk(stage, tmp_path / "eve")
-    await eve.close()
     settings = MatrixSettings(homeserver=stage.door.url, token=Secret(stage.eve.token))
     other = stage.adapter(settings, eve.context())
     assert isinstance(other, Drafting)
@@ -189,6 +188,7 @@ async def test_another_agent_s_draft_is_heard_when_it_is_done(desk: Desk, stage:
     final = f"I think that you are right, {stage.bot.id}"
     await other.send(desk.out(final, key="e:2:0", to=to, edits=remote, hops=3))
     await other.aclose()
+    await eve.close()
     await stage.write("that was it", to=stage.group)
     await desk.until_heard("that was it")
     said = (await desk.heard())[0]
