@@ -333,6 +333,16 @@ async def test_a_damaged_file_is_built_anew(either: Stage, damage: bytes | None)
     assert await either.find("something") == ["something to find again"]
 
 
+async def test_an_index_of_another_version_is_built_anew(either: Stage) -> None:
+    await either.say("something to find again")
+    await either.find("something")
+    with either.index._writer as db:
+        db.execute("update meta set value = 'older' where key = 'version'")
+        db.execute("drop table places")  # as an older one might not have had it
+    await either.again()
+    assert await either.find("something") == ["something to find again"]
+
+
 async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
     first, second = Stage(tmp_path / "a"), Stage(tmp_path / "b")
     await first.say("only in the first")
