@@ -101,8 +101,11 @@ class Reading:
         return 0  # erased, and therefore out of the view anyway
 
     def newest_fold(self) -> int:
-        """The fold in force, 0 for none. Whether one that was erased since reached behind a fresh start is unknown."""
-        if self.fresh and any(fold.body is None and op not in self.gone_folds for op, fold in self.folds.items()):
+        """The fold in force, 0 for none. Whether one that was erased since reached behind a fresh start, or spoke of a
+        turn that was undone, is unknown."""
+        if (self.fresh or self.undone) and any(
+            fold.body is None and op not in self.gone_folds for op, fold in self.folds.items()
+        ):
             raise Inexact
         valid = [
             op
