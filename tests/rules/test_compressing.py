@@ -7,6 +7,7 @@ import pytest
 from everhold.core.entries import Began, Call, Ended, Folded, Told
 from everhold.errors import Misuse, Overloaded
 from everhold.ports.model import Answer, Request
+from everhold.ports.store import Claim
 from everhold.ports.tool import Effect
 from everhold.testing.fakes import FakeTool, ScriptedModel
 from everhold.testing.house import House
@@ -148,6 +149,48 @@ class TestNothingIsMissed:
         assert "prod" in effects[0]
         assert "done" in effects[0]
         assert effects[0] in texts(wide, session)[0]
+
+
+class TestAhead:
+    def test_what_was_said_while_a_summary_was_made_is_no_reason_to_look_again(self, house: House) -> None:
+        folding(house)
+        house.furniture.summariser = held = HeldModel()
+        session = talk_until_asked(house, held)
+        house.say("and this, meanwhile", rest=False)
+        house.tick()
+        assert house.process is not None
+        claims = list[str]()
+        real = house.process.supervisor._start
+
+        def start(claim: Claim) -> None:
+            claims.append(claim.reader)
+            real(claim)
+
+        house.process.supervisor._start = start  # type: ignore[method-assign]
+        held.free = True
+        house.rest(5)
+        assert len(house.bodies(session, Folded)) == 1
+        assert "fold" not in claims
+
+    def test_a_compression_asked_for_while_one_is_made_ahead_is_made_behind_it(self, house: House) -> None:
+        folding(house)
+        house.furniture.summariser = held = HeldModel()
+        session = talk_until_asked(house, held)
+        house.say("/compress here 0", rest=False)
+        house.tick()
+        held.free = True
+        house.rest(10)
+        assert [fold.trigger for fold in house.bodies(session, Folded)] == ["soft", "command"]
+        house.sound()
+
+
+def talk_until_asked(house: House, summariser: HeldModel) -> str:
+    """Talk until a summary is being made, beside the conversation."""
+    session = ""
+    while not summariser.asked:
+        session = house.say(f"more {LONG}", rest=False).session
+        house.tick(1.0)
+    return session
 
 
 class TestUndo:

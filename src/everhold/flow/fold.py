@@ -219,9 +219,17 @@ class Ahead:
         # a summary that was refused again and again waits until there is more to summarise
         tired = outcome is Outcome.REFUSED and self.claim.lane.attempts + 1 >= MOST_REFUSALS
         again = outcome in (Outcome.REFUSED, Outcome.BUSY) and not tired
-        if tired:
-            session = await store.session(session.id)  # its own tries are nothing new
+        if not again:
+            session = await self._by_now(session)
         await self._settle(session, position=session.last_seq, again=again)
+
+    async def _by_now(self, session: Session) -> Session:
+        """The session as it is by now, unless somebody asked for a compression meanwhile: then there is more to do.
+
+        That it has grown is no reason to look once more: a turn that makes a summary needful says so at its end.
+        """
+        now = await self.gates.store.session(session.id)
+        return now if await self._wanted(now) is None else session
 
     async def _wanted(self, session: Session) -> Entry | None:
         """The next compression that somebody asked for."""
@@ -290,6 +298,7 @@ class Ahead:
                 claim=self.claim,
                 lane=update,
                 wakes=wakes,
+                redone=not told,
             )
         )
         self.bells.ring(session.id)
