@@ -118,6 +118,7 @@ def test_killed_before_it_confirms_it_hears_nothing_twice(house: House, telegram
     # the poll that would confirm it never comes through
     telegram.server.fault("getUpdates", "hang", times=1)
     write(telegram, "again")
+    until(telegram.server.held.is_set)
     gateway.kill()
     house.up()
     until(lambda: answered(telegram, "again"), seconds=30)
