@@ -74,7 +74,8 @@ read all they have, which is what they do unless told otherwise. **Turn over HTT
 own, the model server in another. A question and its answer: `POST /v1/chat/completions`; posted and watched: `POST
 /api/messages`, then the reply on `/api/events`. CPU of the whole gateway from
 /proc, with folds, reviews, index and log, but without recall, for which hermes-agent has nothing; what recall adds is
-in rows of its own. How fast this machine was just then is a row, too: it varies by half within an hour. hermes-agent runs its real gateway class with an adapter in memory, so its
+in rows of its own. How fast this machine was just then is a row, too: it varies by half within an hour.
+hermes-agent runs its real gateway class with an adapter in memory, so its
 turn has no HTTP on the way in, and as many messages behind it as the everhold session has entries. **Accept, a crowd**:
 everybody has a connection and a session, and sends the next message when the last one was accepted. **Telegram**: a
 stateful fake of the Bot API in the measuring process, `everhold up` in its own; a reply is typed, drafted and edited
