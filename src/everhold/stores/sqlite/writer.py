@@ -289,11 +289,12 @@ class ThreadWriter(_Hand):
             except apsw.Error as error:
                 self.fail(error)
         self._alone = self._alone + 1 if len(batch) == 1 else 0
-        if results is not None and self._alone > ALONE and self._pace < QUICK_SECONDS:
+        # what was erased leaves the log before anybody hears of a later commit: that is for the thread
+        if results is not None and self._alone > ALONE and self._pace < QUICK_SECONDS and not self.scrub:
             _resolve(self._commit(batch, results), loop)
             if self._owed:
                 self._owe(loop)
-            if not self.long and not self.scrub:
+            if not self.long:
                 return
             batch, results = [], None  # there is only something to be tidied up
         self._away, self._idle, self._from = True, False, loop
