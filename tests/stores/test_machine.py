@@ -311,7 +311,7 @@ class StoreMachine(RuleBasedStateMachine):
         held = [lane for log in self.model.logs.values() for lane in log.lanes.values() if lane.owner == owner]
         for lane in held:
             lane.lease_since, lane.lease = self.clock, 60.0
-        assert now(self.store.renew(owner=owner, at=self.clock, lease=60.0)) == len(held)
+        assert now(self.store.renew(self.claims, owner=owner, at=self.clock, lease=60.0)) == len(held)
 
     @rule(owner=st.sampled_from(["me", "you"]))
     def seize(self, owner: str) -> None:

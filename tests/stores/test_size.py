@@ -108,6 +108,7 @@ def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> N
         receipt = Receipt(reader="voice", session="s", seq=5)
         update = LaneUpdate(position=5, landed=True, idle_at=5, release=True)
         await scene.commit(claim=voice, lane=update, receipts=(receipt,))
+        await store.renew([claim, voice], owner="me", at=1.0, lease=1.0)
         running, values = operations.query(
             "s", what=(), after=0, before=None, states=("running",), newest_first=False, limit=None
         )

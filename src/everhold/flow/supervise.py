@@ -123,7 +123,9 @@ class Supervisor:
         while not self.stopping:
             await self.gates.sleep(self.lease / 3)
             if self.tasks:
-                await self.gates.store.renew(owner=self.gates.owner, at=self.gates.clock.now(), lease=self.lease)
+                await self.gates.store.renew(
+                    list(self.tasks.values()), owner=self.gates.owner, at=self.gates.clock.now(), lease=self.lease
+                )
 
     async def keep(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` for ever: start it again, after a wait, whenever it falls."""

@@ -391,8 +391,8 @@ class Store(Protocol):
         between looking at it and claiming would take what they hold for a thing of the future.
         """
 
-    async def renew(self, *, owner: str, at: float, lease: float) -> int:
-        """Prolong every lease of `owner`; how many it holds."""
+    async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+        """Prolong the leases of `owner` on these lanes; how many of them it still holds."""
 
     async def seize(self, *, owner: str, at: float) -> int:
         """End every lease that is not `owner`'s: for a process that knows it is alone. How many there were."""

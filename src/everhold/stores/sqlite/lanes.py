@@ -240,14 +240,15 @@ def _restamp(cur: apsw.Cursor, at: float) -> None:
     )
 
 
-def renew(cur: apsw.Cursor, *, owner: str, at: float, lease: float) -> int:
-    # nobody waits for a lane that is not due, whoever holds it
-    cur.execute(
-        "update lanes set lease_since = ?, lease_wait = ? where (session, reader) in "
-        "(select session, reader from lanes indexed by lanes_due where due is not null and owner = ? and owner <> '')",
-        (at, lease, owner),
-    )
-    return cur.connection.changes()
+def renew(cur: apsw.Cursor, held: Iterable[tuple[str, str]], *, owner: str, at: float, lease: float) -> int:
+    still = 0
+    for session, reader in held:
+        cur.execute(
+            "update lanes set lease_since = ?, lease_wait = ? where session = ? and reader = ? and owner = ?",
+            (at, lease, session, reader, owner),
+        )
+        still += cur.connection.changes()
+    return still
 
 
 def hasten(cur: apsw.Cursor, *, at: float, held: Sequence[str] = ()) -> int:

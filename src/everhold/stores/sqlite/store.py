@@ -190,8 +190,9 @@ class SqliteStore:
 
         return await self.writer.write(job, light=True, redone=True)
 
-    async def renew(self, *, owner: str, at: float, lease: float) -> int:
-        return await self.writer.write(lambda cur: lanes.renew(cur, owner=owner, at=at, lease=lease))
+    async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+        held = {(claim.session, claim.reader) for claim in claims}
+        return await self.writer.write(lambda cur: lanes.renew(cur, held, owner=owner, at=at, lease=lease))
 
     async def seize(self, *, owner: str, at: float) -> int:
         return await self.writer.write(lambda cur: lanes.seize(cur, owner=owner, at=at))

@@ -197,12 +197,12 @@ class LanesContract:
     async def test_a_renewed_lease_lasts_longer(self, scene: Scene) -> None:
         await scene.hear()
         await scene.wake("voice")
-        await scene.claim(at=1.0, owner="me", lease=60.0)
-        await scene.claim("voice", at=1.0, owner="you", lease=60.0)
-        assert await scene.store.renew(owner="me", at=50.0, lease=60.0) == 1
+        mine = await scene.claim(at=1.0, owner="me", lease=60.0)
+        yours = await scene.claim("voice", at=1.0, owner="you", lease=60.0)
+        assert await scene.store.renew([mine, mine, yours], owner="me", at=50.0, lease=60.0) == 1
         assert await scene.claimed(at=109.0, owner="third") == ["voice"]
         assert await scene.claimed(at=110.0, owner="third") == ["mind"]
-        assert await scene.store.renew(owner="me", at=111.0, lease=60.0) == 0
+        assert await scene.store.renew([mine, yours], owner="me", at=111.0, lease=60.0) == 0
 
     @promise
     async def test_who_is_alone_ends_the_leases_of_the_dead(self, scene: Scene) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -70,9 +70,9 @@ class DeadlyStore(SqliteStore):
         self.doom(Step.CLAIM, "after")
         return claims
 
-    async def renew(self, *, owner: str, at: float, lease: float) -> int:
+    async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
         self.doom(Step.RENEW, "before")
-        count = await super().renew(owner=owner, at=at, lease=lease)
+        count = await super().renew(claims, owner=owner, at=at, lease=lease)
         self.doom(Step.RENEW, "after")
         return count
 

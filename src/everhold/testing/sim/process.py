@@ -186,9 +186,9 @@ class GatedStore:
         await self._after(Step.CLAIM)
         return claims
 
-    async def renew(self, *, owner: str, at: float, lease: float) -> int:
+    async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
         await self._before(Step.RENEW)
-        count = await self.disk.renew(owner=owner, at=at, lease=lease)
+        count = await self.disk.renew(claims, owner=owner, at=at, lease=lease)
         await self._after(Step.RENEW)
         return count
 
