@@ -62,6 +62,8 @@ class Reading:
         self.ended: dict[int, Ended] = {}
         self.folds: dict[int, Entry] = {}
         self.gone_folds: set[int] = set()
+        self.unsure: set[int] = set()
+        """Folds that are erased since: nobody can tell any more whether they spoke of a turn that was undone."""
         self.branch: Branched | None = None
         for entry in self.log:
             self._read(entry)
@@ -85,6 +87,8 @@ class Reading:
                 self.undone.update(ops)
                 # a summary that speaks of something undone is no longer true
                 turns = [op for op in ops if self.began[op].what == "turn"]
+                if turns:
+                    self.unsure.update(op for op, fold in self.folds.items() if fold.body is None)
                 self.gone_folds.update(
                     op for op, fold in self.folds.items() if any(turn <= self._covers(fold) for turn in turns)
                 )
@@ -101,11 +105,10 @@ class Reading:
         return 0  # erased, and therefore out of the view anyway
 
     def newest_fold(self) -> int:
-        """The fold in force, 0 for none. Whether one that was erased since reached behind a fresh start, or spoke of a
-        turn that was undone, is unknown."""
-        if (self.fresh or self.undone) and any(
-            fold.body is None and op not in self.gone_folds for op, fold in self.folds.items()
-        ):
+        """The fold in force, 0 for none. Whether one that was erased since reached behind a fresh start is unknown."""
+        if self.unsure - self.gone_folds:
+            raise Inexact
+        if self.fresh and any(fold.body is None and op not in self.gone_folds for op, fold in self.folds.items()):
             raise Inexact
         valid = [
             op
