@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from everhold.core.schedule import Schedule, due, local, next_tick
-from everhold.errors import NotFound
+from everhold.errors import InDoubt, NotFound, Refused, Transient
 from everhold.flow.plan import PLATFORM, PREFIX
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
@@ -53,7 +53,11 @@ class Schedules:
                 continue
             tick = due(schedule, now=now, zone=zone)
             if tick is not None:
-                schedule = await self._say(schedule, tick)
+                try:
+                    schedule = await self._say(schedule, tick)
+                except (Transient, InDoubt, Refused) as error:  # nobody knows who would hear it: it stays due
+                    self._log.warning("schedule.later", schedule=schedule.id, error=error)
+                    continue
             coming = next_tick(schedule.rule, after=max(now, schedule.last), made=schedule.made, zone=zone)
             if coming is not None:
                 wait = min(wait, max(0.05, coming - now))

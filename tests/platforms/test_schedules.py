@@ -12,7 +12,7 @@ import pytest
 
 from everhold.core.entries import Heard, Place
 from everhold.core.schedule import Schedule, parse
-from everhold.errors import NotFound
+from everhold.errors import NotFound, Transient
 from everhold.flow.plan import PLATFORM, PREFIX
 from everhold.flow.purse import Limit
 from everhold.ports.platform import SCHEDULED, Incoming, Verdict
@@ -152,8 +152,11 @@ class Roomy(FakePlatform):
     """A platform that knows who is where."""
 
     there: frozenset[str] = frozenset()
+    away = False
 
     async def alone_with(self, to: Place, sender: str) -> bool:
+        if self.away:
+            raise Transient("nobody answers")
         return self.there <= {sender}
 
 
@@ -167,6 +170,23 @@ async def test_what_was_scheduled_in_private_is_not_said_to_whoever_came_since(d
         door.clock.at += 3600
         await schedules(door).say_due()
         assert (await heard(door)).count("good morning") == count, there
+
+
+async def test_what_was_scheduled_in_private_waits_until_it_is_known_who_is_there(door: Door) -> None:
+    door.fake = roomy = Roomy()
+    door.reception = door.reopened()
+    await door.say("hello", changes_hands=True)
+    await keep(door, "every 1h")
+    await keep(door, "every 1h", sender="2002", id="s2")
+    door.clock.at += 3600
+    roomy.away = True
+    await schedules(door).say_due()
+    assert (await heard(door)).count("good morning") == 0
+    roomy.away, roomy.there = False, frozenset({"1001"})
+    door.clock.at += 60
+    for _ in range(2):
+        await schedules(door).say_due()
+    assert (await heard(door)).count("good morning") == 1, "once, to the one who is alone there"
 
 
 async def test_what_somebody_schedules_in_a_chat_that_was_another_s_is_theirs(door: Door) -> None:

@@ -166,7 +166,7 @@ class Attended(Protocol):
 
     async def alone_with(self, to: Place, sender: str) -> bool:
         """Whether nobody else than `sender` would read what is said there. Asked before something is said that nobody
-        has just asked for; True where it cannot be found out now."""
+        has just asked for; raises where it cannot be found out now, and is asked again later."""
 
 
 class Introduction(Struct, frozen=True, kw_only=True):

@@ -367,11 +367,8 @@ class Matrix:
         await self._put(revised, await self._content(revised, draft=True), part=f"\n{out.text}")
 
     async def alone_with(self, to: Place, sender: str) -> bool:
-        try:
-            await self._connect()
-            room = await self._room(await self._today(to.chat))
-        except (Transient, InDoubt, Refused):
-            return True
+        await self._connect()
+        room = await self._room(await self._today(to.chat))
         return room.members.keys() <= {self._me, sender}
 
     async def typing(self, to: Place) -> None:
