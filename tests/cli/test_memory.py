@@ -76,9 +76,12 @@ def test_a_running_gateway_does_the_same(house: House) -> None:
 def test_nobody_is_told_so(house: House, tmp_path: Path) -> None:
     talk(house)
     assert house.ask("memory", "forget", "").code != 0
-    plan = house.ask("memory", "forget", "stranger").ok()
-    assert "0 entries in all" in plan.out
-    assert "is the name right?" in plan.err
+    plan = house.ask("memory", "forget", "stranger", "--json").ok().json
+    assert plan["sessions"] == []
+    assert plan["entries"] == 0
+    told = house.ask("memory", "forget", "stranger").ok()
+    assert "0 entries in all" in told.out
+    assert "is the name right?" in told.err
     export = house.ask("memory", "export", "stranger", "--to", str(tmp_path / "out"))
     assert export.code == 1
     assert "is the name right?" in export.err

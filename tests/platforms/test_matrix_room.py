@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -54,7 +55,8 @@ async def halt(room: Room) -> None:
     await room.say("<call-halted>", *range(room.count))
     await room.say("!halt")  # whoever answers this has heard the call
     await room.obeyed("Halted.", 2)
-    assert await room.spoken() == before, "somebody answered"
+    after = await room.spoken()
+    assert after == before, f"somebody answered: {Counter(after) - Counter(before)}"
     await room.say("!resume")
     await room.obeyed("Listening again.", 1)
     await room.called("again")
@@ -79,7 +81,7 @@ async def test_nine_agents_many_kills(tmp_path: Path, synapse: Synapse, model: M
     "fault, found",
     [
         ("StartsAfresh", r"are missing|missed"),
-        ("SaysItTwice", r"everybody hearing everything|Counter|somebody answered"),
+        ("SaysItTwice", r"everybody hearing everything|Counter"),
         ("Wanders", r"changed its session"),
     ],
 )

@@ -44,15 +44,15 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
 
         async def settled() -> bool:
             rows = {row["memory"]: row for row in (await t.app.memory.status())["memories"]}
-            return not rows["raises"]["waiting"] and bool(rows["blocks"]["error"]) and bool(rows["leaves"]["error"])
+            # once it is started again it says for a moment that its process was ended
+            blocked = "no answer" in rows["blocks"]["error"]
+            return not rows["raises"]["waiting"] and blocked and bool(rows["leaves"]["error"])
 
         await t.until(settled)
         assert told(tmp_path, "raises") == ["hello", "a good thing"], "what it refused is parked, the rest goes on"
         conditions = {row["memory"]: row for row in (await t.app.control.status())["memories"]}
         rows = {row["memory"]: row for row in (await t.app.memory.status())["memories"]}
         assert (rows["raises"]["parked"], rows["well"]["parked"]) == (1, 0)
-        said = conditions["blocks"]["error"]  # by then it may be about to be started again
-        assert "no answer" in said or "did not come back within 2 s" in said
         await t.until(lambda: "did not come back within 2 s" in t.log.getvalue())  # its process is ended with it
         assert "ended with 7" in conditions["leaves"]["error"]
         assert (conditions["blocks"]["state"], conditions["leaves"]["state"]) == ("failing", "failing")
