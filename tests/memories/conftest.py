@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from everhold.testing.house import House
 from tests.memories import ledger
 from tests.memories.services import Services
 
@@ -28,3 +29,12 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ledger.Far:
 async def services() -> AsyncIterator[Services]:
     async with Services().up() as services:
         yield services
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """A house that has been awake for a second."""
+    house = House(tmp_path)
+    with house.awake():
+        house.tick(1)
+        yield house

@@ -23,14 +23,6 @@ from tests.e2e.town import Town
 from tests.memories.ledger import Count, Far
 
 
-@pytest.fixture
-def house(tmp_path: Path) -> Any:
-    house = House(tmp_path)
-    with house.awake():
-        house.tick(1)
-        yield house
-
-
 class Attentive(FakeProvider):
     """Wants to hear of everything."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,14 +20,6 @@ from everhold.testing.fakes import FakeProvider, ScriptedModel, echo
 from everhold.testing.house import House
 from tests.rules.test_jobs import reviewing
 from tests.rules.test_working import die_at
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Any:
-    house = House(tmp_path)
-    with house.awake():
-        house.tick(1)
-        yield house
 
 
 class Overseer(FakeProvider):

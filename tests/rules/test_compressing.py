@@ -153,9 +153,7 @@ class TestNothingIsMissed:
 
 class TestAhead:
     def test_what_was_said_while_a_summary_was_made_is_no_reason_to_look_again(self, house: House) -> None:
-        folding(house)
-        house.furniture.summariser = held = HeldModel()
-        session = talk_until_asked(house, held)
+        session, held = summarising(house)
         house.say("and this, meanwhile", rest=False)
         house.tick()
         assert house.process is not None
@@ -173,9 +171,7 @@ class TestAhead:
         assert "fold" not in claims
 
     def test_a_compression_asked_for_while_one_is_made_ahead_is_made_behind_it(self, house: House) -> None:
-        folding(house)
-        house.furniture.summariser = held = HeldModel()
-        session = talk_until_asked(house, held)
+        session, held = summarising(house)
         house.say("/compress here 0", rest=False)
         house.tick()
         held.free = True
@@ -184,13 +180,15 @@ class TestAhead:
         house.sound()
 
 
-def talk_until_asked(house: House, summariser: HeldModel) -> str:
-    """Talk until a summary is being made, beside the conversation."""
+def summarising(house: House) -> tuple[str, HeldModel]:
+    """A session of which a summary is being made, beside the conversation, until it is let go."""
+    folding(house)
+    house.furniture.summariser = held = HeldModel()
     session = ""
-    while not summariser.asked:
+    while not held.asked:
         session = house.say(f"more {LONG}", rest=False).session
         house.tick(1.0)
-    return session
+    return session, held
 
 
 class TestUndo:
