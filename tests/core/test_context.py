@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, settings, strategies as st
 from msgspec import structs
 
 from everhold.core.context import (
@@ -20,6 +22,7 @@ from everhold.core.context import (
     fingerprint,
     messages,
     oversized,
+    seal,
 )
 from everhold.core.entries import (
     Began,
@@ -35,7 +38,7 @@ from everhold.core.entries import (
     Took,
     Undone,
 )
-from everhold.ports.model import Message
+from everhold.ports.model import Message, ToolSpec
 from everhold.ports.store import Operation
 from tests.core.chronicle import STORY, Action, Chapter, Chronicle, story_of
 from tests.core.naive import Reader, gist, reader
@@ -436,3 +439,30 @@ def test_the_same_view_gives_the_same_bytes_and_another_gives_others() -> None:
     assert fingerprint(request) != fingerprint(build(shown[:-1], system="You are a test."))
     assert fingerprint(request) != fingerprint(build(shown, system="You are a test"))
     assert fingerprint(request) != fingerprint(build(shown, system="You are a test.", params={"temperature": 0}))
+
+
+MESSAGES = st.lists(
+    st.builds(
+        Message,
+        role=st.sampled_from(["user", "assistant", "tool"]),
+        text=st.text(max_size=8),
+        name=st.sampled_from(["", "ada", '"']),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@given(MESSAGES, MESSAGES, MESSAGES, st.text(max_size=4), st.booleans())
+def test_a_fingerprint_is_that_of_the_whole_request_whatever_was_sealed_before(
+    before: tuple[Message, ...], more: tuple[Message, ...], other: tuple[Message, ...], system: str, tools: bool
+) -> None:
+    specs = (ToolSpec(name="t", description="d", parameters={"a": 1}),) if tools else ()
+    request = build(before + more, system=system, tools=specs, params={"n": 1} if tools else None)
+    whole = hashlib.sha256(msgspec.json.encode(request)).hexdigest()
+    sealed = seal(system).plus(before)
+    assert sealed is not None
+    assert fingerprint(request) == whole
+    assert fingerprint(request, sealed) == whole
+    assert fingerprint(request, sealed) == whole, "what is sealed can be gone on from more than once"
+    assert fingerprint(request, seal(system).plus(other)) == whole, "another beginning is no help, and no harm"
+    assert fingerprint(request, seal(system + "!").plus(before)) == whole

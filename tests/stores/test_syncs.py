@@ -17,7 +17,7 @@ from everhold.backups import plan
 from everhold.core.entries import Draft
 from everhold.errors import Conflict, StoreError
 from everhold.home import Home
-from everhold.stores.sqlite import mark, writer
+from everhold.stores.sqlite import SqliteStore, mark, writer
 from everhold.testing.contracts.scene import heard, text_of
 from tests.stores.faulty import FaultyVFS
 from tests.stores.home import crash_image, run, staged
@@ -533,6 +533,65 @@ def test_nobody_waits_for_a_thread_that_fell_while_it_tidied_up(
         assert {type(one) for one in done} == {type(done[0]), StoreError}
         with pytest.raises(StoreError):
             await scene.hear()
+        await store.close()
+
+    run(play())
+
+
+def here(store: SqliteStore) -> bool:
+    """Whether the connection that writes is where whoever reads is."""
+    return store.writer.reads is not None
+
+
+def test_whoever_reads_sees_what_was_committed_wherever_the_connection_is(tmp_path: Path) -> None:
+    """At the writer's own connection while it is here, and past it while the thread has it."""
+    written, go_on = threading.Event(), threading.Event()
+
+    def slowly(cur: apsw.Cursor) -> None:
+        cur.execute("update sessions set title = 'later' where id = 's'")
+        written.set()
+        assert go_on.wait(10)
+
+    async def play() -> None:
+        store, _ = await staged(tmp_path / "log.db")
+        await store.pulse()
+        assert here(store)
+        assert (await store.session("s")).title == ""
+        going = asyncio.ensure_future(store.writer.write(slowly))
+        assert await asyncio.to_thread(written.wait, 10)
+        assert not here(store)
+        assert (await store.session("s")).title == "", "what is not committed is not seen"
+        assert (await store.glance("s")).session.title == ""
+        go_on.set()
+        await going
+        assert (await store.session("s")).title == "later"
+        await store.close()
+        assert not here(store)
+
+    run(play())
+
+
+def test_a_commit_that_was_undone_is_never_marked_as_acknowledged(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        witness = mark.beside(store.path)
+        await scene.hear("kept")
+        reached = await store.last_pos()
+        assert mark.read(witness) == reached
+
+        def appends_and_fails(cur: apsw.Cursor) -> None:
+            store.writer.reached = reached + 7
+            raise ValueError("after all")
+
+        for light in (True, False):
+            with pytest.raises(ValueError, match="after all"):
+                await store.writer.write(appends_and_fails, light=light)
+            await store.pulse()
+            assert mark.read(witness) == reached
+        with pytest.raises(ValueError, match="after all"):
+            await store.writer.write(appends_and_fails, light=True, redone=True)
+        await store.pulse()
+        assert mark.read(witness) == reached
         await store.close()
 
     run(play())

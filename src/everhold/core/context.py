@@ -150,9 +150,42 @@ def build(
     return Request(system=system, messages=shown, tools=tuple(tools), params=params or {})
 
 
-def fingerprint(request: Request) -> str:
-    """What a request is recognised by later."""
-    return hashlib.sha256(msgspec.json.encode(request)).hexdigest()
+class Sealed(Struct, frozen=True, kw_only=True):
+    """The beginning of requests, as far as their fingerprints are known: nobody has to read it again for the next."""
+
+    system: str
+    shown: tuple[Message, ...] = ()
+    digest: Any
+
+    def plus(self, shown: tuple[Message, ...]) -> Sealed | None:
+        """This with the messages that follow it in `shown`; None if it is not what those begin with."""
+        count = len(self.shown)
+        if shown[:count] != self.shown:
+            return None
+        if len(shown) == count:
+            return self
+        digest = self.digest.copy()
+        digest.update((b"," if count else b"") + msgspec.json.encode(shown[count:])[1:-1])
+        return Sealed(system=self.system, shown=shown, digest=digest)
+
+
+def seal(system: str) -> Sealed:
+    """Where every request begins."""
+    return Sealed(system=system, digest=hashlib.sha256(b'{"system":%b,"messages":[' % msgspec.json.encode(system)))
+
+
+def fingerprint(request: Request, sealed: Sealed | None = None) -> str:
+    """What a request is recognised by later: the digest of its JSON, which may be `sealed` up to some message."""
+    if sealed is None or sealed.system != request.system:
+        sealed = seal(request.system)
+    whole = sealed.plus(request.messages) or seal(request.system).plus(request.messages)
+    assert whole is not None, "every request begins with no message"
+    digest = whole.digest.copy()
+    digest.update(
+        b'],"tools":%b,"params":%b}' % (msgspec.json.encode(request.tools), msgspec.json.encode(request.params))
+    )
+    found: str = digest.hexdigest()
+    return found
 
 
 def oversized(view: View, *, most: int = LONG_RESULT) -> tuple[int, ...]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
+
+import msgspec
 
 from everhold.core.attachments import fitting
 from everhold.core.entries import Attachment, Body, Place, Said, Stamp, Usage
@@ -19,7 +22,7 @@ from everhold.flow import remember, voice
 from everhold.flow.facts import Facts
 from everhold.flow.memory import Attached
 from everhold.flow.purse import Limit
-from everhold.ports.model import Model, Request
+from everhold.ports.model import Model, Request, ToolSpec
 from everhold.ports.platform import Drafting, Platform
 from everhold.ports.store import Wake
 from everhold.ports.tool import Effect, Tool
@@ -39,6 +42,14 @@ class Meter:
 
     def learn(self, weight: int, usage: Usage) -> None:
         self.calibration = observe(self.calibration, weight=weight, tokens=usage.input)
+
+
+class Sheet:
+    """What every request of an agent carries, as it is filed: the same turn after turn."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.digest = hashlib.sha256(data).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,19 +114,32 @@ class Runtime:
         """Every memory there is: those that are asked, those that are only told, and those that are only searched."""
         return tuple(dict.fromkeys((*self.recalls, *self.memories, *self.searches)))
 
-    @property
+    @functools.cached_property
     def effects(self) -> dict[str, Effect]:
         return {name: tool.effect for name, tool in self.tools.items()}
 
     @functools.cached_property
+    def offers(self) -> tuple[ToolSpec, ...]:
+        """What a model is told about the tools."""
+        return tuple(tool.spec for tool in self.tools.values())
+
+    @functools.cached_property
+    def offered(self) -> Sheet:
+        return Sheet(msgspec.json.encode(self.offers))
+
+    @functools.cached_property
+    def prompt(self) -> Sheet:
+        return Sheet(self.system.encode())
+
+    @functools.cached_property
     def overhead(self) -> int:
         """The weight of what every request carries besides messages."""
-        return weigh(self.system) + weigh_tools([tool.spec for tool in self.tools.values()])
+        return weigh(self.system) + weigh_tools(self.offers)
 
     def weigh(self, request: Request) -> int:
         return weigh_request(request)
 
-    @property
+    @functools.cached_property
     def author(self) -> str:
         return f"agent:{self.agent}"
 

@@ -203,17 +203,19 @@ class TurnWork:
 
     async def _ask(self) -> Event:
         runtime = self.runtime
-        tools = tuple(tool.spec for tool in runtime.tools.values())
         shown = self.seen.messages if not self.stubs else messages(self.seen.view, stubs=self.stubs)
         if self.recalled is None:
             self.recalled = await self._recall()
         current = messages(View(exchanges=(self._current(),)), stubs=self.stubs, recalled=self.recalled.text)
-        request = build(shown + current, system=runtime.system, tools=tools)
-        digest = fingerprint(request)
-        prompt, offered = runtime.system.encode(), msgspec.json.encode(tools)
+        request = build(shown + current, system=runtime.system, tools=runtime.offers)
+        sealed = self.seat.views.sealed(self.session.id, shown, system=runtime.system)
+        digest = fingerprint(request, sealed)
+        prompt, offered = runtime.prompt, runtime.offered
         beside = self.recalled.text.encode()
         why = msgspec.json.encode(self.recalled.why) if self.recalled.why is not None else b""
-        self.beside = Beside(blobs=tuple(filter(None, (prompt, offered))), records=tuple(filter(None, (beside, why))))
+        self.beside = Beside(
+            blobs=tuple(filter(None, (prompt.data, offered.data))), records=tuple(filter(None, (beside, why)))
+        )
 
         weight = self.seen.tokens + compression.tokens(current) + runtime.overhead
 
@@ -226,8 +228,8 @@ class TurnWork:
                 model=answer.model,
                 generation=self.session.generation,
                 request=digest,
-                prompt=hashlib.sha256(prompt).hexdigest(),
-                tools=hashlib.sha256(offered).hexdigest(),
+                prompt=prompt.digest,
+                tools=offered.digest,
                 recall=hashlib.sha256(beside).hexdigest() if beside else "",
                 why=hashlib.sha256(why).hexdigest() if why else "",
                 stubs=tuple(sorted(self.stubs)),

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from msgspec import Struct, structs
 
 from everhold.core.compression import tokens
-from everhold.core.context import Exchange, Selection, View, assemble, choose, live, messages
+from everhold.core.context import Exchange, Sealed, Selection, View, assemble, choose, live, messages, seal
 from everhold.core.entries import Kind
 from everhold.core.retry import wait_seconds
 from everhold.ports.model import Message
@@ -62,6 +62,7 @@ class Views:
     def __init__(self, *, most: int = 512) -> None:
         self.most = most
         self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._sealed: dict[str, Sealed] = {}
         self._kept: set[bytes] = set()
         self._turns: Counter[str] = Counter()
         self._refused: dict[str, tuple[int, float]] = {}
@@ -107,7 +108,19 @@ class Views:
         self._seen[session] = seen
         self._seen.move_to_end(session)
         while len(self._seen) > self.most:
-            self._seen.popitem(last=False)
+            gone, _ = self._seen.popitem(last=False)
+            self._sealed.pop(gone, None)
+
+    def sealed(self, session: str, shown: tuple[Message, ...], *, system: str) -> Sealed:
+        """The beginning of a request that shows these messages first, sealed: most of it was shown before."""
+        before = self._sealed.get(session)
+        sealed = None if before is None or before.system != system else before.plus(shown)
+        if sealed is None:
+            sealed = seal(system).plus(shown)
+            assert sealed is not None, "whatever is shown begins with nothing"
+        if session in self._seen:
+            self._sealed[session] = sealed
+        return sealed
 
 
 async def view_at(

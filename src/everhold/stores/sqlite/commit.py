@@ -38,7 +38,8 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None
         raise Misuse("only who holds a lane can say what becomes of it")
     if not session:
         return _aside(cur, change)
-    head = _check(cur, change)
+    head = held.head if held is not None and claim is not None and claim.session == session else None
+    head = _check(cur, change, head)
     if (change.opens is not None or len(drafts) > 1) and (found := _twin(cur, change)) is not None:
         return _repeated(cur, change, held, found)
     if change.opens is not None:
@@ -80,10 +81,9 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None
     return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
 
 
-def _check(cur: apsw.Cursor, change: Change) -> sessions.Head | None:
-    """Refuse a change that was decided on another state than the one there is. Gives the head if it had to look."""
+def _check(cur: apsw.Cursor, change: Change, head: sessions.Head | None) -> sessions.Head | None:
+    """Refuse a change that was decided on another state than the one there is. Gives the head if anybody looked."""
     session = change.session
-    head = None
     if change.bound is not None:
         address, title = change.bound
         found = sessions.behind(cur, address)

@@ -14,12 +14,19 @@ import msgspec
 from everhold.errors import LeaseLost, Misuse
 from everhold.ports.store import Backlog, Claim, Flight, Lane, LaneUpdate, Wake
 from everhold.stores.sqlite.read import rows
+from everhold.stores.sqlite.sessions import Head, head_of
 
 _WAKE: Final = (
     "insert into lanes(session, reader, position, since, wait, due, firm) values (?, ?, ?, ?, ?, ?, ?) "
     "on conflict(session, reader) do update set "
     "since = excluded.since, wait = excluded.wait, due = excluded.due, firm = excluded.firm "
     "where lanes.due is null or (lanes.firm = 0 and lanes.attempts = 0 and excluded.due < lanes.due)"
+)
+_GUARD: Final = (
+    "select l.position, l.flight, l.attempts, l.since, l.wait, l.due, l.firm, l.error, l.owner, "
+    "exists(select 1 from parked p where p.state = 'replaying' and p.session = l.session and p.reader = l.reader), "
+    "l.fence, s.next_seq, s.generation, s.parent "
+    "from lanes l join sessions s on s.id = l.session where l.session = ? and l.reader = ?"
 )
 _READERS: Final = (
     "with recursive readers(name) as ("
@@ -35,6 +42,12 @@ _TAKE: Final = (
     "where session = ? and reader = ?{only} "
     f"returning {_COLUMNS}, (select agent from sessions where id = lanes.session)"
 )
+_TAKE_IDLE: Final = (
+    "update lanes set since = ?, wait = ?, due = ?, firm = ?, "
+    "owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
+    "where session = ? and reader = ? and due is null and owner = '' "
+    f"returning {_COLUMNS}, (select agent from sessions where id = lanes.session)"
+)
 _TAKE_ANY: Final = _TAKE.format(only="")
 _TAKE_FREE: Final = _TAKE.format(only=" and owner = '' and due <= ?")
 _flights: Final = msgspec.json.Decoder(Flight)
@@ -42,7 +55,7 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class Held(NamedTuple):
-    """A claimed lane's row, as it stands when a change begins."""
+    """A claimed lane's row and its session's, as they stand when a change begins."""
 
     position: int
     flight: str | None
@@ -53,6 +66,9 @@ class Held(NamedTuple):
     firm: int
     error: str
     owner: str
+    replays: int
+    """Whether somebody took something back for it from the parked ones."""
+    head: Head
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
@@ -61,14 +77,10 @@ class Held(NamedTuple):
 def guard(cur: apsw.Cursor, claim: Claim) -> Held:
     """The lane's row, if it is still held under this claim's fence."""
     lane = claim.lane
-    row = cur.execute(
-        "select position, flight, attempts, since, wait, due, firm, error, owner, fence from lanes "
-        "where session = ? and reader = ?",
-        (lane.session, lane.reader),
-    ).get
-    if row is None or row[8] != lane.owner or row[9] != lane.fence:
+    row: tuple[Any, ...] | None = cur.execute(_GUARD, (lane.session, lane.reader)).get
+    if row is None or row[8] != lane.owner or row[10] != lane.fence:
         raise LeaseLost(f"lane {lane.reader} of session {lane.session} is no longer held under fence {lane.fence}")
-    return Held(*row[:9])
+    return Held._make((*row[:10], head_of(cur, *row[11:])))
 
 
 # -- what a change does ------------------------------------------------------------------------------------------------
@@ -80,6 +92,13 @@ def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, 
     for one in wakes:
         wait = one.wait
         seconds = wait.seconds
+        if one.owner and not seconds:
+            row = cur.execute(
+                _TAKE_IDLE, (at, seconds, at, wait.firm, one.owner, at, one.lease, session, one.reader)
+            ).get
+            if row is not None:
+                claims += (_taken(cur, row, taken_over=False),)
+                continue
         start = before if one.start is None else one.start
         cur.execute(_WAKE, (session, one.reader, start, at, seconds, at + seconds, wait.firm))
         if one.owner:
@@ -101,8 +120,8 @@ def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at
         since, wait, due, firm = at, wanted.wait.seconds, at + wanted.wait.seconds, int(wanted.wait.firm)
     if wanted.idle_at is not None:
         if grown_to is None:
-            grown_to = cur.execute("select next_seq - 1 from sessions where id = ?", (lane.session,)).get
-        if grown_to > wanted.idle_at or _has_replays(cur, key):
+            grown_to = held.head.first - 1
+        if grown_to > wanted.idle_at or (held.replays and _has_replays(cur, key)):
             since, wait, due, firm = at, 0.0, at, 0
         elif wanted.wait is None:
             since, wait, due, firm = None, 0.0, None, 0

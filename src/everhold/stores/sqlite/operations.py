@@ -13,7 +13,6 @@ from everhold.ports.store import Claim, Operation
 from everhold.stores.sqlite.read import rows
 
 _HEARD: Final = "insert into pending(session, seq, asks) values (?, ?, ?)"
-NEWEST_TURN: Final = "select op from operations where session = ? and what = 'turn' order by op desc limit 1"
 _CONSUME: Final = "delete from pending where session = ? and seq = ?"
 
 

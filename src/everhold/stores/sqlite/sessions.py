@@ -54,7 +54,11 @@ def look(cur: apsw.Cursor, session: str) -> Head:
     row: tuple[int, int, str] | None = cur.execute(_LOOK, (session,)).get
     if row is None:
         raise NotFound(f"there is no session {session!r}")
-    first, generation, parent = row
+    return head_of(cur, *row)
+
+
+def head_of(cur: apsw.Cursor, first: int, generation: int, parent: str) -> Head:
+    """The head that a session's row tells of."""
     return Head(first, generation, inherited(cur, parent) if parent else 0)
 
 
@@ -64,7 +68,7 @@ def behind(cur: apsw.Cursor, address: str) -> tuple[str, str, Head] | None:
     if row is None:
         return None
     session, title, first, generation, parent = row
-    return session, title, Head(first, generation, inherited(cur, parent) if parent else 0)
+    return session, title, head_of(cur, first, generation, parent)
 
 
 def advance(cur: apsw.Cursor, session: str, first: int) -> None:
@@ -121,15 +125,20 @@ def put(cur: apsw.Cursor, session: str, column: str, key: str, value: str) -> No
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
-_SELECT: Final = """
-select s.id, s.agent, s.address, s.next_seq, s.generation, s.created, s.title, s.parent, s.parent_at, s.choices,
-  s.names,
+_COLUMNS: Final = """
+  s.id, s.agent, s.address, s.next_seq, s.generation, s.created, s.title, s.parent, s.parent_at, s.choices, s.names,
   (select count(*) from pending p where p.session = s.id),
   (select max(o.what) from operations o indexed by operations_running
     where o.session = s.id and o.state = 'running' and o.what in ('turn', 'fold')),
   (select o.covers from operations o
     where o.session = s.id and o.what = 'fold' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)
-from sessions s
+"""
+_SELECT: Final = f"select {_COLUMNS} from sessions s "
+GLANCE: Final = f"""
+select {_COLUMNS},
+  (select o.op from operations o where o.session = s.id and o.what = 'turn' order by o.op desc limit 1),
+  exists(select 1 from operations o indexed by operations_running where o.session = s.id and o.state = 'running')
+from sessions s where s.id = ?
 """
 ONE: Final = _SELECT + "where s.id = ?"
 PAGE: Final = _SELECT + "where s.id > ? order by s.id limit ?"

@@ -6,6 +6,7 @@ Reads are short and wait for nothing. All methods belong to one event loop's thr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -78,13 +79,13 @@ class SqliteStore:
         self.path = path
         self.writer = writer
         self._reader = reader
-        self._cursor = reader.cursor()
+        self._reads = reader.cursor()
         self._chance = chance
         self._vfs = vfs
         self.on_commit: Callable[[Change], None] = _nobody
         """Told of every change once it is durable: a hint for whoever shows the log as it grows."""
         self._beyond: int | None = None
-        self._latest = lanes.latest(self._cursor)
+        self._latest = lanes.latest(self._reads)
         """The latest time at which anything was written: at any earlier one, the clock has gone back."""
         self.saved: Path | None = None
         """Where an upgrade left a copy of what was there."""
@@ -144,6 +145,11 @@ class SqliteStore:
         return store
 
     @property
+    def _cursor(self) -> apsw.Cursor:
+        """Where to read: at the writer's own connection while it is here, which has at hand what it wrote."""
+        return self.writer.reads or self._reads
+
+    @property
     def broken(self) -> StoreError | None:
         """Why nothing can be written any more; the process has to start anew."""
         return self.writer.broken
@@ -158,6 +164,8 @@ class SqliteStore:
         def job(cur: apsw.Cursor) -> Committed:
             self._latest = max(self._latest, change.at)
             done = commit.perform(cur, change, self._chance, pos=self._beyond_lost(cur) if change.entries else None)
+            if done.pos and not done.duplicate:
+                self.writer.reached = done.pos
             if change.erase or change.drop_blobs:
                 self.writer.scrub = True
             return done
@@ -213,17 +221,20 @@ class SqliteStore:
     async def session(self, id: str) -> Session:
         found = self._rows(sessions.ONE, (id,))
         if not found:
-            raise NotFound(f"there is no session {id!r}", remedy="`everhold sessions` lists those there are")
+            raise _nobody_there(id)
         return sessions.of(self._cursor, found[0])
 
     async def glance(self, id: str) -> Glance:
-        # one read transaction: the parts are of one moment, and the pages they share are read once
-        with self._reader:
-            session = await self.session(id)
+        # where somebody else may write meanwhile, it takes a transaction for the parts to be of one moment
+        with contextlib.nullcontext() if self.writer.reads else self._reader:
+            found = self._rows(sessions.GLANCE, (id,))
+            if not found:
+                raise _nobody_there(id)
+            *row, newest, busy = found[0]
             pending = await self.pending(id)
-            running = await self.operations(id, states=("running",))
-            newest = self._rows(operations.NEWEST_TURN, (id,))
-        return Glance(session=session, pending=pending, running=running, newest_turn=newest[0][0] if newest else 0)
+            running = await self.operations(id, states=("running",)) if busy else []
+            session = sessions.of(self._cursor, row)
+        return Glance(session=session, pending=pending, running=running, newest_turn=newest or 0)
 
     async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         sql = sessions.PAGE_BACK if newest_first else sessions.PAGE
@@ -426,3 +437,7 @@ def _has_content(file: Path) -> bool:
 
 
 def _nobody(change: Change) -> None: ...
+
+
+def _nobody_there(id: str) -> NotFound:
+    return NotFound(f"there is no session {id!r}", remedy="`everhold sessions` lists those there are")

@@ -57,6 +57,10 @@ class Writer(Protocol):
     """Why nothing can be written any more, until the process has started anew."""
     scrub: bool
     """Set by a job that removed something for good: it must not live on in the write-ahead log."""
+    reads: apsw.Cursor | None
+    """Where whoever runs on the event loop can read just now what is committed; None: not at this connection."""
+    reached: int | None
+    """Set by a job that appended to the log: the position it ends at. None: nobody knows, it has to be asked for."""
 
     async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
         """What `job` returned, once it is durable. Whoever is `urgent` is told first.
@@ -77,6 +81,7 @@ class _Hand:
         self.path = path
         self.broken: StoreError | None = None
         self.scrub = False
+        self.reached: int | None = None
         self.batches = 0
         self.jobs = 0
         self._pages = 0
@@ -105,6 +110,7 @@ class _Hand:
             try:
                 result = job(self.cursor)
             except BaseException as error:
+                self.reached = None
                 if not isinstance(error, apsw.Error):
                     execute("rollback")
                 raise
@@ -126,6 +132,7 @@ class _Hand:
     def fail(self, error: apsw.Error) -> StoreError:
         """Undo what was begun, and remember the error if nothing after it can be trusted."""
         fault = translate(error, self.path)
+        self.reached = None
         if is_fatal(error) and self.broken is None:
             self.broken = fault
             self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -163,6 +170,8 @@ class _Hand:
 class InlineWriter(_Hand):
     """Runs each job at once, on the thread that asks."""
 
+    reads = None  # others write to the same file
+
     async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
         if self.broken is not None:
             raise self.refusal()
@@ -187,6 +196,7 @@ class ThreadWriter(_Hand):
     def __init__(self, db: apsw.Connection, path: Path, mark: Mark | None, *, patience: float) -> None:
         super().__init__(db, path)
         self._mark = mark
+        self._reads = db.cursor()
         self._patience = int(patience * 1000)
         self._queue: list[_Queued] = []
         self._away = False
@@ -217,6 +227,10 @@ class ThreadWriter(_Hand):
         self._thread.start()
 
     # -- on the event loop
+
+    @property
+    def reads(self) -> apsw.Cursor | None:
+        return None if self._away or self._ended or self.broken is not None else self._reads
 
     async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
         if self._closed or self.broken is not None:
@@ -309,6 +323,7 @@ class ThreadWriter(_Hand):
         try:
             return [job(cursor) for job, _, _, _, _ in batch]
         except BaseException as error:
+            self.reached = None
             if isinstance(error, apsw.Error) and ends_transaction(error):
                 raise
             cursor.execute("rollback")
@@ -409,6 +424,7 @@ class ThreadWriter(_Hand):
                         raise
                     error = translate(error, self.path)
                 execute("rollback to job")
+                self.reached = None
                 outcomes.append((future, urgent, None, error))
             execute("release job")
         execute("commit")
@@ -430,7 +446,9 @@ class ThreadWriter(_Hand):
             self._catch_up()
         self._owed = False
         if self._mark is not None:
-            self._mark.move(self.cursor.execute("select max(pos) from entries").get or 0)
+            if self.reached is None:
+                self.reached = self.cursor.execute("select max(pos) from entries").get or 0
+            self._mark.move(self.reached)
 
     def _catch_up(self) -> None:
         if self._durable <= NORMAL:
