@@ -6,7 +6,6 @@ A general HTTP client costs several times the CPU of all else a turn does; this 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import zlib
 from collections import deque
@@ -57,20 +56,28 @@ class Direct:
         self._trust = trust
         self._idle: deque[_Line] = deque()
 
-    @contextlib.asynccontextmanager
-    async def post(self, body: bytes) -> AsyncIterator[_Line]:
+    def post(self, body: bytes) -> _Asking:
+        return _Asking(self, body)
+
+    async def ask(self, body: bytes) -> _Line:
+        """The line on which the head of the answer has arrived."""
         if self._head is None:
             raise Unreachable("its address or a header of it has a character that HTTP does not allow")
         line = await self._line()
         try:
             await line.ask(self._head, body, seconds=self._send_seconds)
-            yield line
-        finally:
-            if line.reusable and len(self._idle) < MOST_IDLE:
-                line.rest(IDLE_SECONDS)
-                self._idle.append(line)
-            else:
-                line.hang_up()
+        except BaseException:
+            self.done(line)
+            raise
+        return line
+
+    def done(self, line: _Line) -> None:
+        """Keep the line for the next question, if it can be used again."""
+        if line.reusable and len(self._idle) < MOST_IDLE:
+            line.rest(IDLE_SECONDS)
+            self._idle.append(line)
+        else:
+            line.hang_up()
 
     async def close(self) -> None:
         while self._idle:
@@ -96,6 +103,23 @@ class Direct:
         return line
 
 
+class _Asking:
+    """One question: the line it is asked on, for as long as its answer is read."""
+
+    __slots__ = ("_body", "_line", "_road")
+
+    def __init__(self, road: Direct, body: bytes) -> None:
+        self._road = road
+        self._body = body
+
+    async def __aenter__(self) -> _Line:
+        self._line = await self._road.ask(self._body)
+        return self._line
+
+    async def __aexit__(self, *_: object) -> None:
+        self._road.done(self._line)
+
+
 def _head(target: str, headers: Mapping[str, str]) -> bytes | None:
     """What every question begins with, up to its length; None if that would not be HTTP."""
     if not _TARGET.fullmatch(target) or not all(_NAME.fullmatch(n) and _VALUE.fullmatch(v) for n, v in headers.items()):
@@ -110,7 +134,7 @@ class _Line(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._pieces: deque[bytes] = deque()
+        self._pieces: list[bytes] = []
         self._bell: asyncio.Future[None] | None = None
         self._full = False
         """More of our question waits to leave than should."""
@@ -240,9 +264,11 @@ class _Line(asyncio.Protocol):
 
     async def pieces(self) -> AsyncIterator[bytes]:
         while True:
-            while self._pieces:
-                piece = self._pieces.popleft()
-                if self._paused and len(self._pieces) < MOST_AHEAD // 2 and self._transport is not None:
+            if self._pieces:
+                # what has come by now goes on together: a short answer is there all at once
+                piece = b"".join(self._pieces)
+                self._pieces.clear()
+                if self._paused and self._transport is not None:
                     self._paused = False
                     self._transport.resume_reading()
                 if piece:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -34,7 +35,7 @@ from everhold.models.transcript import (
 )
 from everhold.models.wire import Wire, at
 from everhold.ports.clock import Clock
-from everhold.ports.model import Answer, Message, Request
+from everhold.ports.model import Answer, Message, Request, ToolSpec
 from everhold.ports.plugin import Context
 from everhold.secret import Secret
 
@@ -47,6 +48,7 @@ _FILTERED: Final = frozenset({"content_filter", "sensitive", "safety"})
 _CUT: Final = frozenset({"length", "max_tokens", "model_length", "model_context_window_exceeded"})
 
 _encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
 
 MOST_KEPT: Final = 2_048
 """Messages that are kept as they were sent the last time, unless they are long."""
@@ -80,6 +82,7 @@ class OpenAIModel:
         )
         self._replay = "" if replay == "none" else replay
         self._kept: dict[int, tuple[Message, msgspec.Raw]] = {}
+        self._tools = _Offered((), {}, msgspec.Raw(b"[]"))
 
     def __repr__(self) -> str:
         return f"<OpenAIModel {self._wire.whom}>"
@@ -89,7 +92,8 @@ class OpenAIModel:
 
     async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
         body = await self.body(request)
-        reading = _Reading(self._wire.whom, request, now=self._wire.now, on_text=on_text)
+        known = self._offered(request.tools).names
+        reading = _Reading(self._wire.whom, known, now=self._wire.now, on_text=on_text)
         await self._wire.ask(body, reading)
         return self._finish(request, reading, body)
 
@@ -101,15 +105,25 @@ class OpenAIModel:
         limit = params.pop("max_tokens", None) or params.pop("max_completion_tokens", None) or settings.max_tokens
         if limit:
             params[self._limit_key] = limit
-        fields: list[tuple[str, Any]] = [("model", self.name)]
-        fields += sorted((key, value) for key, value in params.items() if value is not None)
-        fields.append(("stream", settings.stream))
+        fields: dict[str, Any] = {"model": self.name}
+        fields |= sorted((key, value) for key, value in params.items() if value is not None)
+        fields["stream"] = settings.stream
         if settings.stream and settings.stream_usage:
-            fields.append(("stream_options", {"include_usage": True}))
+            fields["stream_options"] = {"include_usage": True}
         if request.tools:
-            fields.append(("tools", [_tool(tool.name, tool.description, schema(tool)) for tool in request.tools]))
-        fields.append(("messages", self._messages(request, shown_)))
-        return b"{" + b",".join(_encode(key) + b":" + _encode(value) for key, value in fields) + b"}"
+            fields["tools"] = self._offered(request.tools).rendered
+        fields["messages"] = self._messages(request, shown_)
+        return _encode(fields)
+
+    def _offered(self, tools: tuple[ToolSpec, ...]) -> _Offered:
+        """The tools as they go over the wire; from turn to turn they are the same."""
+        if self._tools.specs is not tools and not _same(self._tools.specs, tools):
+            self._tools = _Offered(
+                tools,
+                names(tools),
+                msgspec.Raw(_encode([_tool(tool.name, tool.description, schema(tool)) for tool in tools])),
+            )
+        return self._tools
 
     def _messages(self, request: Request, images: dict[str, Picture | str]) -> list[Any]:
         out: list[Any] = []
@@ -135,9 +149,9 @@ class OpenAIModel:
         Most of a request is what the last one was: each message is rendered once.
         """
         out: list[msgspec.Raw] = []
-        for message in messages:
-            kept = self._kept.get(id(message))
-            if kept is None or kept[0] is not message:
+        # a message that is kept is alive, so no other one can have its id
+        for message, kept in zip(messages, map(self._kept.get, map(id, messages)), strict=True):
+            if kept is None:
                 if message.role == "tool" or message.calls or message.attachments:
                     return None
                 if message.role == "assistant" and not message.text.strip():
@@ -221,6 +235,14 @@ class OpenAIModel:
         return msgspec.structs.replace(usage, usd=usd)
 
 
+class _Offered(NamedTuple):
+    """Tools, by their names on the wire and as they are told."""
+
+    specs: tuple[ToolSpec, ...]
+    names: dict[str, str]
+    rendered: msgspec.Raw
+
+
 class _Writing:
     """A tool call as it is being written."""
 
@@ -254,11 +276,12 @@ class _Reading:
     """Makes one answer out of chunks, or out of one whole completion."""
 
     def __init__(
-        self, whom: Whom, request: Request, *, now: Callable[[], float], on_text: Callable[[str], None] | None
+        self, whom: Whom, known: dict[str, str], *, now: Callable[[], float], on_text: Callable[[str], None] | None
     ) -> None:
+        """`known` tools: name on the wire -> name at home."""
         self._whom = whom
         self._now = now
-        self.names = names(request.tools)
+        self.names = known
         self.text = Pieces(on_text)
         self.reasoning = Pieces()
         self.details: list[Any] = []
@@ -275,12 +298,13 @@ class _Reading:
         return bool(self.finish)
 
     def event(self, name: str, data: bytes) -> None:
-        if data.strip() == b"[DONE]":
+        data = data.strip()
+        if data == b"[DONE]":
             self.closed = True
             if not self.finish:
                 raise dropped(self._whom, "the stream was closed without a finish reason")
             return
-        if self.closed or not data.strip():
+        if self.closed or not data:
             return
         chunk = self._object(data)
         if name == "error" and "error" not in chunk:
@@ -297,9 +321,9 @@ class _Reading:
 
     def _object(self, data: bytes) -> dict[str, Any]:
         try:
-            value = json.loads(data)
+            value = _decode(data)
         except (ValueError, RecursionError):
-            value = None
+            value = _lenient(data)
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = value[0]
         if not isinstance(value, dict):
@@ -309,7 +333,7 @@ class _Reading:
     def _take(self, chunk: dict[str, Any], key: str) -> None:
         if chunk.get("error"):
             raise fault_within(self._whom, chunk, now=self._now())
-        if isinstance(model := chunk.get("model"), str) and model:
+        if isinstance(model := chunk.get("model"), str) and model and model != self.model:
             self.model = mend(model)
         self._count(chunk)
         choices = chunk.get("choices")
@@ -481,7 +505,20 @@ def _hash(id_: str) -> str:
     return hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _same(some: tuple[object, ...], others: tuple[object, ...]) -> bool:
+    """Whether these are the very same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _lenient(data: bytes) -> object:
+    """What stricter readers refuse and servers send all the same, half a surrogate pair for one; None if it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _usage(told: dict[str, Any]) -> Usage:

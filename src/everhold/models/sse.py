@@ -63,10 +63,14 @@ class Events:
         return out
 
     def _line(self, line: bytes, out: list[tuple[str, bytes]]) -> None:
+        if line.startswith(b"data: "):  # most lines
+            self._data.append(line[6:])
+            self._size += len(line) - 6
+            return
         if not line:
             if self._data:
                 out.append((self._name.decode("utf-8", "replace"), b"\n".join(self._data)))
-                self._data = []
+                self._data.clear()
             self._name = b""
             self._size = 0
             return

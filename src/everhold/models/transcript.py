@@ -166,6 +166,9 @@ def made_id(body: bytes, index: int) -> str:
 
 def distinct(calls: Iterable[Call], *, taken: Iterable[Message], body: bytes) -> tuple[Call, ...]:
     """The calls with ids that are theirs alone in this conversation."""
+    calls = list(calls)
+    if not calls:
+        return ()
     ids = {call.id for message in taken for call in message.calls}
     out: list[Call] = []
     for index, call in enumerate(calls):
@@ -213,9 +216,11 @@ class Pieces:
 async def pictures(messages: Iterable[Message], load: LoadBlob | None, *, most: int) -> dict[str, Picture | str]:
     """Every image in the conversation by blob: as bytes, or as the reason why there are none."""
     found: dict[str, Picture | str] = {}
+    if load is None:
+        return found
     for message in messages:
         for attachment in message.attachments:
-            if attachment.blob not in found and attachment.media.startswith("image/") and load is not None:
+            if attachment.blob not in found and attachment.media.startswith("image/"):
                 found[attachment.blob] = _picture(await load(attachment.blob), most)
     return found
 

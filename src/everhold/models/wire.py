@@ -124,11 +124,11 @@ class Wire:
     async def _ask(self, body: bytes, reading: Reading) -> Exception | None:
         loop = asyncio.get_running_loop()
         limits = self._deadlines
-        end = loop.time() + limits.total
+        now = loop.time()
+        end = now + limits.total
         phase, seconds = "first byte", limits.first_byte
         try:
-            async with asyncio.timeout(None) as limit:
-                limit.reschedule(min(end, loop.time() + seconds))
+            async with asyncio.timeout_at(min(end, now + seconds)) as limit:
                 async with self._open().post(body) as reply:
                     if reply.status != 200:
                         return await self._refusal(reply)
