@@ -56,6 +56,7 @@ _SHORT: Final = 64
 _REMEMBERED: Final = 4_096
 _SHORTEST: Final = 6
 _DEPTH: Final = 6
+_PLAIN_INT: Final = 1 << 63
 _DESCRIBE: Final = reprlib.Repr()  # bounded, and unlike repr() it survives an object that cannot describe itself
 _DESCRIBE.maxother = _DESCRIBE.maxstring = 500
 
@@ -101,6 +102,10 @@ class Redaction:
 
     def plain(self, value: object, *, name: str = "", depth: int = _DEPTH) -> object:
         """`value`, known under `name`, as data that may be shown."""
+        if type(value) is str:  # these two are what most fields are
+            return HIDDEN if value and _is_secret_name(name) else self.scrub(value)
+        if type(value) is int and -_PLAIN_INT < value < _PLAIN_INT:
+            return value
         match value:
             case None | bool():
                 return value
@@ -154,8 +159,8 @@ def as_json(line: Line) -> str:
 
 
 def as_text(line: Line) -> str:
-    fields = "".join(f" {name}={_word(value)}" for name, value in line.fields.items())
-    trace = "".join(f"\n    {row}" for row in line.trace.splitlines())
+    fields = "".join([f" {name}={_word(value)}" for name, value in line.fields.items()])
+    trace = "".join([f"\n    {row}" for row in line.trace.splitlines()]) if line.trace else ""
     return f"{line.at} {line.level:<7} {line.event}{fields}{trace}"
 
 
@@ -171,9 +176,16 @@ def _word(value: object) -> str:
 
 def _moment(seconds: float) -> str:
     try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        whole = math.floor(seconds)
+        return f"{_second(whole)}.{int((seconds - whole) * 1000):03d}Z"
     except (OverflowError, OSError, ValueError):  # a clock far out of this world still gets its lines
         return repr(seconds)
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    """Most lines are of the same second as the one before."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 # -- where lines go ----------------------------------------------------------------------------------------------------
@@ -184,7 +196,9 @@ def to_stream(stream: TextIO) -> Sink:
     encoding = stream.encoding or "utf-8"
 
     def write(line: str) -> None:
-        stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        if not line.isascii():
+            line = line.encode(encoding, "backslashreplace").decode(encoding)
+        stream.write(line + "\n")
         stream.flush()
 
     return write

@@ -14,6 +14,8 @@ import pytest
 from everhold.app import local_user
 from everhold.core.entries import Call
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, rate_limited
+from everhold.web import reply
+from everhold.web.tail import POLL_SECONDS
 from tests.web.conftest import ADA, OPERATOR, Gateway, configuration, events_of, eventually
 
 As = Callable[[str], httpx2.AsyncClient]
@@ -156,6 +158,26 @@ async def test_whoever_leaves_mid_stream_is_answered_once_all_the_same(
     assert heard(log) == ["count"]
     assert said(log) == ["one two three four five six"]
     assert len(model.requests) == 1
+
+
+async def test_whoever_wants_no_stream_is_woken_once_for_the_answer(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    entries = gateway.running.store.entries
+
+    async def counted(session: str, **how: Any) -> Any:
+        if how.get("limit") == reply.PAGE:
+            looks.append(how["after"])
+        return await entries(session, **how)
+
+    monkeypatch.setattr(gateway.running.store, "entries", counted)
+    model.script(Reply(text="one two three four", pause=0.02))
+    began = asyncio.get_running_loop().time()
+    found = await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers={"x-everhold-session": "x"})
+    assert text_of(found) == "one two three four"
+    assert asyncio.get_running_loop().time() - began < POLL_SECONDS, "it was told, and did not find out by itself"
+    assert len(looks) == 2
 
 
 async def test_whoever_does_not_wait_at_all_is_answered_once(

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from everhold.core.entries import Draft, Heard, Place
+from everhold.core.entries import Draft, Ended, Heard, Place
 from everhold.ports.store import Change, Opening, Step
 from everhold.testing.modelserver import ModelServer, Reply
 from everhold.web.tail import Tail
@@ -153,6 +153,20 @@ async def test_a_stream_that_is_not_read_costs_no_memory_and_no_piece_of_the_log
         pieces = watch.pieces()
     assert len(pieces) <= 2_000
     assert pieces[-1].text == "99999 "
+
+
+async def test_pieces_wake_whoever_sees_a_reply_grow_and_send_nobody_to_the_log() -> None:
+    tail, heard = Tail(), Draft(body=Heard(origin=Place(platform="http", chat="x"), text="x"), author="person:me")
+    ended = Draft(body=Ended(), author="system", op=1)
+    with tail.watching("s") as growing, tail.watching("s", until=(Ended,)) as patient, tail.watching("t") as other:
+        tail.grew("s", 1, "so")
+        assert (await growing.wait(0), growing.grown) == (True, False)
+        tail.committed(Change(step=Step.ACCEPT, session="s", at=1.0, entries=(heard,)))
+        assert (await growing.wait(0), growing.grown) == (True, True)
+        assert (await patient.wait(0), patient.pieces()) == (False, [])
+        tail.committed(Change(step=Step.END, session="s", at=1.0, entries=(heard, ended)))
+        assert (await patient.wait(0), patient.grown) == (True, True)
+        assert not await other.wait(0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8, 9, 40])

@@ -65,18 +65,18 @@ class Asked(Struct, frozen=True, kw_only=True):
         return "\n\n".join(reversed(new))
 
 
-async def grow(call: Call, asked: Asked) -> AsyncIterator[Growth]:
-    """The answer as it grows. Whatever can be refused at once is refused before this returns."""
+async def grow(call: Call, asked: Asked, *, stream: bool) -> AsyncIterator[Growth]:
+    """The answer as it grows, or only its end. Whatever can be refused at once is refused before this returns."""
     session = header(call, SESSION)
     if session:
-        return await _in_session(call, asked, session)
+        return await _in_session(call, asked, session, stream=stream)
     return _without(call, asked)
 
 
 # -- with a session ----------------------------------------------------------------------------------------------------
 
 
-async def _in_session(call: Call, asked: Asked, chat: str) -> AsyncIterator[Growth]:
+async def _in_session(call: Call, asked: Asked, chat: str, *, stream: bool) -> AsyncIterator[Growth]:
     if not asked.heard.strip():
         raise Refusal(400, "misuse", "no user message follows the last assistant message", remedy="add one")
     sender = call.caller.speaks_for(header(call, PERSON))
@@ -85,7 +85,7 @@ async def _in_session(call: Call, asked: Asked, chat: str) -> AsyncIterator[Grow
     verdict = await call.office.control.send(message)
     match verdict.outcome:
         case "accepted" | "duplicate":
-            return _following(call.office, verdict.session, verdict.seq)
+            return follow(call.office, session=verdict.session, seq=verdict.seq, growing=stream)
         case "differs":
             raise Refusal(
                 409,
@@ -96,12 +96,6 @@ async def _in_session(call: Call, asked: Asked, chat: str) -> AsyncIterator[Grow
             )
         case _:
             raise Refusal(403, "denied", verdict.reason)
-
-
-async def _following(office: Office, session: str, seq: int) -> AsyncIterator[Growth]:
-    with office.tail.watching(session) as watch:
-        async for growth in follow(office, watch, session=session, seq=seq):
-            yield growth
 
 
 async def _id(call: Call, message: Incoming) -> str:
@@ -222,7 +216,7 @@ def header(call: Call, name: str) -> str:
         text = raw.encode("latin-1").decode()
     except UnicodeError:
         text = raw
-    if len(text) > 200 or not all(char.isprintable() for char in text):
+    if len(text) > 200 or not text.isprintable():
         raise Refusal(400, "misuse", f"{name} must be at most 200 printable characters")
     return text
 
@@ -255,16 +249,25 @@ async def _chained(first: asyncio.Future[Growth], growth: AsyncIterator[Growth])
 async def whole(call: Call, growth: AsyncIterator[Growth]) -> Reply | None:
     """The record, once it is there; None if the caller left before."""
 
-    async def last() -> Reply:
-        async for more in growth:
-            if isinstance(more, Reply):
-                return more
-        raise AssertionError("an answer ends with what was recorded")
+    reading, left, reply = asyncio.current_task(), False, None
+    assert reading is not None
 
-    reading, gone = asyncio.ensure_future(last()), asyncio.ensure_future(call.left())
-    try:
-        await asyncio.wait((reading, gone), return_when=asyncio.FIRST_COMPLETED)
-        return reading.result() if reading.done() else None
-    finally:
-        gone.cancel()
+    def leave(_: object) -> None:
+        nonlocal left
+        left = True
         reading.cancel()
+
+    gone = asyncio.ensure_future(call.left())
+    gone.add_done_callback(leave)
+    try:
+        async for more in growth:  # to its end: what is left in the middle has to be closed by somebody
+            if isinstance(more, Reply):
+                reply = more
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        reading.uncancel()
+    finally:
+        gone.remove_done_callback(leave)
+        gone.cancel()
+    return reply

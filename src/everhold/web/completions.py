@@ -67,7 +67,7 @@ def _model(name: str) -> Json:
 async def completions(call: Call) -> Response:
     """Talk to an agent; with `X-Everhold-Session` in a conversation that is kept."""
     given = call.body(Chat)
-    growth = await grow(call, _asked(call, given))
+    growth = await grow(call, _asked(call, given), stream=bool(given.stream))
     created = int(call.office.control.gates.clock.now())
     if given.stream:
         usage = bool(given.stream_options and given.stream_options.include_usage)

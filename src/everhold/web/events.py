@@ -55,10 +55,11 @@ async def _stream(call: Call, after: int | None, only: str) -> AsyncIterator[byt
         # a place beyond the end is one of another life: the store was put back from a copy
         place = end if after is None or after > end else after
         yield f"retry: {RETRY_MS}\nid: {place}\nevent: hello\ndata: {_json({'pos': place, 'end': end})}\n\n".encode()
-        quiet = 0.0
+        quiet, due = 0.0, True
         while not tail.closed:
             text = await _pieces(call, watch)
-            page = await store.feed(after=place, limit=PAGE)
+            watch.grown = False
+            page = await store.feed(after=place, limit=PAGE) if due else []
             if page:
                 place = page[-1].pos
                 text += await _entries(call, page, only)
@@ -67,9 +68,11 @@ async def _stream(call: Call, after: int | None, only: str) -> AsyncIterator[byt
                 yield text.encode()
             if len(page) == PAGE:
                 continue
-            if await watch.wait(POLL_SECONDS):
+            rung = await watch.wait(POLL_SECONDS)
+            if rung:
                 await asyncio.sleep(GATHER_SECONDS)
-            else:
+            due = watch.grown or not rung
+            if not rung:
                 quiet += POLL_SECONDS
                 if quiet >= HEARTBEAT_SECONDS:
                     quiet = 0.0

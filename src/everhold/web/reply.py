@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from everhold.core.entries import Began, Call as ToolCall, Ended, Entry, Said, Thought, Told, Took, Usage
 from everhold.web.answers import Refusal, seconds
 from everhold.web.office import Office
-from everhold.web.tail import POLL_SECONDS, Piece, Watch
+from everhold.web.tail import POLL_SECONDS, Piece
 
 PAGE: Final = 200
 MOST_SECONDS: Final = 900.0
@@ -44,32 +44,37 @@ class Reply:
 Growth: TypeAlias = Words | Turned | Reply
 
 
-async def follow(office: Office, watch: Watch, *, session: str, seq: int) -> AsyncIterator[Growth]:
-    """The reply to entry `seq` as it is made; ends with a Reply, or raises a Refusal that says what became of it."""
+async def follow(office: Office, *, session: str, seq: int, growing: bool = True) -> AsyncIterator[Growth]:
+    """The reply to entry `seq` as it is made; ends with a Reply, or raises a Refusal that says what became of it.
+
+    Whoever does not want to see it `growing` is woken when there is something to tell, and not for each step before.
+    """
     clock = office.control.gates.clock
     until = clock.monotonic() + MOST_SECONDS
-    reader, after = _Reader(session, seq), seq
-    while not office.tail.closed:
-        reader.pieces += watch.pieces()
-        page = await office.store.entries(session, after=after, limit=PAGE)
-        if words := reader.words():
-            yield words
-        for entry in page:
-            after = entry.seq
-            growth = reader.read(entry)
-            if growth is not None:
-                yield growth
-            if isinstance(growth, Reply):
-                return
-        if words := reader.words():
-            yield words
-        if len(page) == PAGE:
-            continue
-        if not reader.op or reader.told:
-            await _check(office, session)
-        if clock.monotonic() > until:
-            raise _kept(504, "timeout", "there is no answer yet")
-        await watch.wait(POLL_SECONDS)
+    reader, after, due = _Reader(session, seq), seq, True
+    with office.tail.watching(session, until=() if growing else (Ended, Told)) as watch:
+        while not office.tail.closed:
+            reader.pieces += watch.pieces()
+            watch.grown = False
+            page = await office.store.entries(session, after=after, limit=PAGE) if due else []
+            if words := reader.words():
+                yield words
+            for entry in page:
+                after = entry.seq
+                growth = reader.read(entry)
+                if growth is not None:
+                    yield growth
+                if isinstance(growth, Reply):
+                    return
+            if words := reader.words():
+                yield words
+            if len(page) == PAGE:
+                continue
+            if due and (not reader.op or reader.told):
+                await _check(office, session)
+            if clock.monotonic() > until:
+                raise _kept(504, "timeout", "there is no answer yet")
+            due = not await watch.wait(POLL_SECONDS) or watch.grown
     raise _kept(503, "closing", "everhold is stopping", wait=2.0)
 
 
@@ -89,7 +94,7 @@ class _Reader:
 
     def words(self) -> Words | None:
         """What was said in our operation since the last look; while it is not known which that is, all is kept."""
-        if not self.op:
+        if not self.op or not self.pieces:
             return None
         text = "".join(piece.text for piece in self.pieces if piece.op == self.op)
         self.pieces.clear()

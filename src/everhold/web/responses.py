@@ -44,7 +44,7 @@ async def responses(call: Call) -> Response:
             "responses are not kept by their id",
             remedy="name the conversation with X-Everhold-Session and send only what is new",
         )
-    growth = await grow(call, _asked(call, given))
+    growth = await grow(call, _asked(call, given), stream=bool(given.stream))
     frame = _frame(call, given)
     if given.stream:
         lines = _lines(frame, await primed(call, growth))

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from everhold.core.entries import Entry
+from everhold.core.entries import Body, Entry
 from everhold.ports.store import Change, Store
 
 POLL_SECONDS: Final = 2.0
@@ -32,19 +32,29 @@ class Piece(NamedTuple):
 class Watch:
     """One watcher's bell, and the pieces it has not seen yet."""
 
-    def __init__(self, session: str) -> None:
+    def __init__(self, session: str, until: tuple[type[Body], ...] = ()) -> None:
         self.session = session
+        self.until = until
+        """Nothing is of interest but commits with such an entry; if there are none, everything is."""
+        self.grown = False
+        """The log grew, which is for the watcher to take back before it looks."""
         self._rung = False
         self._waiting: asyncio.Future[None] | None = None
         self._pieces: deque[Piece] = deque(maxlen=MOST_PIECES)
 
+    def heeds(self, change: Change) -> bool:
+        if self.session and self.session != change.session:
+            return False
+        return not self.until or any(isinstance(draft.body, self.until) for draft in change.entries)
+
     def ring(self) -> None:
-        self._rung = True
+        self.grown = self._rung = True
         self._let_go()
 
     def add(self, piece: Piece) -> None:
         self._pieces.append(piece)
-        self.ring()
+        self._rung = True
+        self._let_go()
 
     def pieces(self) -> list[Piece]:
         """What came since the last look. Look here and into the log, then wait."""
@@ -86,13 +96,13 @@ class Tail:
         self.commits[change.step] += 1
         if change.entries:
             for watch in self._watches:
-                if not watch.session or watch.session == change.session:
+                if watch.heeds(change):
                     watch.ring()
 
     def grew(self, session: str, op: int, text: str) -> None:
         """More of a reply. Called from inside a model's answer: never waits, never fails."""
         for watch in self._watches:
-            if not watch.session or watch.session == session:
+            if not watch.until and (not watch.session or watch.session == session):
                 watch.add(Piece(session, op, text))
 
     def shown(self, entry: Entry, show: Callable[[Entry], str]) -> str:
@@ -105,9 +115,9 @@ class Tail:
         return self._shown[key]
 
     @contextlib.contextmanager
-    def watching(self, session: str = "") -> Iterator[Watch]:
+    def watching(self, session: str = "", *, until: tuple[type[Body], ...] = ()) -> Iterator[Watch]:
         """A watch over one session, or over all."""
-        watch = Watch(session)
+        watch = Watch(session, until)
         self._watches.add(watch)
         try:
             yield watch
