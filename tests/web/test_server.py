@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from everhold.errors import Misuse
 from everhold.testing.modelserver import ModelServer
+from everhold.web.protocol import Cork
 from tests.web.conftest import Gateway, configuration
 
 
@@ -70,3 +73,41 @@ def test_whoever_serves_nothing_loads_no_server() -> None:
     script = "import sys, everhold.app; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"starlette", "uvicorn", "anyio"} & set(loaded)
+
+
+class Written:
+    """A transport that remembers in which pieces it was written to."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_extra_info(self, name: str) -> str:
+        return f"the {name}"
+
+
+def test_a_head_and_its_body_leave_in_one_piece_and_nothing_is_held_back_for_ever() -> None:
+    written = Written()
+    cork = Cork(cast(asyncio.Transport, written))
+    cork.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    cork.hold()
+    cork.write(b"head")
+    cork.write(b"body")
+    assert len(written.pieces) == 1
+    cork.let_go()
+    cork.write(b"more")
+    assert written.pieces[1:] == [b"headbody", b"more"]
+    cork.hold()
+    cork.write(b"a head whose body never came")
+    cork.close()
+    assert (written.pieces[3:], cork.is_closing()) == ([b"a head whose body never came"], True)
+    assert cork.get_extra_info("peername") == "the peername"

@@ -31,13 +31,13 @@ def mark_of(path: Path) -> Mark | None:
     if stat.S_ISDIR(found.st_mode):  # its times change with every file in it
         return Mark(inode=found.st_ino, device=found.st_dev, mode=found.st_mode, owner=found.st_uid)
     return Mark(
-        size=found.st_size,
-        modified_ns=found.st_mtime_ns,
-        changed_ns=found.st_ctime_ns,
-        inode=found.st_ino,
-        device=found.st_dev,
-        mode=found.st_mode,
-        owner=found.st_uid,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        found.st_ino,
+        found.st_dev,
+        found.st_mode,
+        found.st_uid,
     )
 
 

@@ -70,14 +70,19 @@ class Watcher:
 
     async def fresh(self) -> Settings:
         """What is in force for a message that arrives now: an edit made before it counts."""
-        until = self._monotonic() + PATIENCE_SECONDS
-        while (wait := self.look()) > 0 and self._monotonic() < until:
-            await self._sleep(wait)
+        if wait := self.look():
+            until = self._monotonic() + PATIENCE_SECONDS
+            while wait > 0 and self._monotonic() < until:
+                await self._sleep(wait)
+                wait = self.look()
         return self.settings
 
     def look(self) -> float:
         """Compare, and load what has come to rest; seconds until it may have, 0 if nothing moves."""
-        if all(self._mark(path) == mark for path, mark in self._seen.items()):
+        for path, mark in self._seen.items():
+            if self._mark(path) != mark:
+                break
+        else:
             self._moving = None
             return 0.0
         marks = {path: self._mark(path) for path in self._seen}

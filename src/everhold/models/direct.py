@@ -9,7 +9,7 @@ import asyncio
 import re
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
@@ -262,7 +262,14 @@ class _Line(asyncio.Protocol):
                 raise self._error
             await self._wait()
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    def pieces(self) -> _Line:
+        return self
+
+    def __aiter__(self) -> _Line:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """What has come since; not a generator, which its loop would have to keep account of."""
         while True:
             if self._pieces:
                 # what has come by now goes on together: a short answer is there all at once
@@ -272,9 +279,9 @@ class _Line(asyncio.Protocol):
                     self._paused = False
                     self._transport.resume_reading()
                 if piece:
-                    yield piece
+                    return piece
             if self._over:
-                return
+                raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
             await self._wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope
 from everhold.errors import NotFound
 from everhold.web.answers import Refusal
 from everhold.web.caller import Caller
-from everhold.web.guard import BODY, CALLER
+from everhold.web.guard import BODY, CALLER, HEAD
 from everhold.web.office import Office
 
 T = TypeVar("T")
@@ -30,7 +30,8 @@ class Call:
         self.raw: bytes = scope[BODY]
         self.receive = receive
         self.request = Request(scope)
-        self.headers = self.request.headers
+        self.headers: Mapping[str, str] = scope[HEAD].headers
+        """By their names in lower case, the first of each."""
         self.path: dict[str, str] = scope.get("path_params", {})
 
     def body(self, type: type[T]) -> T:

@@ -139,7 +139,12 @@ def was_forwarded(head: Head) -> bool:
     """Whether somebody stands between the caller and us. Proxies that say nothing still speak HTTP/1.0 by default."""
     if head.version == "1.0":
         return True
-    return any(name in _FORWARDED or name.startswith(_FORWARDED_KINDS) for name in head.headers)
+    return any(map(_tells_of_another, head.headers))
+
+
+@lru_cache(maxsize=256)
+def _tells_of_another(header: str) -> bool:
+    return header in _FORWARDED or header.startswith(_FORWARDED_KINDS)
 
 
 # -- pages of others ---------------------------------------------------------------------------------------------------

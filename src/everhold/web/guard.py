@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everhold.config.settings import HttpSettings
+from everhold.config.settings import HttpSettings, Settings
 from everhold.ports.log import Log
 from everhold.web.answers import Refusal, seconds
 from everhold.web.caller import (
@@ -29,6 +29,7 @@ from everhold.web.caller import (
     same_origin,
 )
 from everhold.web.limits import Buckets, Rate, neighbourhood
+from everhold.web.protocol import CORK, Cork
 
 BODY_BYTES: Final = 1 << 20
 BODY_SECONDS: Final = 5.0
@@ -59,6 +60,7 @@ HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 )
+HEAD: Final = "everhold.head"
 CALLER: Final = "everhold.caller"
 BODY: Final = "everhold.body"
 
@@ -70,7 +72,7 @@ class Guard:
         self,
         inner: ASGIApp,
         *,
-        settings: Callable[[], Awaitable[HttpSettings]],
+        settings: Callable[[], Awaitable[Settings]],
         monotonic: Callable[[], float],
         log: Log,
         local: str,
@@ -97,21 +99,32 @@ class Guard:
             return
         peer = scope["client"][0] if scope.get("client") else ""
         head = head_of(scope["method"], scope["path"], peer, scope["http_version"], scope["headers"])
-        send = self._dressed(send)
+        send = self._dressed(send, scope.get(CORK))
         try:
-            with self._arriving():
-                scope[CALLER], scope[BODY] = await self._admit(head, receive)
+            scope[CALLER], scope[BODY] = await self._arrive(head, receive)
         except Refusal as refusal:
             await self._refuse(refusal, head, receive, send)
             return
+        scope[HEAD] = head
         await self.inner(scope, receive, send)
 
     # -- coming in ---------------------------------------------------------------------------------------------------
 
+    async def _arrive(self, head: Head, receive: Receive) -> tuple[Caller, bytes]:
+        if self.arriving >= MOST_ARRIVING:
+            raise Refusal(
+                503, "busy", "too many requests are arriving", remedy="try again", headers={"retry-after": "1"}
+            )
+        self.arriving += 1
+        try:
+            return await self._admit(head, receive)
+        finally:
+            self.arriving -= 1
+
     async def _admit(self, head: Head, receive: Receive) -> tuple[Caller, bytes]:
         _bound(head)
         settings = await self.settings()
-        caller = self._identify(head, settings)
+        caller = self._identify(head, settings.http)
         buckets = self._local if caller.account == LOOPBACK else self.tokens
         if wait := buckets.take(neighbourhood(head.peer), caller.account):
             raise _too_often(wait)
@@ -168,18 +181,6 @@ class Guard:
         except TimeoutError:
             raise Refusal(408, "too_slow", f"the request was not complete within {self.body_seconds:g} s") from None
 
-    @contextlib.contextmanager
-    def _arriving(self) -> Iterator[None]:
-        if self.arriving >= MOST_ARRIVING:
-            raise Refusal(
-                503, "busy", "too many requests are arriving", remedy="try again", headers={"retry-after": "1"}
-            )
-        self.arriving += 1
-        try:
-            yield
-        finally:
-            self.arriving -= 1
-
     # -- going out ---------------------------------------------------------------------------------------------------
 
     async def _refuse(self, refusal: Refusal, head: Head, receive: Receive, send: Send) -> None:
@@ -199,15 +200,22 @@ class Guard:
                 self.lingering -= 1
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _dressed(self, send: Send) -> Send:
+    def _dressed(self, send: Send, cork: Cork | None) -> Send:
         async def dressed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.answers[message["status"]] += 1
                 headers = [*message.get("headers", ()), *HEADERS]
-                if not any(name == b"cache-control" for name, _ in headers):
+                names = [name for name, _ in headers]
+                if b"cache-control" not in names:
                     headers.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": headers}
+                if cork is not None and b"content-length" in names:
+                    cork.hold()  # its body follows at once
+                await send(message)
+                return
             await send(message)
+            if cork is not None:
+                cork.let_go()
 
         return dressed
 

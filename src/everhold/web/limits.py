@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -46,6 +47,7 @@ class Buckets:
         return min(self.rate.burst, fill + (self._monotonic() - since) * self.rate.per_second)
 
 
+@lru_cache(maxsize=256)
 def neighbourhood(peer: str) -> str:
     """Who counts as one peer: an IPv4 address, or the /64 that one IPv6 subscriber is given."""
     try:

@@ -16,7 +16,6 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from everhold.config.settings import HttpSettings
 from everhold.errors import EverholdError, Misuse
 from everhold.web import openapi
 from everhold.web.answers import Refusal, answer, refusal_of
@@ -46,17 +45,13 @@ def application(office: Office) -> Guard:
     table = ways(files=Page(), metrics=metrics, document=document)
     guard = Guard(
         Routes(table, office),
-        settings=lambda: _http(office),
+        settings=office.fresh,
         monotonic=office.control.gates.clock.monotonic,
         log=office.log,
         local=office.local,
     )
     metrics.guard = guard
     return guard
-
-
-async def _http(office: Office) -> HttpSettings:
-    return (await office.fresh()).http
 
 
 class Routes:
