@@ -46,8 +46,7 @@ _SHAPE: Final = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?", re.DOTALL)
 
 def parse(text: str) -> Command | None:
     """The command a message is, or None. A slash followed by anything unknown is just text: people write paths."""
-    match = _SHAPE.fullmatch(text.strip())
-    if match is None:
+    if not (text := text.strip()).startswith("/") or (match := _SHAPE.fullmatch(text)) is None:
         return None
     name = ALIASES.get(match[1], match[1])
     if name not in COMMANDS:

@@ -138,6 +138,7 @@ class Accept:
 def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
     """The entry a message becomes."""
     text, mangled = clean(incoming.text)
+    name = label(clean(incoming.name)[0], sender=incoming.sender) if incoming.name else ""
     # whoever is not spoken to stays silent; bots do not thank each other for ever, nor for their errors
     idle = incoming.notice or (incoming.bot and (bare(text) or is_notice(text)))
     ordered = admission.command is not None
@@ -151,7 +152,7 @@ def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
         origin=incoming.origin,
         text=text,
         asks=asks,
-        sender=label(clean(incoming.name)[0], sender=incoming.sender),
+        sender=name,
         speaker=incoming.sender if incoming.sender != stamp.person else "",
         bot=incoming.bot,
         hops=max(incoming.hops, admission.hops),

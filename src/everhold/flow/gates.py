@@ -6,8 +6,7 @@ Whoever wants to see everhold crash, stall or lose an answer puts other gates in
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from everhold.errors import InDoubt
@@ -85,15 +84,25 @@ class Bells:
         for bell in self._sessions.get(session, ()):
             bell.set()
 
-    @contextlib.contextmanager
-    def listening(self, session: str) -> Iterator[asyncio.Event]:
+    def listening(self, session: str) -> Listening:
         """A bell that rings whenever something is committed to `session`."""
-        bell = asyncio.Event()
-        bells = self._sessions.setdefault(session, [])
-        bells.append(bell)
-        try:
-            yield bell
-        finally:
-            bells.remove(bell)
-            if not bells:
-                self._sessions.pop(session, None)
+        return Listening(self._sessions, session)
+
+
+class Listening:
+    """As long as the block lasts, its bell is among those of a session."""
+
+    def __init__(self, sessions: dict[str, list[asyncio.Event]], session: str) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._bell = asyncio.Event()
+
+    def __enter__(self) -> asyncio.Event:
+        self._sessions.setdefault(self._session, []).append(self._bell)
+        return self._bell
+
+    def __exit__(self, *_: object) -> None:
+        bells = self._sessions[self._session]
+        bells.remove(self._bell)
+        if not bells:
+            del self._sessions[self._session]

@@ -99,6 +99,8 @@ class TurnWork:
         self.sketch: draft.Sketch | None = None
         self.recalled: Recalled | None = None
         """What memories said about this turn's messages; None until they were asked."""
+        self.weighed = 0, 0
+        """With how many steps the model was asked last, and what the request weighed."""
         self.beside = Beside()
         self.log = seat.log
 
@@ -218,6 +220,7 @@ class TurnWork:
         )
 
         weight = self.seen.tokens + compression.tokens(current) + runtime.overhead
+        self.weighed = len(self.steps), weight
 
         def record(answer: Answer) -> Thought:
             runtime.meter.learn(weight, answer.usage)
@@ -508,11 +511,22 @@ class TurnWork:
 
     def _fold_wake(self, reply: str) -> tuple[Wake, ...]:
         """Above the soft mark a fold is made ahead of need, beside the conversation."""
-        new = (*messages(View(exchanges=(self._current(),))), Message(role="assistant", text=reply))
         runtime = self.runtime
-        used = runtime.meter.tokens(self.seen.tokens + compression.tokens(new) + runtime.overhead)
-        due = compression.due(used, runtime.models[0].context_tokens, soft=runtime.soft, hard=runtime.hard)
-        return (Wake(reader="fold"),) if due and runtime.ahead else ()
+        if not runtime.ahead:
+            return ()
+        answer = (Message(role="assistant", text=reply),)
+        steps, asked = self.weighed
+        # what was recalled goes with the turn: with it the weight is never less than without
+        if steps == len(self.steps) and not self._is_due(asked + compression.tokens(answer)):
+            return ()
+        new = messages(View(exchanges=(self._current(),))) + answer
+        due = self._is_due(self.seen.tokens + compression.tokens(new) + runtime.overhead)
+        return (Wake(reader="fold"),) if due else ()
+
+    def _is_due(self, weight: int) -> bool:
+        runtime = self.runtime
+        used, window = runtime.meter.tokens(weight), runtime.models[0].context_tokens
+        return bool(compression.due(used, window, soft=runtime.soft, hard=runtime.hard))
 
     def _review_wake(self) -> tuple[Wake, ...]:
         """Every so many turns somebody looks through what was said for what to remember."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
 import apsw
 
 from everhold.core.entries import (
@@ -32,39 +35,46 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None
 
     Its entries stand at `pos`, or behind all there is.
     """
-    session, drafts, claim = change.session, change.entries, change.claim
-    held = None if claim is None else lanes.guard(cur, claim)
-    if change.lane is not None and held is None:
+    session, drafts, claim, lane = change.session, change.entries, change.claim, change.lane
+    held = head = None
+    if claim is not None:
+        held = lanes.guard(cur, claim)
+        if claim.lane.session == session:
+            head = held.head
+    elif lane is not None:
         raise Misuse("only who holds a lane can say what becomes of it")
     if not session:
         return _aside(cur, change)
-    head = held.head if held is not None and claim is not None and claim.session == session else None
     head = _check(cur, change, head)
-    if (change.opens is not None or len(drafts) > 1) and (found := _twin(cur, change)) is not None:
+    opens = change.opens
+    if (opens is not None or len(drafts) > 1) and (found := _twin(cur, change)) is not None:
         return _repeated(cur, change, held, found)
-    if change.opens is not None:
-        sessions.open_session(cur, session, change.opens, at=change.at)
-        if change.opens.bind:
-            bindings.bind_first(cur, change.opens.address, session)
+    if opens is not None:
+        sessions.open_session(cur, session, opens, at=change.at)
+        if opens.bind:
+            bindings.bind_first(cur, opens.address, session)
     if head is None:
         head = sessions.look(cur, session)
-    last = head.first - 1
-    generation = head.generation + head.inherited
+    first, generation, inherited = head
+    generation += inherited
+    last = first - 1
+    seqs: tuple[int, ...] = ()
     if drafts:
         try:
-            ops = entries.append(cur, session, head.first, drafts, at=change.at, chance=chance, pos=pos)
+            ops = entries.append(cur, session, first, drafts, at=change.at, chance=chance, pos=pos)
         except entries.Taken:
             # nothing was done before a change's only entry: it need not look for a twin unless there is one
-            if change.opens is None and len(drafts) == 1 and (found := _twin(cur, change)) is not None:
+            if opens is None and len(drafts) == 1 and (found := _twin(cur, change)) is not None:
                 return _repeated(cur, change, held, found)
             raise
         pos = cur.connection.last_insert_rowid()
-        sessions.advance(cur, session, head.first + len(drafts))
+        seqs = tuple(range(first, first + len(drafts)))
+        sessions.advance(cur, session, first + len(drafts))
         raised = 0
-        seq = head.first
-        for draft, op in zip(drafts, ops, strict=True):
-            raised += follow(cur, change, seq, op, draft.body)
-            seq += 1
+        for seq, op, draft in zip(seqs, ops, drafts, strict=True):
+            follows = _FOLLOWS.get(type(draft.body))
+            if follows is not None:
+                raised += follows(cur, change, seq, op, draft.body)
         if raised:
             erasures = sum(type(draft.body) is Erased for draft in drafts)
             sessions.raise_generation(cur, session, by=raised, erasures=erasures)
@@ -74,10 +84,9 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None
     claims = lanes.wake(cur, session, change.wakes, before=last, at=change.at) if change.wakes else ()
     _rest(cur, change)
     rests = False
-    if change.lane is not None and claim is not None and held is not None:
-        grown_to = last if claim.session == session else None
-        rests = lanes.update(cur, claim, held, change.lane, at=change.at, grown_to=grown_to)
-    seqs = (head.first,) if len(drafts) == 1 else tuple(range(head.first, head.first + len(drafts)))
+    if lane is not None and claim is not None and held is not None:
+        grown_to = last if claim.lane.session == session else None
+        rests = lanes.update(cur, claim, held, lane, at=change.at, grown_to=grown_to)
     return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
 
 
@@ -139,28 +148,37 @@ def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: 
 
 def follow(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Body) -> int:
     """Write the rows that follow from one entry; by how much it raises the view's generation."""
-    session = change.session
-    match body:
-        case Heard():
-            operations.hear(cur, session, seq, body)
-        case Began():
-            operations.begin(cur, session, seq, body, fence=0 if change.claim is None else change.claim.fence)
-        case Took():
-            operations.consume(cur, session, body.takes)
-        case Ended():
-            operations.end(cur, session, seq, op, body.outcome)
-        case Folded():
-            operations.cover(cur, session, op, body.covers)
-            return 1
-        case Erased():
-            _erase(cur, change, seq, body)
-            return 1
-        case Changed():
-            return _alter(cur, session, seq, body)
+    follows = _FOLLOWS.get(type(body))
+    return 0 if follows is None else follows(cur, change, seq, op, body)
+
+
+def _heard(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Heard) -> int:
+    operations.hear(cur, change.session, seq, body)
     return 0
 
 
-def _alter(cur: apsw.Cursor, session: str, seq: int, body: Changed) -> int:
+def _began(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Began) -> int:
+    operations.begin(cur, change.session, seq, body, fence=0 if change.claim is None else change.claim.fence)
+    return 0
+
+
+def _took(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Took) -> int:
+    operations.consume(cur, change.session, body.takes)
+    return 0
+
+
+def _ended(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Ended) -> int:
+    operations.end(cur, change.session, seq, op, body.outcome)
+    return 0
+
+
+def _folded(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Folded) -> int:
+    operations.cover(cur, change.session, op, body.covers)
+    return 1
+
+
+def _changed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Changed) -> int:
+    session = change.session
     match body.change:
         case Fresh():
             operations.freshen(cur, session, seq)
@@ -181,7 +199,7 @@ def _alter(cur: apsw.Cursor, session: str, seq: int, body: Changed) -> int:
     return 0
 
 
-def _erase(cur: apsw.Cursor, change: Change, seq: int, body: Erased) -> None:
+def _erased(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Erased) -> int:
     session = change.session
     gone = set(change.erase)
     if gone != set(body.seqs):
@@ -196,6 +214,19 @@ def _erase(cur: apsw.Cursor, change: Change, seq: int, body: Erased) -> None:
     operations.forget_pending(cur, session, change.erase)
     operations.hide(cur, session, seq, body.folds)
     sessions.step_back(cur, session)
+    return 1
+
+
+_FOLLOWS: Final[Mapping[type, Callable[[apsw.Cursor, Change, int, int | None, Any], int]]] = {
+    Heard: _heard,
+    Began: _began,
+    Took: _took,
+    Ended: _ended,
+    Folded: _folded,
+    Erased: _erased,
+    Changed: _changed,
+}
+"""What follows from an entry. The others only stand in the log."""
 
 
 def _rest(cur: apsw.Cursor, change: Change) -> None:

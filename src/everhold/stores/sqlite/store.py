@@ -162,8 +162,10 @@ class SqliteStore:
 
     async def commit(self, change: Change) -> Committed:
         def job(cur: apsw.Cursor) -> Committed:
-            self._latest = max(self._latest, change.at)
-            done = commit.perform(cur, change, self._chance, pos=self._beyond_lost(cur) if change.entries else None)
+            if change.at > self._latest:
+                self._latest = change.at
+            pos = None if self._beyond is None or not change.entries else self._beyond_lost(cur)
+            done = commit.perform(cur, change, self._chance, pos=pos)
             if done.pos and not done.duplicate:
                 self.writer.reached = done.pos
             if change.erase or change.drop_blobs:
@@ -174,7 +176,7 @@ class SqliteStore:
         # the first entry after a fall is waited for, or the next fall would give its place away again
         redone = change.redone and (self._beyond is None or not change.entries)
         done = await self.writer.write(job, urgent=change.step in URGENT, light=light, redone=redone)
-        if change.entries and not done.duplicate and not redone:
+        if self._beyond is not None and change.entries and not done.duplicate and not redone:
             self._beyond = None
         self.on_commit(change)
         return done
