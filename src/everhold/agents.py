@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -137,7 +138,7 @@ class Agents:
 
     def day(self) -> str:
         """Today, where the budget's day begins."""
-        return datetime.datetime.fromtimestamp(self.clock.now(), self.settings.zone).date().isoformat()
+        return _day(int(self.clock.now()), self.settings.zone)
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -228,6 +229,12 @@ class Agents:
 
     def _pulls(self, place: Place) -> bool:
         return place.platform in ("terminal", "http")
+
+
+@lru_cache(maxsize=4)
+def _day(second: int, zone: datetime.tzinfo) -> str:
+    """A turn asks for it several times."""
+    return datetime.datetime.fromtimestamp(second, zone).date().isoformat()
 
 
 def limits_of(settings: AgentSettings, stamp: Stamp) -> tuple[Limit, ...]:

@@ -45,8 +45,7 @@ class Events:
         if b"\n" in chunk:
             *lines, rest = (bytes(self._rest) + chunk).split(b"\n")
             self._rest = bytearray(rest)
-            for line in lines:
-                self._line(line, out)
+            self._take(lines, out)
         else:
             self._rest += chunk
         if self._size + len(self._rest) > MOST:
@@ -56,28 +55,26 @@ class Events:
     def close(self) -> list[tuple[str, bytes]]:
         """The event an ending without a blank line leaves behind: servers forget the last one."""
         out: list[tuple[str, bytes]] = []
-        if self._rest:
-            self._line(bytes(self._rest), out)
-            self._rest.clear()
-        self._line(b"", out)
+        self._take([bytes(self._rest), b""] if self._rest else [b""], out)
+        self._rest.clear()
         return out
 
-    def _line(self, line: bytes, out: list[tuple[str, bytes]]) -> None:
-        if line.startswith(b"data: "):  # most lines
-            self._data.append(line[6:])
-            self._size += len(line) - 6
-            return
-        if not line:
-            if self._data:
-                out.append((self._name.decode("utf-8", "replace"), b"\n".join(self._data)))
-                self._data.clear()
-            self._name = b""
-            self._size = 0
-            return
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if field == b"data":
-            self._data.append(value)
-            self._size += len(value)
-        elif field == b"event":
-            self._name = value
+    def _take(self, lines: list[bytes], out: list[tuple[str, bytes]]) -> None:
+        for line in lines:
+            if line.startswith(b"data: "):  # most lines
+                self._data.append(line[6:])
+                self._size += len(line) - 6
+            elif line:
+                field, _, value = line.partition(b":")
+                value = value.removeprefix(b" ")
+                if field == b"data":
+                    self._data.append(value)
+                    self._size += len(value)
+                elif field == b"event":
+                    self._name = value
+            else:
+                if self._data:
+                    out.append((self._name.decode("utf-8", "replace"), b"\n".join(self._data)))
+                    self._data.clear()
+                self._name = b""
+                self._size = 0

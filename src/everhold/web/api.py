@@ -139,7 +139,7 @@ async def note(call: Call) -> Response:
 
 async def memories(call: Call) -> Response:
     """What an agent remembers of a person: what it keeps in mind, and what it finds."""
-    query = call.request.query_params
+    query = call.query
     agent = call.agent(query.get("agent", ""))
     person = query.get("person", "")
     if person and not call.caller.operator:

@@ -34,6 +34,8 @@ SESSION: Final = "x-everhold-session"
 PERSON: Final = "x-everhold-person"
 KEY: Final = "idempotency-key"
 LOOK_BACK: Final = 100
+LEAVE_SECONDS: Final = 0.1
+"""After this it is looked whether a caller has left; most are answered before they could."""
 
 PARAMS: Final = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed")
 
@@ -249,7 +251,9 @@ async def _chained(first: asyncio.Future[Growth], growth: AsyncIterator[Growth])
 async def whole(call: Call, growth: AsyncIterator[Growth]) -> Reply | None:
     """The record, once it is there; None if the caller left before."""
 
-    reading, left, reply = asyncio.current_task(), False, None
+    reading, left = asyncio.current_task(), False
+    reply: Reply | None = None
+    gone: asyncio.Future[None] | None = None
     assert reading is not None
 
     def leave(_: object) -> None:
@@ -257,8 +261,12 @@ async def whole(call: Call, growth: AsyncIterator[Growth]) -> Reply | None:
         left = True
         reading.cancel()
 
-    gone = asyncio.ensure_future(call.left())
-    gone.add_done_callback(leave)
+    def look_out() -> None:
+        nonlocal gone
+        gone = asyncio.ensure_future(call.left())
+        gone.add_done_callback(leave)
+
+    alarm = asyncio.get_running_loop().call_later(LEAVE_SECONDS, look_out)
     try:
         async for more in growth:  # to its end: what is left in the middle has to be closed by somebody
             if isinstance(more, Reply):
@@ -268,6 +276,8 @@ async def whole(call: Call, growth: AsyncIterator[Growth]) -> Reply | None:
             raise
         reading.uncancel()
     finally:
-        gone.remove_done_callback(leave)
-        gone.cancel()
+        alarm.cancel()
+        if gone is not None:
+            gone.remove_done_callback(leave)
+            gone.cancel()
     return reply

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
@@ -29,10 +30,14 @@ class Call:
         self.caller: Caller = scope[CALLER]
         self.raw: bytes = scope[BODY]
         self.receive = receive
-        self.request = Request(scope)
+        self._scope = scope
         self.headers: Mapping[str, str] = scope[HEAD].headers
         """By their names in lower case, the first of each."""
         self.path: dict[str, str] = scope.get("path_params", {})
+
+    @cached_property
+    def query(self) -> QueryParams:
+        return QueryParams(self._scope["query_string"])
 
     def body(self, type: type[T]) -> T:
         """The body as `type`. An empty one is an empty object."""
@@ -45,7 +50,7 @@ class Call:
 
     def number(self, name: str, *, least: int = 0, most: int = MOST) -> int | None:
         """A whole number from the query, None if it is not there."""
-        found = self.request.query_params.getlist(name)
+        found = self.query.getlist(name)
         if not found:
             return None
         text = found[-1]

@@ -80,6 +80,8 @@ def head_of(method: str, path: str, peer: str, version: str, raw: Iterable[tuple
 
 def presented(head: Head) -> str:
     """The token a request carries: as a bearer, or as the password a browser asks for. Empty if it carries none."""
+    if "authorization" not in head.headers:
+        return ""
     scheme, _, value = head.get("authorization").partition(" ")
     match scheme.lower():
         case "bearer":
@@ -152,6 +154,8 @@ def _tells_of_another(header: str) -> bool:
 
 def same_origin(head: Head) -> bool:
     """Whether no foreign page is behind this request. Programs say nothing about it; browsers always do."""
+    if not is_browser(head):
+        return True
     origin = head.get("origin").lower()
     if origin:
         scheme, _, rest = origin.partition("://")
@@ -166,4 +170,5 @@ def same_origin(head: Head) -> bool:
 
 
 def is_browser(head: Head) -> bool:
-    return bool(head.get("origin") or head.get("sec-fetch-site") or head.get("sec-fetch-mode"))
+    given = head.headers
+    return bool(given.get("origin") or given.get("sec-fetch-site") or given.get("sec-fetch-mode"))

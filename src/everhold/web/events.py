@@ -33,7 +33,7 @@ async def events(call: Call) -> Response:
     if call.office.tail.watchers >= MOST_STREAMS:
         raise Refusal(503, "busy", "too many streams are open", remedy="close some", headers={"retry-after": "5"})
     after = _after(call)
-    only = call.request.query_params.get("session", "")
+    only = call.query.get("session", "")
     if only:
         only = (await call.office.find(call.caller, only)).id
     return StreamingResponse(_stream(call, after, only), media_type="text/event-stream", headers=HEADERS)
