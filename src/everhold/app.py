@@ -70,21 +70,15 @@ _CATALOGUES: Final[dict[str, Any]] = {
 class SystemClock:
     """The machine's own time."""
 
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
 
 
 class SystemChance:
     """The machine's own randomness."""
 
-    def bytes(self, n: int, /) -> bytes:
-        return os.urandom(n)
-
-    def random(self) -> float:
-        return random.random()
+    bytes = staticmethod(os.urandom)
+    random = staticmethod(random.random)
 
 
 def local_user() -> str:

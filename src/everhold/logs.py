@@ -103,7 +103,9 @@ class Redaction:
     def plain(self, value: object, *, name: str = "", depth: int = _DEPTH) -> object:
         """`value`, known under `name`, as data that may be shown."""
         if type(value) is str:  # these two are what most fields are
-            return HIDDEN if value and _is_secret_name(name) else self.scrub(value)
+            if value and _is_secret_name(name):
+                return HIDDEN
+            return self._clean.get(value) or self.scrub(value)
         if type(value) is int and -_PLAIN_INT < value < _PLAIN_INT:
             return value
         match value:
@@ -159,15 +161,17 @@ def as_json(line: Line) -> str:
 
 
 def as_text(line: Line) -> str:
-    fields = "".join([f" {name}={_word(value)}" for name, value in line.fields.items()])
+    fields = "".join(
+        [f" {name}={value if type(value) is int else _word(value)}" for name, value in line.fields.items()]
+    )
     trace = "".join([f"\n    {row}" for row in line.trace.splitlines()]) if line.trace else ""
     return f"{line.at} {line.level:<7} {line.event}{fields}{trace}"
 
 
 def _word(value: object) -> str:
     """A value as one word, quoted as soon as it could be taken for more: no message can forge a line or a field."""
-    if type(value) is int:
-        return str(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if not isinstance(value, str):
         return json.dumps(value, separators=(",", ":"))
     plain = bool(value) and value.isprintable() and _QUOTED.search(value) is None

@@ -34,7 +34,8 @@ class Followers:
         """Something was written: for the store to call after each commit."""
         if change.step in _SETTLES:
             self._growing.pop(change.session, None)
-        self._ring(change.session)
+        if self._bells:
+            self._ring(change.session)
 
     def grew(self, session: str, op: int, piece: str) -> None:
         """A reply grew by `piece`."""

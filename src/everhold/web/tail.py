@@ -6,9 +6,8 @@ All of it is a hint within one process. What was committed is read from the log;
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from everhold.core.entries import Body, Entry
@@ -30,17 +29,25 @@ class Piece(NamedTuple):
 
 
 class Watch:
-    """One watcher's bell, and the pieces it has not seen yet."""
+    """One watcher's bell, and the pieces it has not seen yet. It is rung from `with` to the end of it."""
 
-    def __init__(self, session: str, until: tuple[type[Body], ...] = ()) -> None:
+    def __init__(self, tail: Tail, session: str, until: tuple[type[Body], ...] = ()) -> None:
         self.session = session
         self.until = until
         """Nothing is of interest but commits with such an entry; if there are none, everything is."""
         self.grown = False
         """The log grew, which is for the watcher to take back before it looks."""
+        self._tail = tail
         self._rung = False
         self._waiting: asyncio.Future[None] | None = None
         self._pieces: deque[Piece] = deque(maxlen=MOST_PIECES)
+
+    def __enter__(self) -> Watch:
+        self._tail.watches.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tail.watches.discard(self)
 
     def heeds(self, change: Change) -> bool:
         if self.session and self.session != change.session:
@@ -93,24 +100,24 @@ class Tail:
         self.commits: Counter[str] = Counter()
         """How many there were of each step, since this process started."""
         self._end = 0
-        self._watches: set[Watch] = set()
-        self._shown: dict[tuple[int, bool], str] = {}
+        self.watches: set[Watch] = set()
+        self._shown: dict[tuple[int, bool], bytes] = {}
 
     def committed(self, change: Change) -> None:
         """Something was written: for the store to call after each commit."""
         self.commits[change.step] += 1
         if change.entries:
-            for watch in self._watches:
+            for watch in self.watches:
                 if watch.heeds(change):
                     watch.ring()
 
     def grew(self, session: str, op: int, text: str) -> None:
         """More of a reply. Called from inside a model's answer: never waits, never fails."""
-        for watch in self._watches:
+        for watch in self.watches:
             if not watch.until and (not watch.session or watch.session == session):
                 watch.add(Piece(session, op, text))
 
-    def shown(self, entry: Entry, show: Callable[[Entry], str]) -> str:
+    def shown(self, entry: Entry, show: Callable[[Entry], bytes]) -> bytes:
         """What `show` makes of an entry; made once for everybody who watches."""
         key = (entry.pos, entry.body is None)  # what is erased looks different from then on
         if key not in self._shown:
@@ -119,15 +126,9 @@ class Tail:
             self._shown[key] = show(entry)
         return self._shown[key]
 
-    @contextlib.contextmanager
-    def watching(self, session: str = "", *, until: tuple[type[Body], ...] = ()) -> Iterator[Watch]:
+    def watching(self, session: str = "", *, until: tuple[type[Body], ...] = ()) -> Watch:
         """A watch over one session, or over all."""
-        watch = Watch(session, until)
-        self._watches.add(watch)
-        try:
-            yield watch
-        finally:
-            self._watches.discard(watch)
+        return Watch(self, session, until)
 
     async def end(self, store: Store) -> int:
         """The position of the newest entry there is."""
@@ -137,12 +138,12 @@ class Tail:
     def close(self) -> None:
         """The house closes: everybody who watches may go."""
         self.closed = True
-        for watch in self._watches:
+        for watch in self.watches:
             watch.ring()
 
     @property
     def watchers(self) -> int:
-        return len(self._watches)
+        return len(self.watches)
 
 
 async def _newest(store: Store, low: int) -> int:
