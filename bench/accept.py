@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import apsw
 
-from bench.house import MESSAGE, House, open_store, room
+from bench.house import MESSAGE, House, open_store, room, run_here
 from bench.table import Row, at_least, interleave, median, ratio
 from everhold.core.entries import Heard, Place, Stamp, encode
 from everhold.core.ids import session_id
@@ -68,7 +68,7 @@ def ours(callers: int, messages: int) -> float:
         return messages // callers * callers / took
 
     with room() as directory:
-        return asyncio.run(run(directory))
+        return run_here(run(directory))
 
 
 def bare(callers: int, messages: int) -> float:
@@ -91,7 +91,7 @@ def bare(callers: int, messages: int) -> float:
         return messages // callers * callers / took
 
     with room() as directory:
-        return asyncio.run(run(directory))
+        return run_here(run(directory))
 
 
 class Hand:

@@ -9,9 +9,11 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
+from everhold.cli.commands.up import loops
 from everhold.core.access import Admission
 from everhold.core.entries import Place, Usage
 from everhold.flow.accept import Accept
@@ -23,6 +25,8 @@ from everhold.ports.log import Log
 from everhold.ports.model import Answer, Request
 from everhold.ports.platform import Accept as Door, Delivery, Drafting, Incoming, Outgoing, Platform, Verdict
 from everhold.stores.sqlite import SqliteStore
+
+T = TypeVar("T")
 
 REPLY = "Certainly. " + "That is how it was done before, and how it should be done again. " * 4
 MESSAGE = "What about the other one? " + "I have thought about it for a while and came to no conclusion. " * 4
@@ -164,6 +168,12 @@ class House:
 
     def attached(self) -> list[Attached]:
         return []
+
+
+def run_here(work: Coroutine[Any, Any, T]) -> T:
+    """To its end, on the loop that `everhold up` runs on."""
+    with asyncio.Runner(loop_factory=loops()) as runner:
+        return runner.run(work)
 
 
 def open_store(directory: Path, *, synchronous: str = "FULL") -> SqliteStore:

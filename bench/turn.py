@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from bench.house import House, open_store, room
+from bench.house import House, open_store, room, run_here
 from bench.past import ENTRIES_A_TURN, Past
 from bench.table import Row, at_most, interleave, median, ratio
 
@@ -44,7 +44,7 @@ def cost(sessions: int, turns: int) -> float:
             return (time.process_time() - started) / (turns // sessions * sessions) * 1e3
 
     with room() as directory:
-        return asyncio.run(run(directory))
+        return run_here(run(directory))
 
 
 def flat_rows(rounds: int, *, entries: int = 100_000) -> list[Row]:
@@ -84,4 +84,4 @@ def _talk(directory: Path, *, turns: int = 120) -> float:
             await house.rest()
             return (time.process_time() - started) / turns * 1e3
 
-    return asyncio.run(run())
+    return run_here(run())

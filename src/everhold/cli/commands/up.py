@@ -33,14 +33,14 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         raise Misuse("up prints no result", remedy="--log json makes its log lines JSON")
     notify = Notify.take(os.environ)
     try:
-        with asyncio.Runner(loop_factory=_loops()) as runner:
+        with asyncio.Runner(loop_factory=loops()) as runner:
             return runner.run(_run(args, screen, notify))
     except EverholdError as error:
         notify.say(STATUS=str(error))  # its last words, for whoever asks why it does not run
         raise
 
 
-def _loops() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loops() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """The faster loop where there is one; it does not run on Windows."""
     try:
         import uvloop
