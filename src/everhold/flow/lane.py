@@ -203,7 +203,7 @@ class Lane:
 
     async def _again(self, flight: Flight) -> Load | None:
         """The load of a flight as the log has it now."""
-        generation = (await self.gates.store.session(self.claim.session)).generation
+        _, generation = await self.gates.store.head(self.claim.session)
         load = await self.courier.again(self.claim, flight)
         return None if load is None else structs.replace(load, generation=generation)
 

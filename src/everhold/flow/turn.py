@@ -59,7 +59,7 @@ from everhold.flow.recall import Recalled, recall
 from everhold.flow.records import Beside
 from everhold.flow.runtime import Runtime, purses_of
 from everhold.flow.seat import Seat
-from everhold.flow.view import Seen, see, view_at
+from everhold.flow.view import NOTHING, Seen, see, view_at
 from everhold.ports.model import Answer, Message
 from everhold.ports.store import LaneUpdate, Operation, Session, Spend, Step, Wait, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
@@ -85,7 +85,7 @@ class TurnWork:
         self.session = session
         self.runtime = runtime
         self.op = 0
-        self.seen = see(View(), session.id, generation=0, newest=0)
+        self.seen = NOTHING
         self.heard: dict[int, Entry] = {}
         self.steps: list[Entry] = []
         self.stubs: frozenset[int] = frozenset()

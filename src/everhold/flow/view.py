@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection
+from typing import Final
 
 from msgspec import Struct, structs
 
@@ -46,6 +47,9 @@ def see(view: View, session: str, *, generation: int, newest: int) -> Seen:
     own = (exchange for exchange in view.exchanges if exchange.steps[0].session == session)
     seqs = frozenset(seq for exchange in own for seq in _seqs(exchange))
     return Seen(view=view, messages=shown, tokens=tokens(shown), generation=generation, newest=newest, seqs=seqs)
+
+
+NOTHING: Final = see(View(), "", generation=0, newest=0)
 
 
 def _seqs(exchange: Exchange) -> list[int]:

@@ -59,8 +59,7 @@ class Voice:
         self.drafts = drafts
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
-        session = await self.store.session(claim.session)
-        upto, generation = session.last_seq, session.generation
+        upto, generation = await self.store.head(claim.session)
         load: Load | None = None
         for entry in await self.store.entries(claim.session, after=after, upto=upto, kinds=(Kind.SAID, Kind.TOLD)):
             place, parts = spoken(entry)

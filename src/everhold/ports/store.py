@@ -422,6 +422,9 @@ class Store(Protocol):
     async def resolve(self, address: str) -> str | None:
         """The session an address leads to."""
 
+    async def head(self, id: str) -> tuple[int, int]:
+        """A session's last seq, and its generation: all that most of those need who go on reading."""
+
     async def whereto(self, address: str) -> tuple[str, str] | None:
         """The session an address leads to, and its title."""
 

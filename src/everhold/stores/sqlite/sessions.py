@@ -53,8 +53,12 @@ def open_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float)
 def look(cur: apsw.Cursor, session: str) -> Head:
     row: tuple[int, int, str] | None = cur.execute(_LOOK, (session,)).get
     if row is None:
-        raise NotFound(f"there is no session {session!r}")
+        raise nobody(session)
     return head_of(cur, *row)
+
+
+def nobody(id: str) -> NotFound:
+    return NotFound(f"there is no session {id!r}", remedy="`everhold sessions` lists those there are")
 
 
 def head_of(cur: apsw.Cursor, first: int, generation: int, parent: str) -> Head:

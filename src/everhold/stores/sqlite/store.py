@@ -223,7 +223,7 @@ class SqliteStore:
     async def session(self, id: str) -> Session:
         found = self._rows(sessions.ONE, (id,))
         if not found:
-            raise _nobody_there(id)
+            raise sessions.nobody(id)
         return sessions.of(self._cursor, found[0])
 
     async def glance(self, id: str) -> Glance:
@@ -231,7 +231,7 @@ class SqliteStore:
         with contextlib.nullcontext() if self.writer.reads else self._reader:
             found = self._rows(sessions.GLANCE, (id,))
             if not found:
-                raise _nobody_there(id)
+                raise sessions.nobody(id)
             *row, newest, busy = found[0]
             pending = await self.pending(id)
             running = await self.operations(id, states=("running",)) if busy else []
@@ -247,6 +247,10 @@ class SqliteStore:
 
     async def resolve(self, address: str) -> str | None:
         return self._try(lambda: bindings.resolve(self._cursor, address))
+
+    async def head(self, id: str) -> tuple[int, int]:
+        first, generation, inherited = self._try(lambda: sessions.look(self._cursor, id))
+        return first - 1, generation + inherited
 
     async def whereto(self, address: str) -> tuple[str, str] | None:
         found = self._rows(sessions.WHERETO, (address,))
@@ -439,7 +443,3 @@ def _has_content(file: Path) -> bool:
 
 
 def _nobody(change: Change) -> None: ...
-
-
-def _nobody_there(id: str) -> NotFound:
-    return NotFound(f"there is no session {id!r}", remedy="`everhold sessions` lists those there are")

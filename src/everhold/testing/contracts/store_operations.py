@@ -238,6 +238,18 @@ class OperationsContract:
             await scene.store.glance("nobody")
 
     @promise
+    async def test_a_head_says_how_far_a_session_goes_and_what_was_erased_above_it(self, scene: Scene) -> None:
+        seq = await scene.hear("wrong")
+        await scene.open("branch", parent="s", parent_at=seq)
+        await scene.erase(seq)
+        for id in ("s", "branch"):
+            session = await scene.store.session(id)
+            assert await scene.store.head(id) == (session.last_seq, session.generation)
+        assert (await scene.store.head("branch"))[1] > 0
+        with pytest.raises(NotFound):
+            await scene.store.head("nobody")
+
+    @promise
     async def test_messages_that_wait_for_an_answer_are_counted_across_sessions(self, scene: Scene) -> None:
         await scene.open("t")
         await scene.hear("a")

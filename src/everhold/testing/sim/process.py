@@ -250,6 +250,10 @@ class GatedStore:
         await self._late()
         return await self.disk.resolve(address)
 
+    async def head(self, id: str) -> tuple[int, int]:
+        await self._late()
+        return await self.disk.head(id)
+
     async def whereto(self, address: str) -> tuple[str, str] | None:
         await self._late()
         return await self.disk.whereto(address)
