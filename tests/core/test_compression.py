@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings, strategies as st
 from msgspec import structs
 
+from everhold.core import compression
 from everhold.core.compression import (
     MOST_EFFECTS,
     MOST_KEPT,
@@ -401,3 +403,17 @@ def test_kept_words_are_shown_with_who_said_them_and_where() -> None:
     text = rendered("so far", [Kept(seq=7, text="never", who="ada", why="rule")], ["#9 send: done"])
     assert "#7 ada (rule): never" in text
     assert text.index("so far") < text.index("#7") < text.index("#9")
+
+
+@given(st.data())
+@pytest.mark.parametrize(
+    "pattern, hints",
+    [(compression._OPEN, compression._OPEN_HINTS), (compression._RULE, compression._RULE_HINTS)],
+    ids=["open", "rule"],
+)
+def test_whatever_a_pattern_finds_has_one_of_its_hints(
+    pattern: re.Pattern[str], hints: tuple[str, ...], data: st.DataObject
+) -> None:
+    text = data.draw(st.from_regex(pattern, alphabet=st.characters(codec="ascii")))
+    assert pattern.search(text)
+    assert compression._has(pattern, hints, text)

@@ -57,6 +57,16 @@ _OPEN: Final = re.compile(
     re.IGNORECASE,
 )
 
+_RULE_HINTS: Final = (
+    "always", "never", "from now", "ever", "must not", "make sure", "remember",
+    "immer", "niemals", "nie wieder", "ab jetzt", "von jetzt", "merk dir", "denk daran",
+)  # fmt: skip
+_OPEN_HINTS: Final = (
+    "undecided", "unresolved", "unclear", "unanswered", "tbd", "to be", "open", "not ", "n't said",
+    "unklar", "unentschieden", "offen", "nicht", "entschieden",
+)  # fmt: skip
+"""One of these is in every ASCII text that the pattern finds anything in: most texts need not be searched for more."""
+
 LEAST: Final = 0.5
 """What a fold ahead of need has to be about, as a share of the room between the soft and the hard mark: one a turn
 would cost more than it saves."""
@@ -144,11 +154,19 @@ def _why_kept(heard: Heard, outcome: str) -> Literal["", "rule", "correction", "
         return "question"
     if len(heard.text) > MOST_KEPT // 8:
         return ""
-    if _CORRECTION.search(heard.text):
+    if _CORRECTION.match(heard.text):
         return "correction"
-    if _OPEN.search(heard.text):
+    if _has(_OPEN, _OPEN_HINTS, heard.text):
         return "question"
-    return "rule" if _RULE.search(heard.text) else ""
+    return "rule" if _has(_RULE, _RULE_HINTS, heard.text) else ""
+
+
+def _has(pattern: re.Pattern[str], hints: tuple[str, ...], text: str) -> bool:
+    if text.isascii():
+        lower = text.lower()
+        if not any(hint in lower for hint in hints):
+            return False
+    return pattern.search(text) is not None
 
 
 def _effects(part: View) -> tuple[str, ...]:
