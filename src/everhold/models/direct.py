@@ -228,9 +228,13 @@ class _Line(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing() and self._error is None
 
     @property
+    def over(self) -> bool:
+        return self._over and not self._pieces
+
+    @property
     def reusable(self) -> bool:
         """The last reply was read to its end, and the other side did not mean to go."""
-        return self.open and self._over and self._lasting and not self._pieces and not self._full
+        return self.open and self.over and self._lasting and not self._full
 
     def rest(self, seconds: float) -> None:
         if self._paused and self._transport is not None:

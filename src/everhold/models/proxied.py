@@ -46,6 +46,8 @@ class Proxied:
 
 
 class _Reply:
+    over = False
+
     def __init__(self, response: httpx2.Response) -> None:
         self._response = response
         self.status = response.status_code

@@ -36,6 +36,10 @@ class Reply(Protocol):
     def headers(self) -> Mapping[str, str]:
         """By their names in lower case."""
 
+    @property
+    def over(self) -> bool:
+        """Whether all of the body was handed out; where that is known without waiting."""
+
     def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives."""
 

@@ -14,6 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 from msgspec import Struct
 
 from everhold.errors import Misuse
+from everhold.limit import Limit
 from everhold.models.faults import Whom, dropped, fault, garbled, late, unreachable
 from everhold.models.road import Broken, Reply, Road, Slow, Undecodable, Unreachable
 from everhold.models.sse import Events, Oversized
@@ -128,20 +129,22 @@ class Wire:
         end = now + limits.total
         phase, seconds = "first byte", limits.first_byte
         try:
-            async with asyncio.timeout_at(min(end, now + seconds)) as limit:
+            with Limit(min(end, now + seconds)) as limit:
                 async with self._open().post(body) as reply:
                     if reply.status != 200:
                         return await self._refusal(reply)
                     sink = _Sink(self.whom, reading, events=_is_stream(reply))
                     async for chunk in reply.pieces():
                         sink.feed(chunk)
+                        if reply.over:
+                            break
                         if reading.closed:
                             phase, seconds = "ending", DRAIN
                         elif reading.finished:
                             phase, seconds = "ending", limits.tail
                         else:
                             phase, seconds = "next piece", limits.idle
-                        limit.reschedule(min(end, loop.time() + seconds))
+                        limit.move(min(end, loop.time() + seconds))
                     sink.close()
         except TimeoutError:
             if loop.time() >= end:

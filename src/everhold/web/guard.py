@@ -15,6 +15,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everhold.config.settings import HttpSettings, Settings
+from everhold.limit import Limit
 from everhold.ports.log import Log
 from everhold.web.answers import Refusal, seconds
 from everhold.web.caller import (
@@ -168,7 +169,7 @@ class Guard:
             raise Refusal(415, "media_type", "a body must be JSON", remedy="send content-type: application/json")
         body = bytearray()
         try:
-            async with asyncio.timeout(self.body_seconds):
+            with Limit(asyncio.get_running_loop().time() + self.body_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
