@@ -102,12 +102,10 @@ class Redaction:
 
     def plain(self, value: object, *, name: str = "", depth: int = _DEPTH) -> object:
         """`value`, known under `name`, as data that may be shown."""
-        if type(value) is str:  # these two are what most fields are
+        if type(value) is str:  # as most are
             if value and _is_secret_name(name):
                 return HIDDEN
             return self._clean.get(value) or self.scrub(value)
-        if type(value) is int and -_PLAIN_INT < value < _PLAIN_INT:
-            return value
         match value:
             case None | bool():
                 return value
@@ -266,10 +264,11 @@ class _Outlet:
 
     def emit(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
         at = _moment(self._clock.now())
-        shown = {
-            f"{name}_" if name in _OWN_NAMES else name: self.redaction.plain(value, name=name)
-            for name, value in fields.items()
-        }
+        shown: dict[str, object] = {}
+        for name, value in fields.items():
+            if type(value) is not int or not -_PLAIN_INT < value < _PLAIN_INT:
+                value = self.redaction.plain(value, name=name)
+            shown[f"{name}_" if name in _OWN_NAMES else name] = value
         trace = self.redaction.trace(fields.values()) if level == "error" else ""
         text = self._render(Line(at, level, self.redaction.scrub(event), shown, trace))
         with self._lock:
