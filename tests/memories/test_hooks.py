@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Thought
+from everhold.core.entries import Folded, Thought
 from everhold.core.pace import pace_of
 from everhold.errors import Misuse
 from everhold.flow.memory import MOST_TOOLS, Attached
@@ -296,6 +296,28 @@ def test_what_a_memory_does_not_want_lost_reaches_the_summary_and_what_is_noted(
     assert "Berta" not in summariser.asked[-1].system
     reviews = [it for it in house.furniture.model.asked if "write down what should be remembered" in it.system]
     assert reviews[0].messages[-1].text.endswith("a: the goat is called Berta")
+
+
+@pytest.mark.parametrize("marks, trigger", [((0.3, 0.95), "soft"), ((2.0, 0.5), "hard")], ids=["soft", "hard"])
+def test_what_a_memory_is_shown_before_a_summary_is_as_the_log_has_it(
+    house: House, marks: tuple[float, float], trigger: str
+) -> None:
+    """Though nobody reads the log for it: the turns were in mind still."""
+    provider = attend(house)
+    short(house)
+    # one that reports no usage: what a token is stays what it was
+    house.furniture.model = ScriptedModel(lambda _: Answer(text="indeed " * 40), context_tokens=1_000)
+    house.furniture.settings |= {"soft": marks[0], "hard": marks[1], "keep": 1, "ahead": trigger == "soft"}
+    session = ""
+    for _ in range(12):
+        house.tick(60)
+        session = house.say("and so on " * 20).session
+    folds = house.bodies(session, Folded)
+    assert {fold.trigger for fold in folds} == {trigger}
+    log = {entry.seq: entry for entry in house.log(session)}
+    shown = [one for _, view in provider.views for one in view]
+    assert shown
+    assert {(one.seq, one.at, one.author) for one in shown} <= {(it.seq, it.at, it.author) for it in log.values()}
 
 
 @pytest.mark.parametrize("how", ["hangs", "falls"])

@@ -80,6 +80,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     part: View
     based_on: int
     tokens_before: int
+    tokens_new: int
+    """Of them, what was said since the last fold."""
     tokens_kept: int
     kept: tuple[Kept, ...] = ()
     effects: tuple[str, ...] = ()
@@ -87,7 +89,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 def worthwhile(plan_: Plan, room: float) -> bool:
     """Whether enough was said since the last fold for another one, with `room` tokens between the marks."""
-    return tokens(messages(View(exchanges=plan_.part.exchanges))) >= room * LEAST
+    return plan_.tokens_new >= room * LEAST
 
 
 def tokens(messages_: tuple[Message, ...]) -> int:
@@ -102,8 +104,9 @@ def due(used: int, window: int, *, soft: float, hard: float) -> Literal["", "sof
     return "soft" if used >= window * soft else ""
 
 
-def plan(view: View, *, keep: int, session: str) -> Plan | None:
-    """What to fold so that the last `keep` exchanges stay verbatim; None if nothing is left to fold.
+def plan(view: View, *, keep: int, session: str, used: int | None = None) -> Plan | None:
+    """What to fold so that the last `keep` exchanges stay verbatim; None if nothing is left to fold. `used` is what
+    the view weighs, where that is known.
 
     Only whole, ended operations are covered; a message nobody has consumed is in no exchange and so never is. What a
     branch has from its parent folds as a whole: a mark is a place in the session's own log.
@@ -122,7 +125,8 @@ def plan(view: View, *, keep: int, session: str) -> Plan | None:
         covers=own[-1].op if own else 0,
         part=part,
         based_on=(before.op or 0) if before is not None and before.session == session else 0,
-        tokens_before=tokens(messages(view)),
+        tokens_before=tokens(messages(view)) if used is None else used,
+        tokens_new=tokens(messages(View(exchanges=part.exchanges))),
         tokens_kept=tokens(messages(rest)),
         kept=_kept(part),
         effects=_effects(part)[-MOST_EFFECTS:],

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from msgspec import structs
 
 from everhold.core import compression
-from everhold.core.context import View, messages
+from everhold.core.context import View
 from everhold.core.entries import (
     Began,
     Body,
@@ -29,7 +29,7 @@ from everhold.errors import Conflict
 from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
-from everhold.flow.view import view_at
+from everhold.flow.view import Views, see, view_at
 from everhold.ports.log import Log
 from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait, Wake
 
@@ -88,13 +88,14 @@ class Fold:
         focus: str = "",
         tell: Place | None = None,
         room: float = 0.0,
+        used: int | None = None,
     ) -> Outcome:
-        """Fold what `view` shows, if it can be and helps; with `room`, only if enough is new.
+        """Fold what `view` shows, if it can be and helps; with `room`, only if enough is new. `used`: what it weighs.
 
         The mark is taken before the summary is asked for; what arrives meanwhile is after it, and stays live. A view
         that was changed by somebody else meanwhile makes the summary void.
         """
-        plan = compression.plan(view, keep=keep, session=session.id)
+        plan = compression.plan(view, keep=keep, session=session.id, used=used)
         if plan is None or not compression.worthwhile(plan, room):
             return Outcome.NOTHING
         began = Began(
@@ -188,13 +189,21 @@ class Ahead:
     """The fold lane: makes a summary beside the conversation, before it is needed."""
 
     def __init__(
-        self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells, before: Before | None = None
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        runtimes: Runtimes,
+        bells: Bells,
+        before: Before | None = None,
+        views: Views | None = None,
     ) -> None:
         self.gates = gates
         self.claim = claim
         self.runtimes = runtimes
         self.bells = bells
         self.before = before
+        self.views = views or Views()
 
     async def run(self) -> None:
         store = self.gates.store
@@ -204,18 +213,24 @@ class Ahead:
         for operation in await store.operations(session.id, what=("fold",), states=("running",)):
             if operation.reader == READER:
                 await fold.close(operation, "cut short by a restart")
-        session = await store.session(self.claim.session)
+        glance = await store.glance(self.claim.session)
+        session = glance.session
         wanted = await self._wanted(session)
         if wanted is not None:
             await self._obey(fold, session, runtime, wanted)
             return
-        view = await view_at(store, session, at=session.last_seq + 1)
-        used = runtime.meter.tokens(compression.tokens(messages(view)) + runtime.overhead)
+        seen = self.views.known(glance)
+        if seen is None:
+            view = await view_at(store, session, at=session.last_seq + 1)
+            seen = see(view, session.id, generation=session.generation, newest=glance.newest_turn)
+        used = runtime.meter.tokens(seen.tokens + runtime.overhead)
         outcome = Outcome.NOTHING
         window = runtime.models[0].context_tokens
         if due := compression.due(used, window, soft=runtime.soft, hard=runtime.hard):
             room = window * (runtime.hard - runtime.soft) if due == "soft" else 0.0
-            outcome = await fold.compress(session, view, trigger="soft", keep=runtime.keep, room=room)
+            outcome = await fold.compress(
+                session, seen.view, trigger="soft", keep=runtime.keep, room=room, used=seen.tokens
+            )
         # a summary that was refused again and again waits until there is more to summarise
         tired = outcome is Outcome.REFUSED and self.claim.lane.attempts + 1 >= MOST_REFUSALS
         again = outcome in (Outcome.REFUSED, Outcome.BUSY) and not tired

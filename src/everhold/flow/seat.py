@@ -44,6 +44,8 @@ class Seat:
         self.on_text = on_text
         self.draft_deadline = draft_deadline
         self.log = gates.log.bind(session=claim.session)
+        self.at = 0.0
+        """When it committed last."""
         self.rests = False
         """Nobody need look for this lane: it has nothing left to do."""
 
@@ -64,11 +66,12 @@ class Seat:
     ) -> Committed:
         """Commit under this mind's claim."""
         beside = beside or Beside()
+        self.at = self.gates.clock.now()
         done = await self.store.commit(
             Change(
                 step=step_,
                 session=self.claim.session,
-                at=self.gates.clock.now(),
+                at=self.at,
                 entries=entries,
                 claim=self.claim,
                 op=op,

@@ -260,7 +260,9 @@ class Supervisor:
             case desk.READER:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
             case fold.READER:
-                await fold.Ahead(gates, claim, runtimes=runtimes, bells=bells, before=self.beforehand).run()
+                await fold.Ahead(
+                    gates, claim, runtimes=runtimes, bells=bells, before=self.beforehand, views=self.views
+                ).run()
             case job.READER | job.REVIEW:
                 await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses).run()
             case tie.READER:

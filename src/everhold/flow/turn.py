@@ -493,7 +493,7 @@ class TurnWork:
             kind=kind_of(body),
             op=self.op,
             author=self._author(body),
-            at=0.0,
+            at=self.seat.at,
             version=VERSION,
             body=body,
             digest=b"",

@@ -100,13 +100,19 @@ class Views:
 
     async def now(self, store: Store, glance: Glance) -> Seen:
         """The session's view as it stands."""
-        session, last = glance.session, glance.newest_turn
-        seen = self._seen.get(session.id)
-        if seen is None or seen.generation != session.generation or seen.newest != last:
+        session = glance.session
+        seen = self.known(glance)
+        if seen is None:
             view = await view_at(store, session, at=session.last_seq + 1)
-            seen = see(view, session.id, generation=session.generation, newest=last)
+            seen = see(view, session.id, generation=session.generation, newest=glance.newest_turn)
         self.keep(session.id, seen)
         return seen
+
+    def known(self, glance: Glance) -> Seen | None:
+        """The view that was kept, if it is the session's still."""
+        seen = self._seen.get(glance.session.id)
+        same = seen is not None and (seen.generation, seen.newest) == (glance.session.generation, glance.newest_turn)
+        return seen if same else None
 
     def keep(self, session: str, seen: Seen) -> None:
         self._seen[session] = seen
