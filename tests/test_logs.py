@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from everhold.logs import HIDDEN, Logger, Redaction, RotatingFile, adopt_stdlib, open_log
+from everhold.logs import HIDDEN, Line, Logger, Redaction, RotatingFile, adopt_stdlib, as_text, open_log
 from everhold.ports.log import Log
 
 NOON = 1_763_208_000.5
@@ -84,6 +84,38 @@ def test_levels_below_the_chosen_one_are_not_rendered(out: io.StringIO) -> None:
     log.warning("c")
     log.error("d")
     assert [line.split()[2] for line in out.getvalue().splitlines()] == ["c", "d"]
+
+
+FIELDS = [
+    {"model": "big", "n": 3, "at": 1, "level": "x", "token": "abc", "token_count": 7, "odd": "a b", "empty": ""},
+    {"huge": 1 << 2000, "less": -(1 << 63), "yes": True, "none": None, "part": 0.5, "list": [1, "a"], "nl": "a\nb"},
+    {"long": "x" * 100, "path": Path("/a b"), "kept": "sk-0123456789abcdef0123"},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_a_line_is_the_same_whether_its_words_were_seen_before_or_not(
+    log: Logger, out: io.StringIO, fields: dict[str, object]
+) -> None:
+    redaction = log.redaction
+    shown = {f"{k}_" if k in ("at", "level") else k: redaction.plain(v, name=k) for k, v in fields.items()}
+    expected = as_text(Line("2025-11-15T12:00:00.500Z", "info", "x", shown)) + "\n"
+    for _ in range(2):
+        log.info("x", **fields)
+    assert out.getvalue() == expected * 2
+
+
+def test_a_word_that_turns_out_to_be_a_secret_is_shown_no_more(log: Logger, out: io.StringIO) -> None:
+    log.info("x", name="correct-horse")
+    log.redaction.hide("correct-horse")
+    log.info("x", name="correct-horse")
+    assert [line.partition("name=")[2] for line in out.getvalue().splitlines()] == ["correct-horse", HIDDEN]
+
+
+def test_what_was_seen_takes_no_more_room_than_it_may(log: Logger) -> None:
+    for number in range(10_000):
+        log.info("x", name=f"n{number}")
+    assert len(log.redaction.words) <= 4_096
 
 
 def test_a_field_cannot_take_the_place_of_the_line_s_own(json_log: Logger, out: io.StringIO) -> None:

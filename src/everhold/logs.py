@@ -72,6 +72,8 @@ class Redaction:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
+        self.words: dict[tuple[str, object], str] = {}
+        """Fields and their short values as they look in a line, for whoever renders one; they hold until `hide`."""
         self._clean: dict[str, str] = {}
         """Short texts that were looked at before: the same few ids and names are in most lines."""
 
@@ -83,6 +85,7 @@ class Redaction:
         longest_first = sorted(self._known, key=lambda secret: (-len(secret), secret))
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         self._clean.clear()
+        self.words.clear()
 
     def scrub(self, text: str) -> str:
         """`text` without secrets."""
@@ -102,10 +105,6 @@ class Redaction:
 
     def plain(self, value: object, *, name: str = "", depth: int = _DEPTH) -> object:
         """`value`, known under `name`, as data that may be shown."""
-        if type(value) is str:  # as most are
-            if value and _is_secret_name(name):
-                return HIDDEN
-            return self._clean.get(value) or self.scrub(value)
         match value:
             case None | bool():
                 return value
@@ -159,10 +158,8 @@ def as_json(line: Line) -> str:
 
 
 def as_text(line: Line) -> str:
-    fields = "".join(
-        [f" {name}={value if type(value) is int else _word(value)}" for name, value in line.fields.items()]
-    )
-    trace = "".join([f"\n    {row}" for row in line.trace.splitlines()]) if line.trace else ""
+    fields = "".join(f" {name}={_word(value)}" for name, value in line.fields.items())
+    trace = "".join(f"\n    {row}" for row in line.trace.splitlines())
     return f"{line.at} {line.level:<7} {line.event}{fields}{trace}"
 
 
@@ -264,13 +261,10 @@ class _Outlet:
 
     def emit(self, level: Level, event: str, fields: Mapping[str, object]) -> None:
         at = _moment(self._clock.now())
-        shown: dict[str, object] = {}
-        for name, value in fields.items():
-            if type(value) is not int or not -_PLAIN_INT < value < _PLAIN_INT:
-                value = self.redaction.plain(value, name=name)
-            shown[f"{name}_" if name in _OWN_NAMES else name] = value
-        trace = self.redaction.trace(fields.values()) if level == "error" else ""
-        text = self._render(Line(at, level, self.redaction.scrub(event), shown, trace))
+        if level == "error" or self._render is not as_text:
+            text = self._render(self._line(at, level, event, fields))
+        else:
+            text = f"{at} {level:<7} {self.redaction.scrub(event)}{self._words(fields)}"
         with self._lock:
             for sink, lost in self._lost.items():
                 try:
@@ -280,6 +274,35 @@ class _Outlet:
                     sink(text)
                 except (OSError, ValueError):
                     self._lost[sink] += 1
+
+    def _line(self, at: str, level: Level, event: str, fields: Mapping[str, object]) -> Line:
+        plain = self.redaction.plain
+        shown = {_field(name): plain(value, name=name) for name, value in fields.items()}
+        trace = self.redaction.trace(fields.values()) if level == "error" else ""
+        return Line(at, level, self.redaction.scrub(event), shown, trace)
+
+    def _words(self, fields: Mapping[str, object]) -> str:
+        """What `as_text` makes of fields. A turn has several lines, and most words of them were in those before."""
+        told = ""
+        known = self.redaction.words
+        for name, value in fields.items():
+            if type(value) is int and -_PLAIN_INT < value < _PLAIN_INT:
+                told += f" {_field(name)}={value}"
+                continue
+            short = type(value) is str and len(value) <= _SHORT
+            word = known.get((name, value)) if short else None
+            if word is None:
+                word = f" {_field(name)}={_word(self.redaction.plain(value, name=name))}"
+                if short:
+                    if len(known) >= _REMEMBERED:
+                        known.clear()
+                    known[name, value] = word
+            told += word
+        return told
+
+
+def _field(name: str) -> str:
+    return f"{name}_" if name in _OWN_NAMES else name
 
 
 class Logger:
