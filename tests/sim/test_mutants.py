@@ -25,7 +25,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "shown-stays": (8, 39),
     "shown-back": (203, 296, 301),
     "short-wait": (6, 19),
-    "unmarked": (34, 668),
+    "unmarked": (389, 588),
     "park-batch": (7, 12, 16),
     "rest-in-head": (7, 19, 67),
     "stale-view": (1,),

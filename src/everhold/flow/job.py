@@ -41,7 +41,7 @@ from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Worst
 from everhold.flow.runtime import Runtime, Runtimes
-from everhold.flow.view import view_at
+from everhold.flow.view import Views, view_at
 from everhold.ports.model import Answer, Message, Request
 from everhold.ports.store import Change, Claim, LaneUpdate, Session, Spend, Step, Store, Wait, Wake
 from everhold.ports.tool import Effect, ToolContext
@@ -72,13 +72,23 @@ class Failed(Exception):
 class Jobs:
     """The lane of a session's jobs: tasks that were asked for, or the review of what was said since the last one."""
 
-    def __init__(self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells, purses: Purses) -> None:
+    def __init__(
+        self,
+        gates: Gates,
+        claim: Claim,
+        *,
+        runtimes: Runtimes,
+        bells: Bells,
+        purses: Purses,
+        views: Views | None = None,
+    ) -> None:
         self.gates = gates
         self.store = gates.store
         self.claim = claim
         self.runtimes = runtimes
         self.bells = bells
         self.purses = purses
+        self.views = views or Views()
         self.log = gates.log.bind(session=claim.session)
 
     async def run(self) -> None:
@@ -257,7 +267,11 @@ class Jobs:
 
     async def unreviewed(self, session: Session, *, after: int) -> View:
         """What was said since the last review, as far as it is still in the view."""
-        view = await view_at(self.store, session, at=session.last_seq + 1, since=after)
+        seen = self.views.known(await self.store.glance(session.id))
+        if seen is not None:
+            view = seen.view
+        else:
+            view = await view_at(self.store, session, at=session.last_seq + 1, since=after)
         return View(
             exchanges=tuple(
                 exchange

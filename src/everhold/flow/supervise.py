@@ -264,7 +264,7 @@ class Supervisor:
                     gates, claim, runtimes=runtimes, bells=bells, before=self.beforehand, views=self.views
                 ).run()
             case job.READER | job.REVIEW:
-                await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses).run()
+                await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses, views=self.views).run()
             case tie.READER:
                 await tie.Tie(gates, claim, runtimes=runtimes, bells=bells).run()
             case "voice":
