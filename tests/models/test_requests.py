@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from typing import Any
 
 import pytest
@@ -178,6 +179,26 @@ async def test_what_is_offered_is_what_this_request_offers(make: Any) -> None:
     model, other = make(), ToolSpec(name="note", description="Another note.", parameters={})
     for tools in ((NOTE, TIME), (NOTE,), (), (other,), (NOTE, TIME)):
         assert await model.body(ask(user("a"), tools=tools)) == await make().body(ask(user("a"), tools=tools))
+
+
+async def test_whatever_was_told_before_the_bytes_are_those_of_who_tells_it_for_the_first_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Conversations grow, are undone, branch and take turns, and only some are kept as they were told."""
+    rng = random.Random(3)
+    for most in (8 * 1024 * 1024, 400, 0):
+        monkeypatch.setattr("everhold.models.openai.MOST_BYTES", most)
+        model = openai_model()
+        talks: list[tuple[Message, ...]] = [()]
+        for step in range(120):
+            talk = rng.choice(talks)
+            more = (user(f"{step}"), says(rng.choice(["", " ", f"yes {step}"])), user("with", "Bob"))
+            talk = talk[: rng.randint(0, len(talk))] + more[: rng.randint(0, 3)]
+            if rng.random() < 0.1:
+                talk += (says("", call("c1")), result("c1"))
+            talks = [*talks[-6:], talk]
+            assert await model.body(ask(*talk)) == await openai_model().body(ask(*talk))
+        assert model._told._bytes == sum(size for _, _, size in model._told._kept.values()) <= most
 
 
 async def test_a_name_cannot_pose_as_another_line(server: ModelServer, openai: Connect) -> None:

@@ -50,9 +50,8 @@ _CUT: Final = frozenset({"length", "max_tokens", "model_length", "model_context_
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
-MOST_KEPT: Final = 2_048
-"""Messages that are kept as they were sent the last time, unless they are long."""
-LONG_BYTES: Final = 4_096
+MOST_BYTES: Final = 8 * 1024 * 1024
+"""Of conversations that are kept as they were told last."""
 
 
 class OpenAIModel:
@@ -81,7 +80,7 @@ class OpenAIModel:
             "reasoning_content" if host.endswith(("deepseek.com", "moonshot.ai", "moonshot.cn")) else "none"
         )
         self._replay = "" if replay == "none" else replay
-        self._kept: dict[int, tuple[Message, msgspec.Raw]] = {}
+        self._told = _Told()
         self._tools = _Offered((), {}, msgspec.Raw(b"[]"))
 
     def __repr__(self) -> str:
@@ -100,7 +99,6 @@ class OpenAIModel:
     async def body(self, request: Request) -> bytes:
         """The bytes that are sent. Messages come last: a longer conversation begins like the shorter one."""
         settings = self._settings
-        shown_ = await pictures(request.messages, self._load, most=settings.max_image_bytes)
         params = {**settings.params, **request.params}
         limit = params.pop("max_tokens", None) or params.pop("max_completion_tokens", None) or settings.max_tokens
         if limit:
@@ -112,7 +110,7 @@ class OpenAIModel:
             fields["stream_options"] = {"include_usage": True}
         if request.tools:
             fields["tools"] = self._offered(request.tools).rendered
-        fields["messages"] = self._messages(request, shown_)
+        fields["messages"] = await self._messages(request)
         return _encode(fields)
 
     def _offered(self, tools: tuple[ToolSpec, ...]) -> _Offered:
@@ -125,12 +123,13 @@ class OpenAIModel:
             )
         return self._tools
 
-    def _messages(self, request: Request, images: dict[str, Picture | str]) -> list[Any]:
+    async def _messages(self, request: Request) -> list[Any]:
         out: list[Any] = []
         if request.system:
             out.append({"role": "system", "content": mend(request.system)})
         if not self._settings.alternate and (words := self._words(request.messages)) is not None:
             return out + words
+        images = await pictures(request.messages, self._load, most=self._settings.max_image_bytes)
         for item in rounds(request.messages, wire_id=self._wire_id):
             if isinstance(item, Round):
                 out.append(self._said(item))
@@ -144,24 +143,17 @@ class OpenAIModel:
         return out
 
     def _words(self, messages: tuple[Message, ...]) -> list[msgspec.Raw] | None:
-        """A conversation of nothing but words, as it goes over the wire; None if there is more in it.
-
-        Most of a request is what the last one was: each message is rendered once.
-        """
-        out: list[msgspec.Raw] = []
-        # a message that is kept is alive, so no other one can have its id
-        for message, kept in zip(messages, map(self._kept.get, map(id, messages)), strict=True):
-            if kept is None:
-                if message.role == "tool" or message.calls or message.attachments:
-                    return None
-                if message.role == "assistant" and not message.text.strip():
-                    continue
-                kept = (message, msgspec.Raw(_encode(self._word(message))))
-                if len(self._kept) >= MOST_KEPT:
-                    self._kept.clear()
-                if len(kept[1]) <= LONG_BYTES:
-                    self._kept[id(message)] = kept
-            out.append(kept[1])
+        """A conversation of nothing but words, as it goes over the wire; None if there is more in it."""
+        out, whole = self._told.beginning(messages), True
+        for message in messages[len(out) :]:
+            if message.role == "tool" or message.calls or message.attachments:
+                return None
+            if message.role == "assistant" and not message.text.strip():
+                whole = False
+                continue
+            out.append(msgspec.Raw(_encode(self._word(message))))
+        if whole:
+            self._told.keep(messages, out)
         return out
 
     def _word(self, message: Message) -> dict[str, Any]:
@@ -233,6 +225,34 @@ class OpenAIModel:
         else:
             usd = _amount(told.get("cost")) if told is not None else 0.0
         return msgspec.structs.replace(usage, usd=usd)
+
+
+class _Told:
+    """Conversations as they were told last: most of a request is what the one before it was, to the byte."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[tuple[Message, ...], list[msgspec.Raw], int]] = {}
+        """By their first message: while it is kept, no other one can have its id. Who was used last stands last."""
+        self._bytes = 0
+
+    def beginning(self, messages: tuple[Message, ...]) -> list[msgspec.Raw]:
+        """What is known of these: of as many of the first as are the very ones that were told before."""
+        before = self._kept.get(id(messages[0])) if messages else None
+        if before is None:
+            return []
+        same = list(map(operator.is_, messages, before[0]))
+        return before[1][: same.index(False) if False in same else len(same)]
+
+    def keep(self, messages: tuple[Message, ...], rendered: list[msgspec.Raw]) -> None:
+        if not messages:
+            return
+        _, _, before = self._kept.pop(id(messages[0]), ((), [], 0))
+        size = sum(map(len, rendered))
+        self._bytes += size - before
+        self._kept[id(messages[0])] = (messages, rendered, size)
+        while self._bytes > MOST_BYTES:
+            _, _, size = self._kept.pop(next(iter(self._kept)))
+            self._bytes -= size
 
 
 class _Offered(NamedTuple):
