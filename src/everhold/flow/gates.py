@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from everhold.errors import InDoubt
+from everhold.limit import Limit
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
 from everhold.ports.store import Claim, Store, Wake
@@ -30,7 +31,7 @@ class Gates:
     async def call(self, what: str, work: Callable[[], Awaitable[T]], *, deadline: float) -> T:
         """Do something in the world, within `deadline` seconds. After that nobody knows whether it was done."""
         try:
-            async with asyncio.timeout(deadline):
+            with Limit(asyncio.get_running_loop().time() + deadline):
                 return await work()
         except TimeoutError as error:
             raise InDoubt(f"{what} gave no answer within {deadline:g} s") from error

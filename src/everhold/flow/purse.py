@@ -6,9 +6,8 @@ that it is for, and so does this.
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -41,10 +40,12 @@ class Purses:
         self._usd: defaultdict[str, float] = defaultdict(float)
         self._tokens: defaultdict[str, int] = defaultdict(int)
 
-    @contextlib.asynccontextmanager
-    async def reserved(self, limits: Sequence[Limit], worst: Worst) -> AsyncIterator[None]:
+    def reserved(self, limits: Sequence[Limit], worst: Worst) -> Reservation:
         """Hold the worst case of a call while it is made. Raises Refused, before anything is spent."""
         bound = [limit for limit in limits if limit.usd is not None or limit.tokens is not None]
+        return Reservation(self, bound, worst)
+
+    async def take(self, bound: Sequence[Limit], worst: Worst) -> None:
         day = self.day()
         spents = [await self.store.spent(limit.purse, day) for limit in bound]
         # from here to the reservation nobody else gets a turn: two calls cannot both have the last of a purse
@@ -56,12 +57,11 @@ class Purses:
         for limit in bound:
             self._usd[limit.purse] += worst.usd
             self._tokens[limit.purse] += worst.tokens
-        try:
-            yield
-        finally:
-            for limit in bound:
-                self._usd[limit.purse] -= worst.usd
-                self._tokens[limit.purse] -= worst.tokens
+
+    def give_back(self, bound: Sequence[Limit], worst: Worst) -> None:
+        for limit in bound:
+            self._usd[limit.purse] -= worst.usd
+            self._tokens[limit.purse] -= worst.tokens
 
     def _check(self, outcome: list[Purse] | Refusal, unit: str) -> None:
         if isinstance(outcome, Refusal):
@@ -70,3 +70,19 @@ class Purses:
                 f"today's budget of {outcome.purse} does not allow it: it may take {asked} {unit}, {left} are left",
                 remedy="raise `budget` in config.yaml, or wait for tomorrow",
             )
+
+
+class Reservation:
+    """What purses hold back for one call, for as long as the block lasts."""
+
+    def __init__(self, purses: Purses, bound: Sequence[Limit], worst: Worst) -> None:
+        self._purses = purses
+        self._bound = bound
+        self._worst = worst
+
+    async def __aenter__(self) -> None:
+        if self._bound:
+            await self._purses.take(self._bound, self._worst)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._purses.give_back(self._bound, self._worst)
