@@ -133,7 +133,7 @@ def test_a_plugin_asks_its_own_questions_and_gets_the_answers(house: House, tmp_
         *house.path.glob("memories/shy/*/kept.jsonl"),
         house.path / "memories" / "shy" / "hermes" / "kept.jsonl",
     ][:1]
-    until(kept.exists)
+    until(lambda: kept.exists() and kept.read_text())  # it is there before anything is in it
     assert json.loads(kept.read_text()) == ["hello", KEY, {"mode": "cloud", "depth": "3"}]
 
 
