@@ -40,12 +40,14 @@ class Storm(Street):
 
     def __init__(self, path: Path, services: Services, seed: int, write: str | int) -> None:
         patient = {"visible_seconds": 0.5}
-        # their clients take seconds to load, and here every process has to
+        # their clients take seconds to load, and here every process has to; whoever is asked at the very end of a
+        # deadline, and does it `late`, would do it after everybody has given up waiting for that
         slow = {"deadline_seconds": 4.0}
         # nor may a turn wait for that: one that is killed five times is given up
         quick = {"recall": {"deadline_ms": 300}}
         super().__init__(
-            path, services.config(write=write, agent=quick, honcho=patient, mem0=patient | slow, hindsight=slow)
+            path,
+            services.config(write=write, agent=quick, honcho=patient | slow, mem0=patient | slow, hindsight=slow),
         )
         self.turns_away = 0.0 if write == "turn" else 0.4
         """How often somebody begins anew: there nothing is held back."""
