@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from everhold.testing.platforms.synapse import Synapse
+
+
+def pytest_configure() -> None:
+    """A run that was started in the background ignores Ctrl-C, and so would every program that the tests interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -47,6 +47,8 @@ class Program:
         self.ended = asyncio.Event()
         self.reason = ""
         self.last_words = ""
+        self._silent = asyncio.Event()
+        """All that it will ever write to standard error was read."""
         self.pid = 0
         self._leaving = False
         """We are ending it: how it ends now is our doing."""
@@ -135,6 +137,7 @@ class Program:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
                 await process.wait()
+                await self._silent.wait()
         if self._leaving:
             return
         how = "it closed its output" if process.returncode is None else f"it ended with status {process.returncode}"
@@ -159,6 +162,7 @@ class Program:
                 if line.strip():
                     self.last_words = line.strip()[:300]
                     self.log.debug("mcp.remark", text=self.last_words)
+        self._silent.set()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
