@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import structs
@@ -25,6 +25,16 @@ Reception: TypeAlias = Callable[[Incoming], Awaitable[Admission]]
 MOST_KNOWN: Final = 10_000
 MIND: Final = "mind"
 DESK: Final = "desk"
+_WAKES: Final = {reader: (Wake(reader=reader),) for reader in (MIND, DESK)}
+
+
+class Known(NamedTuple):
+    """Where a conversation led when somebody last spoke in it. Only a shortcut: a commit refuses what is no longer so."""
+
+    session: str
+    stamp: Stamp
+    author: str
+    bound: tuple[str, str]
 
 
 class Accept:
@@ -34,8 +44,8 @@ class Accept:
         self.gates = gates
         self.reception = reception
         self.bells = bells
-        self._known: dict[str, tuple[str, str]] = {}
-        """Where addresses led when they were last used. Only a shortcut: the commit refuses what is no longer so."""
+        self._known: dict[tuple[object, ...], Known] = {}
+        """By all that an address and a stamp are made of."""
 
     async def __call__(self, incoming: Incoming) -> Verdict:
         incoming = presentable(incoming)
@@ -68,6 +78,49 @@ class Accept:
 
     async def _commit(self, incoming: Incoming, admission: Admission) -> Verdict:
         gates, origin = self.gates, incoming.origin
+        at = gates.clock.now()
+        whereabouts = (
+            admission, incoming.kind, origin.platform, origin.account, origin.chat, origin.thread, incoming.sender,
+            incoming.directory, incoming.repo,
+        )  # fmt: skip
+        known = self._known.pop(whereabouts, None)
+        opens: Opening | None = None
+        if known is None:
+            known, opens = await self._look_up(incoming, admission, at)
+        session, stamp, author, bound = known
+        body = heard(incoming, stamp, admission)
+        wake = DESK if body.command else MIND
+        change = Change(
+            step=Step.ACCEPT,
+            session=session,
+            at=at,
+            opens=opens,
+            bound=bound if opens is None else None,
+            entries=(Draft(body=body, author=author, dedup=dedup_key(incoming)),),
+            wakes=self.bells.offer(_WAKES[wake]) if body.asks else (),
+            position=incoming.position,
+            blobs=incoming.files,
+        )
+        taken = any(wake.owner for wake in change.wakes)
+        done = await (self._keep(change) if taken else gates.store.commit(change))
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[whereabouts] = known
+        if done.duplicate:
+            outcome = "differs" if done.differs else "duplicate"
+            if done.differs:
+                gates.log.warning("message.differs", session=done.session, seq=done.seqs[0])
+            return Verdict(outcome=outcome, session=done.session, seq=done.seqs[0])
+        if opens is not None:
+            gates.log.info("session.bound", session=session, address=stamp.address)
+        gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
+        if wake != MIND or not done.claims:  # else the session's turn begins only now, and reads it then
+            self.bells.ring(session, work=body.asks and not done.claims)
+        return Verdict(outcome="accepted", session=session, seq=done.seqs[0])
+
+    async def _look_up(self, incoming: Incoming, admission: Admission, at: float) -> tuple[Known, Opening | None]:
+        """Where the message belongs, and the session that is to be opened for it if there is none yet."""
+        gates, origin = self.gates, incoming.origin
         place = derive(
             agent=admission.agent,
             platform=origin.platform,
@@ -81,9 +134,7 @@ class Accept:
             apart=admission.apart,
         )
         address = str(place)
-        at = gates.clock.now()
-        found = self._known.pop(address, None) or await gates.store.whereto(address)
-        opens = None if found else Opening(agent=admission.agent, address=address)
+        found = await gates.store.whereto(address)
         session, title = found or (session_id(at, gates.chance.bytes(10)), "")
         stamp = Stamp(
             person=admission.person,
@@ -93,39 +144,11 @@ class Accept:
             directory=incoming.directory,
             repo=incoming.repo,
         )
-        body = heard(incoming, stamp, admission)
-        wake = DESK if body.command else MIND
-        done = await self._keep(
-            Change(
-                step=Step.ACCEPT,
-                session=session,
-                at=at,
-                opens=opens,
-                bound=(address, title) if found else None,
-                entries=(Draft(body=body, author=f"person:{admission.person}", dedup=dedup_key(incoming)),),
-                wakes=self.bells.offer((Wake(reader=wake),)) if body.asks else (),
-                position=incoming.position,
-                blobs=incoming.files,
-            )
-        )
-        if len(self._known) < MOST_KNOWN:
-            self._known[address] = (session, title)
-        if done.duplicate:
-            outcome = "differs" if done.differs else "duplicate"
-            if done.differs:
-                gates.log.warning("message.differs", session=done.session, seq=done.seqs[0])
-            return Verdict(outcome=outcome, session=done.session, seq=done.seqs[0])
-        if opens is not None:
-            gates.log.info("session.bound", session=session, address=address)
-        gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
-        if wake != MIND or not done.claims:  # else the session's turn begins only now, and reads it then
-            self.bells.ring(session, work=body.asks and not done.claims)
-        return Verdict(outcome="accepted", session=session, seq=done.seqs[0])
+        known = Known(session, stamp, f"person:{admission.person}", (address, title))
+        return known, None if found else Opening(agent=admission.agent, address=address)
 
     async def _keep(self, change: Change) -> Committed:
         """Commit, and have lanes worked on that were taken with it, even if whoever brought the message is gone."""
-        if not any(wake.owner for wake in change.wakes):
-            return await self.gates.store.commit(change)
         task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
         task.add_done_callback(self._taken)
         return await asyncio.shield(task)

@@ -55,8 +55,7 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None
             bindings.bind_first(cur, opens.address, session)
     if head is None:
         head = sessions.look(cur, session)
-    first, generation, inherited = head
-    generation += inherited
+    first, generation = head
     last = first - 1
     seqs: tuple[int, ...] = ()
     if drafts:
@@ -95,17 +94,16 @@ def _check(cur: apsw.Cursor, change: Change, head: sessions.Head | None) -> sess
     session = change.session
     if change.bound is not None:
         address, title = change.bound
-        found = sessions.behind(cur, address)
-        if found is None or found[0] != session or found[1] != title:
+        head = sessions.behind(cur, address, session=session, title=title)
+        if head is None:
             raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
-        head = found[2]
     if change.generation is not None or change.seen is not None:
         head = head or sessions.look(cur, session)
-        generation = head.generation + head.inherited
+        first, generation = head
         if change.generation is not None and change.generation != generation:
             raise Conflict(f"session {session} is at generation {generation} by now, not {change.generation}")
-        if change.seen is not None and head.first - 1 > change.seen:
-            raise Conflict(f"session {session} has grown to {head.first - 1}, beyond {change.seen}")
+        if change.seen is not None and first - 1 > change.seen:
+            raise Conflict(f"session {session} has grown to {first - 1}, beyond {change.seen}")
     if change.op is not None:
         operations.guard(cur, session, change.op, change.claim)
     if change.read is not None and entries.thought_behind(cur, change.read):
@@ -135,12 +133,12 @@ def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: 
         ledger.move(cur, change.position)
     if change.lane is not None and change.claim is not None and held is not None:
         lanes.update(cur, change.claim, held, change.lane, at=change.at, grown_to=None)
-    head = sessions.look(cur, found.session)
+    _, generation = sessions.look(cur, found.session)
     return Committed(
         session=found.session,
         seqs=(found.seq,),
         pos=found.pos,
-        generation=head.generation + head.inherited,
+        generation=generation,
         duplicate=True,
         differs=found.differs,
     )

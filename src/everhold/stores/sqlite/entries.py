@@ -58,27 +58,24 @@ def append(
     pos: int | None = None,
 ) -> list[int | None]:
     """Write `drafts` from seq `first` on, at `pos` or behind all there is; the operation each belongs to."""
-    ops: list[int | None] = []
     found = []
     own: int | None = None
     seq = first
     try:
         for draft in drafts:
-            body, op, author = draft.body, draft.op, draft.author
+            body, op, author, when = draft.body, draft.op, draft.author, draft.at
             if type(body) is Began:
                 op = own = seq
             elif op == OWN:
                 op = _begun(drafts, first) if own is None else own
-            kind = _NAMES[type(body)]
-            text = encode(body)
-            salt = chance.bytes(16)
-            when = at if draft.at is None else draft.at
+            if when is None:
+                when = at
+            kind, text, salt = _NAMES[type(body)], encode(body), chance.bytes(16)
             seal = digest(salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=when, body=text)
             found.append((pos, session, seq, kind, op, author, when, VERSION, text, salt, seal, draft.dedup))
-            ops.append(op)
             seq += 1
             pos = None
-        if len(found) == 1:
+        if seq == first + 1:
             cur.execute(_INSERT, found[0])
         else:
             cur.executemany(_INSERT, found)
@@ -89,7 +86,7 @@ def append(
         ) from error
     except apsw.ConstraintError as error:
         raise Taken(f"session {session}: two entries have the same dedup key, or the same place") from error
-    return ops
+    return [row[4] for row in found]
 
 
 def _begun(drafts: Sequence[Draft], first: int) -> int:

@@ -120,7 +120,7 @@ def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at
         since, wait, due, firm = at, wanted.wait.seconds, at + wanted.wait.seconds, int(wanted.wait.firm)
     if wanted.idle_at is not None:
         if grown_to is None:
-            grown_to = held.head.first - 1
+            grown_to = held.head[0] - 1
         if grown_to > wanted.idle_at or (held.replays and _has_replays(cur, key)):
             since, wait, due, firm = at, 0.0, at, 0
         elif wanted.wait is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 import apsw
 import msgspec
@@ -28,14 +28,8 @@ _INHERITED: Final = (
 _text_map: Final = msgspec.json.Decoder(dict[str, str])
 
 
-class Head(NamedTuple):
-    """A session at the start of a change."""
-
-    first: int
-    """The seq its first new entry gets."""
-    generation: int
-    inherited: int
-    """What its ancestors' erasures add to the generation of its view."""
+Head: TypeAlias = tuple[int, int]
+"""A session at the start of a change: the seq its first new entry gets, and the generation of its view."""
 
 
 def open_session(cur: apsw.Cursor, session: str, opening: Opening, *, at: float) -> None:
@@ -62,17 +56,17 @@ def nobody(id: str) -> NotFound:
 
 
 def head_of(cur: apsw.Cursor, first: int, generation: int, parent: str) -> Head:
-    """The head that a session's row tells of."""
-    return Head(first, generation, inherited(cur, parent) if parent else 0)
+    """The head that a session's row tells of: a branch sees what its ancestors say, and that some of it was erased."""
+    return first, generation + inherited(cur, parent) if parent else generation
 
 
-def behind(cur: apsw.Cursor, address: str) -> tuple[str, str, Head] | None:
-    """The session an address leads to, its title and its head, at one look."""
+def behind(cur: apsw.Cursor, address: str, *, session: str, title: str) -> Head | None:
+    """The head of a session; None if the address does not lead there any more, or it has another title by now."""
     row: tuple[str, str, int, int, str] | None = cur.execute(_BEHIND, (address,)).get
-    if row is None:
+    if row is None or row[0] != session or row[1] != title:
         return None
-    session, title, first, generation, parent = row
-    return session, title, head_of(cur, first, generation, parent)
+    _, _, first, generation, parent = row
+    return (first, generation) if not parent else head_of(cur, first, generation, parent)
 
 
 def advance(cur: apsw.Cursor, session: str, first: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -161,24 +162,28 @@ class SqliteStore:
         await self.writer.write(lambda cur: None, urgent=True)
 
     async def commit(self, change: Change) -> Committed:
-        def job(cur: apsw.Cursor) -> Committed:
-            if change.at > self._latest:
-                self._latest = change.at
-            pos = None if self._beyond is None or not change.entries else self._beyond_lost(cur)
-            done = commit.perform(cur, change, self._chance, pos=pos)
-            if done.pos and not done.duplicate:
-                self.writer.reached = done.pos
-            if change.erase or change.drop_blobs:
-                self.writer.scrub = True
-            return done
-
-        light = _is_light(change)
         # the first entry after a fall is waited for, or the next fall would give its place away again
         redone = change.redone and (self._beyond is None or not change.entries)
-        done = await self.writer.write(job, urgent=change.step in URGENT, light=light, redone=redone)
+        done = await self.writer.write(
+            functools.partial(self._perform, change),
+            urgent=change.step in URGENT,
+            light=_is_light(change),
+            redone=redone,
+        )
         if self._beyond is not None and change.entries and not done.duplicate and not redone:
             self._beyond = None
         self.on_commit(change)
+        return done
+
+    def _perform(self, change: Change, cur: apsw.Cursor) -> Committed:
+        if change.at > self._latest:
+            self._latest = change.at
+        pos = None if self._beyond is None or not change.entries else self._beyond_lost(cur)
+        done = commit.perform(cur, change, self._chance, pos=pos)
+        if done.pos and not done.duplicate:
+            self.writer.reached = done.pos
+        if change.erase or change.drop_blobs:
+            self.writer.scrub = True
         return done
 
     def _beyond_lost(self, cur: apsw.Cursor) -> int | None:
@@ -249,8 +254,8 @@ class SqliteStore:
         return self._try(lambda: bindings.resolve(self._cursor, address))
 
     async def head(self, id: str) -> tuple[int, int]:
-        first, generation, inherited = self._try(lambda: sessions.look(self._cursor, id))
-        return first - 1, generation + inherited
+        first, generation = self._try(lambda: sessions.look(self._cursor, id))
+        return first - 1, generation
 
     async def whereto(self, address: str) -> tuple[str, str] | None:
         found = self._rows(sessions.WHERETO, (address,))

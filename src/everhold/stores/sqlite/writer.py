@@ -12,7 +12,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -62,7 +62,9 @@ class Writer(Protocol):
     reached: int | None
     """Set by a job that appended to the log: the position it ends at. None: nobody knows, it has to be asked for."""
 
-    async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
+    def write(
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False
+    ) -> Awaitable[T]:
         """What `job` returned, once it is durable. Whoever is `urgent` is told first.
 
         A `light` job takes so little time that everybody else can wait for it. One that would be `redone` is told once
@@ -232,30 +234,37 @@ class ThreadWriter(_Hand):
     def reads(self) -> apsw.Cursor | None:
         return None if self._away or self._ended or self.broken is not None else self._reads
 
-    async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
+    def write(
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False
+    ) -> asyncio.Future[T]:
         if self._closed or self.broken is not None:
             raise self.refusal()
+        loop = asyncio.get_running_loop()
         # the first commit in a log that starts over is one that the disk is waited for with, whatever it says
         if redone and light and self._pages and not self._away and not self._queue:
             with contextlib.suppress(StoreBusy):  # somebody else is writing: the thread has the patience
                 result = self.at_once(job, redone=True)
                 self._owed = True
-                self._owe(asyncio.get_running_loop())
-                return result
-        return await self._enqueue(job, urgent, light, redone)
+                self._owe(loop)
+                told: asyncio.Future[T] = loop.create_future()
+                told.set_result(result)
+                return told
+        return self._enqueue(loop, job, urgent, light, redone)
 
     async def close(self) -> None:
         self._closed = True
         if self.broken is None and not self._ended:  # whoever was cancelled here may come again
             with contextlib.suppress(StoreError):
-                await self._enqueue(_nothing, False, False, False)  # whatever is queued goes before it
+                # whatever is queued goes before it
+                await self._enqueue(asyncio.get_running_loop(), _nothing, False, False, False)
         if not self._ended:
             self._ended = True
             self._loads.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
-    def _enqueue(self, job: Job[T], urgent: bool, light: bool, redone: bool) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
+    def _enqueue(
+        self, loop: asyncio.AbstractEventLoop, job: Job[T], urgent: bool, light: bool, redone: bool
+    ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = loop.create_future()
         self._queue.append((job, future, urgent, light, redone))
         self._call(loop)
@@ -277,12 +286,12 @@ class ThreadWriter(_Hand):
         """See to it that the disk gets what it was not waited for with, though nobody may have anything more to say."""
         if self._due is not loop:
             self._due = loop
-            loop.call_later(LAG_SECONDS, self._pay)
+            loop.call_later(LAG_SECONDS, self._pay, loop)
 
-    def _pay(self) -> None:
+    def _pay(self, loop: asyncio.AbstractEventLoop) -> None:
         self._due = None
         if self._owed and not self._closed and self.broken is None:
-            self._enqueue(_nothing, False, False, False).cancel()  # nobody waits for it
+            self._enqueue(loop, _nothing, False, False, False).cancel()  # nobody waits for it
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._called = None
