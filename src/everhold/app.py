@@ -7,7 +7,7 @@ import getpass
 import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,9 +43,9 @@ from everhold.remote.methods import Methods
 from everhold.remote.people import Welcoming
 from everhold.remote.server import Server
 from everhold.schedules import Schedules
-from everhold.stores.sqlite import SqliteStore
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
+from everhold.stores.sqlite.room import Room, RoomyStore
 from everhold.tools.attach import Attach
 from everhold.tools.mcp import Servers, servers_of
 from everhold.tools.memory import memory_tools
@@ -113,13 +113,15 @@ class App:
         self.clock = clock or SystemClock()
         chance = SystemChance()
         try:
-            self.store = SqliteStore.open(home.store, chance=chance, backups=home.backups)
+            self.store = RoomyStore.open(home.store, chance=chance, backups=home.backups)
         except BaseException:
             self.lock.release()
             raise
         if self.store.saved is not None:
             log.info("store.upgraded", backup=str(self.store.saved))
-        self.ballast = Ballast(home.ballast)
+        self.room = Room(Ballast(home.ballast), log=log)
+        """Nothing is accepted while the disk has none."""
+        self.store.on_full = self.room.ran_out
         self.bells = Bells()
         owner = f"{os.getpid()}-{chance.bytes(6).hex()}"
         self.gates = Gates(store=self.store, clock=self.clock, chance=chance, log=log, owner=owner)
@@ -173,7 +175,7 @@ class App:
             clock=self.clock,
             chance=chance,
             directory=home.path,
-            keep=self.supervisor.keep,
+            keep=self.keep,
             locks=lambda: locks_directory(environ),
             moves=moves,
         )
@@ -241,26 +243,27 @@ class App:
             ).methods(),
         )
         self.remote = Server(home.control, self.methods, log=log)
-        self.full = False
-        """The disk has no room: nothing is accepted until it has."""
         self.tasks: list[asyncio.Task[None]] = []
 
     async def accept(self, incoming: Incoming) -> Verdict:
         """The door, with the configuration as it is now. A full disk is said, not swallowed."""
         await self.watcher.fresh()
-        try:
-            verdict = await self.door(incoming)
-        except StoreFull:
-            if not self.full:
-                self.full = True
-                self.ballast.release()
-                self.log.error("store.full", remedy=f"free space on the disk of {self.home.path}")
-            raise
-        if self.full:
-            self.full = False
-            self.log.info("store.room")
-            self.ballast.take_aboard()
-        return verdict
+        self.room.demand()
+        return await self.door(incoming)
+
+    async def keep(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` for ever. Who fell for want of room goes on as soon as there is some: by then, the patience of
+        whoever starts it again may have grown to minutes."""
+
+        async def with_room() -> None:
+            while True:
+                try:
+                    return await work()
+                except StoreFull as error:
+                    self.log.error("store.failed", what=what, error=error)
+                    await self.room.wait()
+
+        await self.supervisor.keep(what, with_room)
 
     async def start(self, *, listen: bool = True) -> int:
         """Take up what was left and begin to work; how many messages wait for an answer.
@@ -270,7 +273,7 @@ class App:
         await self.store.seize(owner=self.gates.owner, at=self.clock.now())
         await self.control.reapply_erasures()
         await self.memory.take_up()
-        self.ballast.take_aboard()
+        self.room.ballast.take_aboard()
         waiting = await self._unanswered()
         await self.reception.open()
         self._connect_agents()
@@ -283,12 +286,13 @@ class App:
             ("fill", self._fill_index),
             ("backup", self._keep_backups),
             ("forgetting", self.memory.keep_finishing),
+            ("room", self.room.keep_looking),
         ):
-            self.tasks.append(asyncio.create_task(self.supervisor.keep(name, work), name=name))
+            self.tasks.append(asyncio.create_task(self.keep(name, work), name=name))
         self.accounts.adopt(self.agents.settings)
         if listen:
             self.accounts.listen()
-            task = self.supervisor.keep("schedules", self.schedules.run)
+            task = self.keep("schedules", self.schedules.run)
             self.tasks.append(asyncio.create_task(task, name="schedules"))
         await self.remote.open()
         return waiting
@@ -308,7 +312,7 @@ class App:
             tail=self.tail,
             log=self.log,
             fresh=self.watcher.fresh,
-            trouble=lambda: str(self.broken) if self.broken else "the disk is full" if self.full else "",
+            trouble=self._trouble,
             scrub=self.log.redaction.scrub,
             once=Once(monotonic=self.clock.monotonic),
             purses=self.supervisor.purses,
@@ -342,6 +346,10 @@ class App:
         """Why this process must end and start anew, if it must."""
         return self.store.broken
 
+    def _trouble(self) -> str:
+        """Why nothing is accepted now, if so."""
+        return str(self.broken) if self.broken else "the disk is full" if self.room.full else ""
+
     def about(self) -> dict[str, Any]:
         """What this process says about itself."""
         settings, refused = self.watcher.settings, self.watcher.refused
@@ -361,7 +369,7 @@ class App:
             "accounts": self.accounts.about(),
             **self.reception.about(),
             "refused": [problem_json(problem) for problem in refused.problems] if refused else [],
-            "store": str(self.broken) if self.broken else "the disk is full" if self.full else "",
+            "store": self._trouble(),
         }
 
     def _problems(self) -> tuple[Problem, ...]:
@@ -424,7 +432,7 @@ class App:
         await asyncio.sleep(BACKUP_FIRST_SECONDS)
         while True:
             wanted = self.watcher.settings.backup
-            due = wanted.every_hours > 0 and self.backups.wait(wanted.every_hours) <= 0
+            due = wanted.every_hours > 0 and self.backups.wait(wanted.every_hours) <= 0 and not self.room.full
             if due and self.role == "gateway" and await self._has_grown():
                 try:
                     await self._back_up("")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import apsw
 import pytest
 
-from everhold.core.entries import Draft
-from everhold.errors import StoreBusy, StoreError, StoreFull
+from everhold.app import App, SystemClock, local_user, settings_of
+from everhold.core.entries import Draft, Kind, Place
+from everhold.errors import StoreBusy, StoreError, StoreFull, Transient
+from everhold.home import Home
+from everhold.logs import open_log
+from everhold.ports.platform import Incoming, Outgoing, Verdict
 from everhold.stores.sqlite import Ballast, SqliteStore
 from everhold.testing.contracts.scene import Scene, heard
 from tests.stores.faulty import FaultyVFS
@@ -216,6 +223,144 @@ def test_a_really_full_disk_and_the_ballast_that_makes_room_for_a_last_word(smal
         await store.close()
 
     run(play())
+
+
+class Housed:
+    """The whole house on a disk that can be filled up."""
+
+    def __init__(self, disk: Path) -> None:
+        self.filler = disk / "filler"
+        self.said = io.StringIO()
+        self.home = Home(disk / "home").create()
+        log = open_log(clock=SystemClock(), stream=self.said)
+        self.app = App(self.home, settings_of(self.home, environ={}), log=log, environ={})
+        self.kept: list[str] = []
+
+    def fill(self) -> None:
+        with open(self.filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+
+    async def hear(self, size: int = 20_000) -> Verdict:
+        text = f"m{len(self.kept)} " + "x" * size
+        origin = Place(platform="terminal", account="", chat="c", message=str(len(self.kept)))
+        # nobody has to answer a notice
+        verdict = await self.app.accept(Incoming(origin=origin, text=text, sender=local_user(), notice=True))
+        self.kept.append(text)
+        return verdict
+
+    def lines(self, event: str) -> int:
+        return self.said.getvalue().count(event)
+
+
+async def until(seen: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            if seen():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def until_full(write: Callable[[], Awaitable[object]]) -> StoreFull:
+    while True:
+        try:
+            await write()
+        except StoreFull as error:
+            return error
+
+
+@asynccontextmanager
+async def housed(disk: Path) -> AsyncIterator[Housed]:
+    remount(disk, "24m")
+    house = Housed(disk)
+    await house.app.start(listen=False)
+    assert house.app.room.ballast.aboard
+    try:
+        yield house
+    finally:
+        await house.app.stop(seconds=0)
+
+
+def test_a_full_disk_takes_nothing_in_until_it_has_room_for_the_ballast_again(small_disk: Path) -> None:
+    async def play() -> None:
+        async with housed(small_disk) as house:
+            app, ballast = house.app, house.app.room.ballast
+            session = (await house.hear(1)).session
+            house.fill()
+            assert "free" in (await until_full(house.hear)).remedy
+            kept = len(house.kept)
+            assert (app.about()["store"], house.lines("store.full"), ballast.aboard) == ("the disk is full", 1, False)
+            # what the ballast gave is for those at work, and not for the next who knocks
+            await app.control.note(session, "a last word", by="person:ada")
+            for _ in range(3):
+                with pytest.raises(StoreFull, match="is full"):
+                    await house.hear(1)
+            assert (len(house.kept), app.about()["store"], house.lines("store.full")) == (kept, "the disk is full", 1)
+
+            house.filler.unlink()
+            await until(lambda: not app.room.full, seconds=5)
+            assert (app.about()["store"], house.lines("store.room"), ballast.aboard) == ("", 1, True)
+            assert (await house.hear()).outcome == "accepted"
+
+            house.fill()  # there is a last word the next time, too
+            await until_full(house.hear)
+            await app.control.note(session, "another", by="person:ada")
+            heard = await app.store.entries(session, kinds=(Kind.HEARD,))
+            assert len(heard) == len(house.kept)
+            assert await app.store.verify() == []
+
+    run(play())
+
+
+def test_whoever_finds_the_disk_full_says_so_for_everybody(small_disk: Path) -> None:
+    async def play() -> None:
+        async with housed(small_disk) as house:
+            app = house.app
+            session = (await house.hear(1)).session
+            house.fill()
+            await until_full(lambda: app.control.note(session, "x" * 20_000, by="person:ada"))
+            with pytest.raises(StoreFull):
+                await house.hear(1)
+            assert not app.room.ballast.aboard
+
+    run(play())
+
+
+def test_what_one_agent_says_to_another_waits_for_room_like_any_outage(small_disk: Path) -> None:
+    async def play() -> None:
+        async with housed(small_disk) as house:
+            house.app.room.ran_out()
+            said = Outgoing(key="k", to=Place(platform="agent", account="main", chat="main"), text="hello")
+            with pytest.raises(Transient, match="is full"):
+                await house.app.platforms["agent", "main"].send(said)
+
+    run(play())
+
+
+def test_who_fell_for_want_of_room_goes_on_as_soon_as_there_is_some(small_disk: Path) -> None:
+    async def play() -> None:
+        async with housed(small_disk) as house:
+            house.fill()
+
+            async def listen() -> None:
+                while True:
+                    await house.hear()
+
+            listening = asyncio.ensure_future(house.app.keep("listen", listen))
+            await until(lambda: house.lines("store.failed") > 0)
+            kept = len(house.kept)
+            house.filler.unlink()
+            await until(lambda: len(house.kept) > kept, seconds=5)
+            assert house.lines("what=listen") == 1, "and does not try in vain meanwhile, more and more rarely"
+            listening.cancel()
+
+    run(play())
+
+
+def test_a_small_disk_has_a_small_ballast(small_disk: Path) -> None:
+    ballast = Ballast(small_disk / "ballast")
+    assert 0 < ballast.size < 1 << 20
+    assert ballast.take_aboard()
 
 
 # -- foreign locks

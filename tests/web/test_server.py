@@ -49,7 +49,8 @@ async def test_an_address_of_another_machine_is_refused(tmp_path: Path, model: M
 async def test_ready_says_when_nothing_can_be_accepted(gateway: Gateway) -> None:
     async with gateway.client() as client:
         assert (await client.get("/ready")).status_code == 200
-        gateway.running.full = True
+        gateway.running.room.ballast.size = 1 << 60  # so much will not be found there
+        gateway.running.room.ran_out()
         answer = await client.get("/ready")
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the disk is full")
         assert "everhold_ready 0" in (await client.get("/metrics")).text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from everhold.core.entries import Place
-from everhold.errors import Refused, Transient
+from everhold.errors import Refused, StoreFull, Transient
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
 
 NAME: Final = "agent"
@@ -32,17 +32,19 @@ class Between:
 
     async def send(self, out: Outgoing) -> str:
         listener = out.to.chat
-        verdict = await self._accept(
-            Incoming(
-                origin=Place(platform=NAME, account=listener, chat=self.account, message=out.key),
-                text=out.text,
-                sender=self.account,
-                name=self.account,
-                agent=listener,
-                bot=True,
-                hops=out.hops,
-            )
+        incoming = Incoming(
+            origin=Place(platform=NAME, account=listener, chat=self.account, message=out.key),
+            text=out.text,
+            sender=self.account,
+            name=self.account,
+            agent=listener,
+            bot=True,
+            hops=out.hops,
         )
+        try:
+            verdict = await self._accept(incoming)
+        except StoreFull as error:  # the lane itself may find room for what it has to write
+            raise Transient(f"{listener} could not take it: {error.message}", remedy=error.remedy) from error
         if verdict.outcome in ("accepted", "duplicate"):
             return f"{verdict.session}:{verdict.seq}"
         if verdict.outcome == "denied":

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Final
 
 SIZE: Final = 32 * 1024 * 1024
+SHARE: Final = 16
+"""A small disk gives one part in so many: what never fits would never be there, and never be back."""
 
 
 class Ballast:
     """A file of really allocated blocks. Even deleting rows needs room, so this is thrown out first."""
 
-    def __init__(self, path: Path, size: int = SIZE) -> None:
+    def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
-        self.size = size
+        self.size = min(SIZE, shutil.disk_usage(path.parent).total // SHARE) if size is None else size
 
     @property
     def aboard(self) -> bool:
@@ -47,10 +50,7 @@ class Ballast:
         return was_aboard
 
     def _has_room(self) -> bool:
-        if os.name == "nt":
-            return True
-        disk = os.statvfs(self.path.parent)
-        return disk.f_bavail * disk.f_frsize >= 2 * self.size
+        return shutil.disk_usage(self.path.parent).free >= 2 * self.size
 
     def _allocate(self, handle: int) -> None:
         if hasattr(os, "posix_fallocate"):
