@@ -46,6 +46,7 @@ from everhold.schedules import Schedules
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
 from everhold.stores.sqlite.room import Room, RoomyStore
+from everhold.toolbox import Toolbox
 from everhold.tools.attach import Attach
 from everhold.tools.mcp import Servers, servers_of
 from everhold.tools.memory import memory_tools
@@ -130,6 +131,7 @@ class App:
             ("http", ""): Reading("http"),
         }
         self.index = Index(home.index, models=home.models)
+        self.toolbox = Toolbox(log=log, clock=self.clock, directory=home.path / "tools")
         self.agents = Agents(
             settings,
             store=self.store,
@@ -376,6 +378,7 @@ class App:
         return (
             *self.watcher.settings.problems,
             *self.mcp.problems(),
+            *self.toolbox.problems(),
             *self.agents.memories.problems(),
             *self.accounts.problems(),
         )
@@ -461,7 +464,8 @@ class App:
             tools |= memory_tools(self.agents.facts, limits=settings.facts.limits)
         if "session_search" in settings.tools:
             tools["session_search"] = Search(self._builtin(settings.name), self.store)
-        return tools | self.mcp.tools(settings)
+        tools |= self.mcp.tools(settings)
+        return tools | self.toolbox.tools(settings, self.agents.settings.tools, taken=tools)
 
     def _committed(self, change: Change) -> None:
         self.followers.committed(change)

@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 
 from everhold.cli.main import run as main
+from everhold.config.settings import OWN_TOOLS
+from everhold.core.entries import Call
 from everhold.testing.conformance import CHECKS, run_virtually
+from everhold.testing.modelserver import ModelServer, Reply
 from everhold.testing.plugin import context
-from tests.e2e.town import Town
+from tests.e2e.town import KEY, Town, endpoint
 from tests.memories.hermes.test_readback import KEEPER
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +168,59 @@ async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_
         await t.rest()
         (memory,) = (await t.app.control.status())["memories"]
         assert (memory["memory"], memory["state"], memory["lag"]) == (name, "well", 0)
+        assert not t.app.about()["problems"]
+
+
+async def test_a_stranger_s_tool_is_offered_and_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(shutil.copytree(TIN.with_name("everhold-dice"), here / "everhold-dice"))
+    with zipfile.ZipFile(wheel_of(package, here)) as packed:
+        packed.extractall(here / "site")
+    monkeypatch.syspath_prepend(str(here / "site"))
+    async with ModelServer(key=KEY) as server:
+        config: dict[str, Any] = {
+            "models": {"m": endpoint(server.openai)},
+            "defaults": {"tools": ["attach", "big"], "memories": []},
+            "tools": {"big": {"provider": "dice", "sides": 20, "seal_env": "MODEL_KEY"}},
+            "agents": {"main": {}, "other": {"tools": ["dice", "big"]}},
+        }
+        async with Town(here, json.dumps(config)) as t:
+            server.script(Reply(calls=(Call(id="c", tool="roll"),)), Reply(text="Twenty."))
+            assert await t.ask("roll it", agent="main") == "Twenty."
+            assert '"20 of big for main, sealed"' in server.requests[1].body.decode()
+            assert (here / "home" / "tools" / "big" / "main").is_dir()
+            assert not t.app.about()["problems"]
+            # two of one name: the first has it, and the other is named with the reason
+            assert t.app.agents.runtime("other", {}).tools["roll"].deadline == 6.0
+            (problem,) = t.app.about()["problems"]
+            assert (problem["key"], "another tool is called roll" in problem["message"]) == ("tools.big", True)
+            config["tools"]["big"]["sides"] = "many"
+            t.configure(json.dumps(config))
+            server.script(Reply(text="As before."))
+            assert await t.ask("and now?", agent="main") == "As before."
+            assert [it["key"] for it in t.app.about()["refused"]] == ["tools.big.sides"]
+
+
+@pytest.mark.parametrize("wrong, says", [("raise OSError('no dice')", "no dice"), ("return 3", "is no tool")])
+async def test_a_tool_that_cannot_be_built_costs_itself_only(
+    here: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, says: str
+) -> None:
+    (here / "everhold_bent.py").write_text(
+        f"import pydantic\nclass Bent:\n    class Settings(pydantic.BaseModel): pass\n"
+        f"    def __new__(cls, settings, context):\n        {wrong}\n"
+    )
+    monkeypatch.syspath_prepend(str(here))
+    async with Town(here, json.dumps({"defaults": {"tools": ["everhold_bent:Bent", "nowhere"]}})) as t:
+        assert await t.ask("hello")
+        problems = {it["key"]: it["message"] for it in t.app.about()["problems"]}
+        assert says in problems["tools.everhold_bent:Bent"]
+        assert [key for key, text in problems.items() if "no plug-in 'nowhere'" in text] == ["defaults.tools[1]"]
+
+
+async def test_every_tool_of_our_own_is_what_its_name_brings(here: Path) -> None:
+    agents = {name: {"tools": [name], "send_to": ["agent:send"] if name == "send" else []} for name in OWN_TOOLS}
+    async with Town(here, json.dumps({"agents": agents})) as t:
+        for name in OWN_TOOLS:
+            assert name in t.app.agents.runtime(name, {}).tools
         assert not t.app.about()["problems"]
 
 

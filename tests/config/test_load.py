@@ -76,6 +76,39 @@ def test_the_interface_page_is_understood(sample: str) -> None:
     assert settings.mcp["time"].effects["get_current_time"] == "pure"
 
 
+def test_what_everhold_brings_itself_is_no_missing_plug_in(sample: str) -> None:
+    asked: list[str] = []
+
+    def validate(group: str, name: str, raw: Mapping[str, Any]) -> list[Problem]:
+        asked.extend([name] if group == "tools" else [])
+        return []
+
+    parse(sample, read_persona=str, validate_plugin=validate)
+    assert asked == []
+    parse("defaults: {tools: [memory, session_search, attach, dice, die]}\ntools: {die: {provider: dice, sides: 6}}",
+          validate_plugin=validate)  # fmt: skip
+    assert asked == ["dice", "dice"]
+
+
+def test_a_tool_that_could_do_nothing_is_named() -> None:
+    (problem,) = read("agents: {main: {tools: [send]}}").problems
+    assert (problem.key, problem.fatal) == ("agents.main.tools[0]", False)
+    assert read('agents: {main: {tools: [send], send_to: ["agent:main"]}}').problems == ()
+    assert refused("tools: {memory: {size: 3}}") == [
+        "config.yaml:1: tools.memory: is built in and takes no settings → choose another name, with provider: …"
+    ]
+
+
+def test_a_tool_s_settings_concern_the_agents_that_have_it() -> None:
+    text = "agents: {a: {tools: [die]}, b: {tools: [memory]}}\ntools: {die: {provider: dice, sides: %d, key_env: KEY}}"
+    before, after = read(text % 6, KEY="k"), read(text % 20, KEY="k")
+    assert before.tools["die"].extra == {"sides": 6, "key": Secret("k")}
+    assert before.signatures["a"] != after.signatures["a"]
+    assert before.signatures["b"] == after.signatures["b"]
+    (problem,) = read(text % 6).problems
+    assert (problem.message, problem.disables) == ("KEY is not set", "tools.die")
+
+
 def test_mappings_of_the_defaults_merge_and_lists_replace() -> None:
     settings = read("""
         defaults: {recall: {tokens: 10}, tools: [memory], compression: {soft: 0.5, hard: 0.7}}
@@ -580,13 +613,13 @@ def test_the_callback_sees_every_plugin_section() -> None:
 
     text = """
         platforms: {x: {main: {a: {b_env: B}, c: 1}}}
-        agents: {main: {tools: [memory, 'mcp:m']}}
+        agents: {main: {tools: [memory, 'mcp:m', dice]}}
         mcp: {m: {command: [x]}}
     """
     parse(text, validate_plugin=validate, environment=Environment({"B": "b"}))
     assert [(group, name) for group, name, _ in seen] == [
         ("models", "offline"), ("memories", "builtin"), ("memories", "builtin"), ("memories", "builtin"),
-        ("platforms", "x"), ("tools", "memory"),
+        ("platforms", "x"), ("tools", "dice"),
     ]  # fmt: skip
     (raw,) = [raw for group, _, raw in seen if group == "platforms"]
     assert raw == {"a": {"b": Secret("b")}, "c": 1, "agent": "main"}

@@ -21,6 +21,7 @@ PAGES = [
         "how-to/telegram.md",
         "how-to/access-and-pairing.md",
         "how-to/groups.md",
+        "how-to/send-files.md",
         "tutorial/your-first-agent.md",
     )
 ]
@@ -36,7 +37,12 @@ def test_the_configuration_on_a_page_is_sound(page: Path, tmp_path: Path) -> Non
         home = Home(tmp_path / "home").create()
         home.config.write_text(text)
         (home.path / "SOUL.md").write_text("You are kind.\n")
-        assert settings_of(home, environ={}).agents
+        settings = settings_of(home, environ={})
+        assert settings.agents
+        others = [
+            it for it in settings.problems if not it.message.endswith(" is not set") and "pip install" not in it.remedy
+        ]
+        assert not others, "what a page shows lacks nothing but keys and extras"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -7,7 +7,7 @@ from typing import Any
 
 from everhold.config.fill import Effective, Raw
 from everhold.config.problems import KeyPath, did_you_mean, dotted
-from everhold.config.settings import OFFLINE
+from everhold.config.settings import OFFLINE, OWN_TOOLS
 from everhold.secret import Secret
 
 
@@ -26,6 +26,9 @@ def check(it: Effective) -> None:
                 _known(it, (*path, "send_to", place), other, agents, "agent", "agents")
             elif not other:
                 it.problem((*path, "send_to", place), "is neither agent:NAME nor an address", f'write "agent:{kind}"')
+    for name in OWN_TOOLS:
+        if name in _mapping(data.get("tools")):
+            it.problem(("tools", name), "is built in and takes no settings", "choose another name, with provider: …")
     _tokens(it, people)
     for place, owner in _texts(_mapping(data.get("access")).get("owners")):
         _known(it, ("access", "owners", place), owner, people, "person", "people")
@@ -98,6 +101,14 @@ def _tools(it: Effective, agent: Raw, path: KeyPath, mcp: Raw) -> None:
         if tool in seen:
             it.problem((*path, "tools", place), "stands twice", "remove one of them")
         seen.add(tool)
+        if tool == "send" and not agent.get("send_to"):
+            it.problem(
+                (*path, "tools", place),
+                "has nobody to write to",
+                'send_to: ["agent:NAME"] says whom',
+                fatal=False,
+                disables=(*path, "tools", place),
+            )
         kind, _, server = tool.partition(":")
         if kind == "mcp":
             _known(it, (*path, "tools", place), server, mcp, "server", "mcp")

@@ -31,6 +31,7 @@ from everhold.config.settings import (
     ModelSettings,
     StoreSettings,
     TokenSettings,
+    ToolSettings,
 )
 from everhold.config.source import Document
 from everhold.config.values import freeze
@@ -45,7 +46,7 @@ def expand(
     it = Effective(document, environment, read_persona, env_file)
     data = {key: value for key, value in document.data.items() if value is not None}
     data = without_literals(it, data, ())
-    tables = {key: _table(data.get(key)) for key in ("models", "memories", "agents", "mcp")}
+    tables = {key: _table(data.get(key)) for key in ("models", "memories", "tools", "agents", "mcp")}
     defaults = data["defaults"] if isinstance(data.get("defaults"), dict) else {}
     agents = tables["agents"] or {MAIN: {}}
 
@@ -59,6 +60,8 @@ def expand(
         it.data["agents"] = {
             name: _agent(it, defaults, own, path=("agents", name), tables=tables) for name, own in agents.items()
         }
+    if tables["tools"] is not None:
+        it.data["tools"] = {name: _tool(it, name, raw) for name, raw in tables["tools"].items()}
     _platforms(it, data.get("platforms"), agents)
     _store(it, data.get("store"))
     _http(it, data.get("http"))
@@ -138,6 +141,15 @@ def _memory(it: Effective, name: str, raw: Any, path: KeyPath, *, needs: KeyPath
     filled["=name"] = name
     add_section(it, "memories", filled["provider"], path, filled)
     return filled
+
+
+def _tool(it: Effective, name: str, raw: Any) -> Any:
+    if not isinstance(raw, dict):
+        return raw
+    path = ("tools", name)
+    filled = fill(it, {"provider": name, **without_nulls(raw)}, ToolSettings, path, needs=path)
+    add_section(it, "tools", filled["provider"], path, filled)
+    return {**filled, "=name": name}
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from everhold.config.settings import (
     MemorySettings,
     ModelSettings,
     PluginPart,
+    ToolSettings,
     ValidatePlugin,
     given_fields,
 )
@@ -25,6 +26,7 @@ _PARTS: Final[Mapping[str, type[PluginPart]]] = {
     "models": ModelSettings,
     "memories": MemorySettings,
     "platforms": AccountSettings,
+    "tools": ToolSettings,
 }
 
 

@@ -15,10 +15,10 @@ from everhold.config.display import to_yaml
 from everhold.config.expand import expand, written
 from everhold.config.explain import problems_of
 from everhold.config.fill import Effective, ReadPersona
-from everhold.config.problems import ConfigError, Problem
+from everhold.config.problems import ConfigError, KeyPath, Problem
 from everhold.config.revision import revision_of, signature_of
 from everhold.config.secrets import Environment, EnvLine, parse_env
-from everhold.config.settings import Settings, ValidatePlugin
+from everhold.config.settings import OWN_TOOLS, Settings, ValidatePlugin
 from everhold.config.sight import Mark, Seen, digest_of, mark_of
 from everhold.config.source import read
 from everhold.config.values import freeze
@@ -149,18 +149,20 @@ def _ask_plugins(it: Effective, validate: ValidatePlugin) -> None:
             if section.silent(problem.path):
                 continue
             it.add(replace(problem, path=(*section.path, *problem.path)))
-    for tool, path in _tools(it).items():
+    for tool, path in _plain_tools(it).items():
         for problem in validate("tools", tool, {}):
-            it.add(replace(problem, path=path))
+            it.add(replace(problem, path=("tools", tool, *problem.path) if problem.path else path))
 
 
-def _tools(it: Effective) -> dict[str, tuple[str | int, ...]]:
-    tools: dict[str, tuple[str | int, ...]] = {}
-    agents = it.data.get("agents")
+def _plain_tools(it: Effective) -> dict[str, KeyPath]:
+    """The plug-ins that agents name as tools and that have no section of their own, and where they are named."""
+    tools: dict[str, KeyPath] = {}
+    agents, sections = it.data.get("agents"), it.data.get("tools")
+    known = {*OWN_TOOLS, *(sections if isinstance(sections, dict) else ())}
     for name, agent in agents.items() if isinstance(agents, dict) else ():
         listed = agent.get("tools") if isinstance(agent, dict) else None
         for place, tool in enumerate(listed if isinstance(listed, tuple) else ()):
-            if isinstance(tool, str) and not tool.startswith("mcp:"):
+            if isinstance(tool, str) and tool not in known and not tool.startswith("mcp:"):
                 tools.setdefault(tool, ("agents", name, "tools", place))
     return tools
 

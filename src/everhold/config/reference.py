@@ -14,7 +14,15 @@ from pydantic.fields import FieldInfo
 
 from everhold.config import settings as source, values
 from everhold.config.edit import in_line
-from everhold.config.settings import AccountSettings, AgentSettings, MemorySettings, PluginPart, Settings, given_fields
+from everhold.config.settings import (
+    AccountSettings,
+    AgentSettings,
+    MemorySettings,
+    PluginPart,
+    Settings,
+    ToolSettings,
+    given_fields,
+)
 from everhold.config.values import Part, thaw
 
 _INTRODUCTION: Final = """\
@@ -33,8 +41,8 @@ http://127.0.0.1:8765.
   of the process, or from a line `NAME=value` in `.env` beside `config.yaml` (mode 0600). A variable that is missing
   disables what needs it and nothing else.
 - A key set to nothing (`null`) counts as not given.
-- Models, memories and platform accounts are plug-ins: besides the keys below they take the plug-in's own, which it
-  checks itself.
+- Models, memories, platform accounts and further tools are plug-ins: besides the keys below they take the plug-in's
+  own, which it checks itself.
 """
 _KINDS: Final[Mapping[str, str]] = {
     "_name": "name",
@@ -55,6 +63,7 @@ _PLURALS: Final[Mapping[str, str]] = {
 _FILLED_IN: Final[Mapping[tuple[type[Part], str], str]] = {
     (AgentSettings, "memories"): "`[builtin]`",
     (MemorySettings, "provider"): "the key",
+    (ToolSettings, "provider"): "the key",
     (AccountSettings, "agent"): "see there",
 }
 """Where the loader knows better than the model."""

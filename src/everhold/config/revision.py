@@ -24,10 +24,11 @@ def revision_of(settings: Settings, *, salt: bytes) -> str:
 
 
 def signature_of(settings: Settings, agent: AgentSettings, *, salt: bytes) -> str:
-    """Of what one agent depends on: its own settings, its models, its tool servers."""
+    """Of what one agent depends on: its own settings, its models, its tools and their servers."""
     servers = (tool.removeprefix("mcp:") for tool in agent.tools if tool.startswith("mcp:"))
     parts: list[Any] = [agent]
     parts += [settings.models[name] for name in sorted(set(agent.models()))]
+    parts += [settings.tools[name] for name in sorted(set(agent.tools) & set(settings.tools))]
     parts += [settings.mcp[name] for name in sorted(set(servers))]
     return _digest([settings.timezone, *(_canonical(part, salt) for part in parts)], salt)
 

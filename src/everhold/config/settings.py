@@ -46,6 +46,8 @@ from everhold.secret import Secret
 OFFLINE: Final = "offline"
 BUILTIN: Final = "builtin"
 MAIN: Final = "main"
+OWN_TOOLS: Final = ("memory", "session_search", "attach", "send")
+"""What an agent can be given without a plug-in. `send` comes with `send_to`, named or not."""
 
 
 # -- the whole house ---------------------------------------------------------------------------------------------------
@@ -241,6 +243,13 @@ class MemorySettings(PluginPart):
     """The instance: its key in `memories`."""
 
 
+class ToolSettings(PluginPart):
+    provider: Name
+    """An installed plug-in."""
+    name: str = Field(default="", validation_alias="=name")
+    """The instance: its key in `tools`."""
+
+
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
@@ -267,7 +276,8 @@ class AgentSettings(Part):
     budget: BudgetSettings = BudgetSettings()
     """What may be spent per day. A call that could exceed it is not made."""
     tools: tuple[Text, ...] = ("memory", "session_search", "attach")
-    """What the agent can use; `mcp:NAME` for a server from `mcp`."""
+    """What the agent can use: `memory`, `session_search`, `attach`, an installed plug-in, or a name from `tools`;
+    `mcp:NAME` for a server from `mcp`."""
     send_to: tuple[Text, ...] = ()
     """Whom the agent may write to of its own accord: `agent:NAME`, or the address of a chat. Nobody if not given."""
     review_every: int = Field(default=10, ge=0)
@@ -408,6 +418,8 @@ class Settings(Part):
     """Agents by name; `main` if none is given."""
     memories: Named[MemorySettings] = Field(default_factory=nothing)
     """Memory services by the name you give them. `builtin` is always there."""
+    tools: Named[ToolSettings] = Field(default_factory=nothing)
+    """Tools of plug-ins by the name you give them, for those that want settings; others need no section."""
     platforms: Named[Named[AccountSettings]] = Field(default_factory=nothing)
     """Chat platforms: platform, then account, then its settings."""
     people: tuple[PersonSettings, ...] = ()

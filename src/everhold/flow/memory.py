@@ -127,7 +127,7 @@ class Attached:
         if not self.can(Capability.TOOLS):
             return {}
         offered: object = foreign(f"tools of memory {self.instance}", self._provider.tools)
-        if not isinstance(offered, Sequence) or not all(_is_tool(tool) for tool in offered):
+        if not isinstance(offered, Sequence) or not all(is_tool(tool) for tool in offered):
             raise self._wrong("its `tools` are no list of tools")
         if len(offered) > MOST_TOOLS:
             raise self._wrong(f"it offers {len(offered)} tools, more than {MOST_TOOLS}")
@@ -294,7 +294,8 @@ def _is_whole(item: Found) -> bool:
     return _is_number(item.score) and _is_number(item.at) and _is_number(item.seq)
 
 
-def _is_tool(thing: object) -> bool:
+def is_tool(thing: object) -> bool:
+    """Whether somebody's object is what a model may call."""
     parts = [getattr(thing, name, None) for name in ("spec", "effect", "deadline", "run")]
     spec, effect, deadline, run = parts
     return isinstance(spec, ToolSpec) and isinstance(effect, Effect) and _is_number(deadline) and callable(run)

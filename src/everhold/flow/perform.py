@@ -104,12 +104,13 @@ async def _attempt(
             await gates.sleep(tool.deadline)
             done = await gates.call(f"probe of {name}", lambda: tool.probe(context), deadline=tool.deadline)
             if done is not None:
-                return done
+                return _result(name, done)
         since = gates.clock.monotonic()
         if still_ours is not None and tool.effect is Effect.PROBE:
             await still_ours()
         left = since + tool.deadline - gates.clock.monotonic()
-        return await gates.call(f"tool {name}", lambda: tool.run(dict(task.call.arguments), context), deadline=left)
+        run = gates.call(f"tool {name}", lambda: tool.run(dict(task.call.arguments), context), deadline=left)
+        return _result(name, await run)
     except InDoubt as error:
         return Result(text=f"{error}. It may have been done all the same: check before repeating it.", error=True)
     except LeaseLost:
@@ -119,6 +120,12 @@ async def _attempt(
     except Exception as error:  # a tool is foreign code; what it raises is what the model gets to see
         gates.log.warning("tool.failed", tool=name, error=error)
         return Result(text=f"{name} failed: {type(error).__name__}: {error}", error=True)
+
+
+def _result(name: str, answer: object) -> Result:
+    if not isinstance(answer, Result):
+        raise Misuse(f"{name} gave back a {type(answer).__name__}, no Result; what it did is not known")
+    return answer
 
 
 async def hand_over(what: str, work: Callable[[], Awaitable[T]], gates: Gates, *, deadline: float) -> T:
