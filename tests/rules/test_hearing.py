@@ -21,6 +21,8 @@ from everhold.testing.house import House
 
 from .conftest import HeldModel
 
+ROOM: Any = {"chat": "room", "kind": "group"}
+
 
 def texts(house: House, session: str) -> list[str]:
     """What a model would be shown next."""
@@ -135,6 +137,58 @@ class TestRule4OneSessionPerCommit:
         house.say(f"/resume {second}", chat="two")
         assert house.say("back", chat="two").session == second
         house.sound()
+
+    def test_whoever_does_not_own_a_session_cannot_branch_it(self, house: House) -> None:
+        """Ada leads a group to a session of her own: what it holds is hers, whoever may lead the group elsewhere."""
+        private = house.say("mine").session
+        group = house.say("hello all", **ROOM).session
+        house.say(f"/resume {private}", **ROOM)
+        house.say("/branch", **ROOM, who="bob")
+        assert "not yours to branch" in house.heard_back()[-1]
+        assert [one.id for one in house.run(house.store.sessions()) if one.parent] == []
+        assert house.say("still there?", **ROOM, who="bob").session == private
+        house.say(f"/resume {group}", **ROOM, who="bob")
+        assert house.say("back among us", **ROOM).session == group, "it began here: it may be led back to"
+        house.sound()
+
+    def test_what_a_group_heard_is_taken_to_no_other_chat(self, house: House) -> None:
+        group = house.say("I speak first", **ROOM).session
+        house.say("I am here, too", **ROOM, who="bob")
+        house.say("/branch", **ROOM, who="bob")
+        (branch,) = [one.id for one in house.run(house.store.sessions()) if one.parent == group]
+        assert house.say("on in the branch", **ROOM).session == branch
+        for who in ("ada", "bob"):
+            own = house.say("hello", chat=who, who=who).session
+            for theirs in (group, branch):
+                house.say(f"/resume {theirs}", chat=who, who=who)
+                assert "You have no session" in house.heard_back()[-1]
+                assert house.say("where am I?", chat=who, who=who).session == own
+        house.say(f"/resume {group}", **ROOM)
+        assert house.say("and back", **ROOM).session == group
+        house.sound()
+
+    def test_sessions_are_looked_for_among_one_s_own(self, house: House) -> None:
+        garden = house.say("mine", chat="b0", who="bob").session
+        house.say("/title Garden", chat="b0", who="bob")
+        here = house.say("here", chat="b1", who="bob").session
+        for n in range(55):
+            house.say("hers", chat=f"a{n}")
+        foreign = house.say("/title Garden", chat="a0").session
+        secret = house.say("/title Secret", chat="a1").session
+        other = house.say("to another agent", chat="b0", who="bob", agent="other").session
+
+        def ask(command: str) -> str:
+            house.say(command, chat="b1", who="bob")
+            return house.heard_back()[-1]
+
+        assert ask("/sessions").splitlines() == [here, f"{garden} Garden"]
+        absent = ask("/resume nothing")
+        for name in ("Secret", secret, secret[:-1], foreign, other):
+            assert ask(f"/resume {name}") == absent.replace("nothing", name), "as if it were not there"
+        assert "2 sessions of yours" in ask(f"/resume {here[:1]}")
+        assert ask("/resume") == "Say which one: /resume ID. /sessions lists yours."
+        assert garden in ask("/resume garden"), "whatever others have called theirs"
+        assert house.say("moved", chat="b1", who="bob").session == garden
 
 
 class TestRule5Consumption:

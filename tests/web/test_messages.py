@@ -204,3 +204,6 @@ async def test_people_do_not_meet_in_a_chat_of_one_name_nor_see_each_other(gatew
     assert [entry["seq"] for entry in before] == list(range(1, len(before) + 1))
     for name in ("last", his[:6]):
         assert (await ada.get(f"/api/sessions/{name}")).status_code == 404
+    absent = (await ada.get("/api/sessions/nothing")).json()["error"]
+    foreign = (await ada.get(f"/api/sessions/{his}")).json()["error"]
+    assert foreign == {**absent, "message": absent["message"].replace("nothing", his)}, "as if it were not there"

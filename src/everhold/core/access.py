@@ -74,6 +74,26 @@ def is_owner(speaker: Speaker, owners: Collection[str]) -> bool:
     return speaker.known and speaker.person in owners
 
 
+def whose(first: Entry | None) -> str:
+    """Whose a conversation is that begins so: of its author, if nobody else was there. A group's is nobody's (empty).
+
+    What was erased tells nothing.
+    """
+    if first is None or not isinstance(first.body, Heard):
+        return ""
+    return first.author if first.author in first.body.stamp.audience else ""
+
+
+def may_lead(first: Entry | None, *, author: str, began: str, here: str) -> bool:
+    """Whether `author` may lead the address `here` to a conversation that began so at the address `began`, or to a
+    branch of it.
+
+    It is their own, or it began in this very chat: what was heard there leaves it with nobody. Who may ask for it in a
+    group is decided at the door.
+    """
+    return whose(first) == author or began == here
+
+
 def bare(text: str) -> bool:
     """Whether a text only acknowledges: `.`, `ok`, a thumb. Between bots nobody answers those."""
     return _BARE.fullmatch(text.strip()) is not None

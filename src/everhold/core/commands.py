@@ -35,8 +35,8 @@ COMMANDS: Final = {
 }
 """The commands there are, with the line /help shows."""
 
-OWNERS_ONLY: Final = frozenset({"model", "compress", "undo", "retry", "resume", "schedule"})
-"""Commands that need an owner in a group: they change what others see."""
+OWNERS_ONLY: Final = frozenset({"model", "compress", "undo", "retry", "resume", "branch", "schedule"})
+"""Commands that need an owner in a group: they change what others see, or where their words go."""
 
 TALK: Final = frozenset({"queue", "steer"})
 """Commands that are really messages, with a wish how to be treated."""

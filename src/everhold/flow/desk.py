@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final
 
 from everhold.core import compression
@@ -32,8 +33,8 @@ from everhold.core.entries import (
 from everhold.core.ids import session_id
 from everhold.core.naming import Origin
 from everhold.core.split import split
-from everhold.errors import Conflict, NotFound
-from everhold.flow import amend, fold, health, job, memo
+from everhold.errors import Conflict
+from everhold.flow import access, amend, fold, health, job, memo
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.plan import plan
 from everhold.flow.runtime import Runtime, Runtimes
@@ -43,6 +44,7 @@ from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Position, S
 READER: Final = "desk"
 MOST_FAILURES: Final = 4
 """A command that fell over so often is given up."""
+MOST_LISTED: Final = 50
 
 
 class Desk:
@@ -167,7 +169,7 @@ class Desk:
             case "usage":
                 reply = await self._usage(session)
             case "sessions":
-                reply = await self._sessions(entry)
+                reply = await self._sessions(session, entry)
             case _:
                 reply = help_text()
         told = Told(
@@ -224,6 +226,8 @@ class Desk:
         """Go on in a branch. Committed in the new session first; this one's record follows through its tie lane."""
         assert isinstance(entry.body, Heard)
         address = entry.body.stamp.address
+        if not await access.may_lead(self.store, session, author=entry.author, here=address):
+            return "This conversation began elsewhere, and is not yours to branch."
         new = session_id(self.gates.clock.now(), self.gates.chance.bytes(10))
         at = entry.seq - 1
         branched = Changed(change=Branched(parent=session.id, at=at, by=entry.author))
@@ -248,20 +252,22 @@ class Desk:
         return f"Branched into session {done.session}. /resume {session.id} brings you back."
 
     async def _resume(self, session: Session, entry: Entry, name: str) -> str:
-        """Bind this address to another session of the same person."""
+        """Bind this address to another session of the same person. Whose they are comes before what they are called."""
         assert isinstance(entry.body, Heard)
-        try:
-            found = await self.store.find_session(name)
-        except NotFound:
-            found = []
-        if len(found) != 1:
-            return f"{name or 'That'!r} names {len(found)} sessions. /sessions lists yours."
-        target = await self.store.session(found[0])
+        if not name:
+            return "Say which one: /resume ID. /sessions lists yours."
+        mine = [one async for one in self._open_to(session, entry)]
+        led = await self.store.resolve(name)
+        found = [one for one in mine if one.id == name] or [one for one in mine if _may_mean(name, one, led=led)]
+        if not found:
+            return f"You have no session {name!r} to go on in here. /sessions lists yours."
+        if len(found) > 1:
+            some = ", ".join(one.id for one in found[:5])
+            return f"{name!r} names {len(found)} sessions of yours: {some}. /resume ID takes one of them."
+        target = found[0]
         leads_to = await self.store.resolve(entry.body.stamp.address) or session.id
         if target.id == leads_to:
             return f"You are in session {target.id}."
-        if target.agent != session.agent or not await self._owns(target, entry.author):
-            return f"Session {target.id} is not yours to resume."
         bound = Bound(address=entry.body.stamp.address, previous=leads_to, by=entry.author)
         await self.store.commit(
             Change(
@@ -277,12 +283,11 @@ class Desk:
         self.bells.ring(target.id)
         return f"Resumed session {target.id}. /resume {session.id} brings you back."
 
-    async def _owns(self, session: Session, author: str) -> bool:
-        """Whether `author` was the first to speak there; a branch belongs to whoever owns its parent."""
-        for entry in await self.store.entries(session.id, kinds=(Kind.HEARD, Kind.CHANGED), limit=4):
-            if entry.kind is Kind.HEARD or isinstance(entry.body, Changed):
-                return entry.author == author
-        return False
+    def _open_to(self, session: Session, entry: Entry) -> AsyncIterator[Session]:
+        """The sessions that whoever speaks may go on in from where they are, newest first."""
+        assert isinstance(entry.body, Heard)
+        here = entry.body.stamp.address
+        return access.open_to(self.store, author=entry.author, agent=session.agent, here=here)
 
     async def _status(self, session: Session, runtime: Runtime) -> str:
         waiting = f"{session.pending} waiting" if session.pending > 1 else "nothing else waiting"
@@ -300,9 +305,14 @@ class Desk:
                 total += entry.body.usage
         return f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD."
 
-    async def _sessions(self, entry: Entry) -> str:
-        mine = [s for s in await self.store.sessions(limit=50, newest_first=True) if await self._owns(s, entry.author)]
-        return "\n".join(f"{s.id} {s.title}".strip() for s in mine) or "You have no sessions."
+    async def _sessions(self, session: Session, entry: Entry) -> str:
+        lines: list[str] = []
+        async for one in self._open_to(session, entry):
+            if len(lines) == MOST_LISTED:
+                lines.append("… and older ones")
+                break
+            lines.append(f"{one.id} {one.title}".strip())
+        return "\n".join(lines) or "You have no sessions."
 
     async def _commit(
         self,
@@ -333,3 +343,8 @@ class Desk:
         )
         if wakes:
             self.bells.ring(self.claim.session)
+
+
+def _may_mean(name: str, session: Session, *, led: str | None) -> bool:
+    """Whether somebody may mean a session by its title, the beginning of its id, or the address that `led` to it."""
+    return session.id == led or session.id.startswith(name) or session.title.casefold() == name.casefold()

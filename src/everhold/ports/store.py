@@ -416,6 +416,13 @@ class Store(Protocol):
     async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         """Sessions in the order they were made, behind `after`; newest first: before it."""
 
+    async def begun(
+        self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
+    ) -> list[Session]:
+        """Sessions that `author` spoke in first or branched off, and those made at `address`; of one agent or of all.
+        Newest first, before `after`.
+        """
+
     async def branches(self, id: str) -> list[Session]:
         """The sessions that branched off this one."""
 

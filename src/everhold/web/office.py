@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from everhold.agents import Agents
 from everhold.config.settings import Settings
 from everhold.control import Control
-from everhold.core.entries import Body, Branched, Changed, Heard, Kind
 from everhold.errors import NotFound
+from everhold.flow import access
 from everhold.flow.purse import Purses
 from everhold.memory import Memory
 from everhold.platforms import http
@@ -49,7 +50,7 @@ class Office:
     purses: Purses
     patience: float = 10.0
     """How long a stream waits for its first words before it begins: until then a failure has a status of its own."""
-    _owners: OrderedDict[str, tuple[str, ...]] = dataclasses.field(default_factory=OrderedDict)
+    _owners: OrderedDict[str, str] = dataclasses.field(default_factory=OrderedDict)
 
     @property
     def store(self) -> Store:
@@ -69,38 +70,40 @@ class Office:
         """A session this caller may see; others are not there for them."""
         if caller.operator:
             return await self.control.find(name)
-        session = await self.store.session(name)
-        if not await self.may_see(caller, session.id):
-            raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists those there are")
-        return session
+        with contextlib.suppress(NotFound):
+            session = await self.store.session(name)
+            if await self.may_see(caller, session.id):
+                return session
+        raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists those there are")
+
+    async def sessions(self, caller: Caller, *, limit: int) -> list[Session]:
+        """The newest sessions that this caller may see."""
+        if caller.operator:
+            return await self.control.sessions(limit=limit)
+        seen: list[Session] = []
+        person, after = f"person:{await self.person(caller.sender)}", ""
+        while page := await self.store.begun(author=person, limit=limit, after=after):
+            seen += [session for session in page if await self.may_see(caller, session.id)]
+            after = page[-1].id
+            if len(seen) >= limit:
+                break
+        return seen[:limit]
 
     async def may_see(self, caller: Caller, session: str) -> bool:
         """Operators see everything; others what began as theirs alone."""
         if caller.operator:
             return True
-        return await self.person(caller.sender) in await self._owner(session)
+        return await self._owner(session) == f"person:{await self.person(caller.sender)}"
 
-    async def _owner(self, session: str) -> tuple[str, ...]:
-        """Whose session this is: of whoever spoke first, if nobody else was there. Never changes once it is known."""
+    async def _owner(self, session: str) -> str:
+        """Whose session this is. Kept once it is known: it never changes."""
         if session in self._owners:
             self._owners.move_to_end(session)
             return self._owners[session]
-        first = await self.store.entries(session, kinds=(Kind.HEARD, Kind.CHANGED), limit=1)
-        if not first:
-            return ()
-        person = first[0].author.removeprefix("person:")
-        self._owners[session] = (person,) if _alone(first[0].body, person) else ()
+        found = await access.owner(self.store, await self.store.session(session))
+        if found is None:
+            return ""
+        self._owners[session] = found
         if len(self._owners) > MOST_OWNERS:
             self._owners.popitem(last=False)
-        return self._owners[session]
-
-
-def _alone(first: Body | None, person: str) -> bool:
-    """Whether what began a session was between `person` and the agent. What was erased tells nothing."""
-    match first:
-        case Heard(stamp=stamp):
-            return f"person:{person}" in stamp.audience
-        case Changed(change=Branched()):
-            return True  # only the owner of what it branched off can have made it
-        case _:
-            return False
+        return found

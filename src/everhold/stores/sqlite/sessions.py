@@ -141,6 +141,12 @@ from sessions s where s.id = ?
 ONE: Final = _SELECT + "where s.id = ?"
 PAGE: Final = _SELECT + "where s.id > ? order by s.id limit ?"
 PAGE_BACK: Final = _SELECT + "where ?1 = '' or s.id < ?1 order by s.id desc limit ?2"
+BEGUN: Final = (
+    _SELECT + "where (:agent = '' or s.agent = :agent) and (:after = '' or s.id < :after) "
+    "and (s.address = :address or :author = (select e.author from entries e where e.session = s.id "
+    "and e.kind in ('heard', 'changed') and e.author <> 'system' order by e.seq limit 1)) "
+    "order by s.id desc limit :limit"
+)
 BRANCHES: Final = _SELECT + "where s.parent = ? and s.parent <> '' order by s.id"
 WHERETO: Final = "select s.id, s.title from bindings b join sessions s on s.id = b.session where b.address = ?"
 FIND: Final = """

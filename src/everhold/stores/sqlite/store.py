@@ -247,6 +247,12 @@ class SqliteStore:
         sql = sessions.PAGE_BACK if newest_first else sessions.PAGE
         return [sessions.of(self._cursor, row) for row in self._rows(sql, (after, limit))]
 
+    async def begun(
+        self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
+    ) -> list[Session]:
+        values = {"author": author, "agent": agent, "address": address, "limit": limit, "after": after}
+        return [sessions.of(self._cursor, row) for row in self._rows(sessions.BEGUN, values)]
+
     async def branches(self, id: str) -> list[Session]:
         return [sessions.of(self._cursor, row) for row in self._rows(sessions.BRANCHES, (id,))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from everhold.core.entries import (
     Began,
     Bound,
     Branched,
+    Changed,
     Chose,
     Draft,
     Ended,
@@ -393,6 +395,28 @@ class LogContract:
             await scene.open(id)
         assert [one.id for one in await scene.store.sessions(limit=2)] == ["a", "b"]
         assert [one.id for one in await scene.store.sessions(limit=2, after="b")] == ["c", "s"]
+
+    @promise
+    async def test_the_sessions_somebody_began_are_listed_newest_first(self, scene: Scene) -> None:
+        def said(author: str) -> Draft:
+            return Draft(body=heard("hello"), author=author)
+
+        await scene.open("a1")
+        titled = Draft(body=Changed(change=Titled(title="x")), author="system")
+        await scene.commit(titled, said("person:ada"), said("person:bob"), session="a1")
+        await scene.open("b1")
+        await scene.commit(said("person:bob"), said("person:ada"), session="b1")
+        await scene.open("a2", parent="b1", parent_at=1)
+        branched = Changed(change=Branched(parent="b1", at=1))
+        await scene.commit(Draft(body=branched, author="person:ada"), said("person:bob"), session="a2")
+
+        async def begun(**how: Any) -> list[str]:
+            return [one.id for one in await scene.store.begun(author="person:ada", **how)]
+
+        assert await begun() == ["a2", "a1"]
+        assert await begun(address="test:b1") == ["b1", "a2", "a1"]
+        assert (await begun(limit=1), await begun(after="a2")) == (["a2"], ["a1"])
+        assert (await begun(agent="main"), await begun(agent="other")) == (["a2", "a1"], [])
 
     @promise
     async def test_a_session_is_found_by_id_prefix_title_address_or_as_the_last(self, scene: Scene) -> None:

@@ -242,6 +242,12 @@ class GatedStore:
         await self._late()
         return await self.disk.sessions(limit=limit, after=after, newest_first=newest_first)
 
+    async def begun(
+        self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
+    ) -> list[Session]:
+        await self._late()
+        return await self.disk.begun(author=author, agent=agent, address=address, limit=limit, after=after)
+
     async def branches(self, id: str) -> list[Session]:
         await self._late()
         return await self.disk.branches(id)
