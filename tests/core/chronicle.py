@@ -170,8 +170,9 @@ class Chronicle:
         for seq in erase:
             chapter.log[seq - 1] = structs.replace(chapter.log[seq - 1], body=None)
         chapter.marks.append(chapter.last)
+        named = None if op == OWN else op
         self.changes.append(
-            Change(step=Step.NOTE, session=chapter.id, at=1.0, entries=tuple(drafts), erase=erase, **rest)
+            Change(step=Step.NOTE, session=chapter.id, at=1.0, op=named, entries=tuple(drafts), erase=erase, **rest)
         )
         return first
 

@@ -263,7 +263,8 @@ class Change(Struct, frozen=True, kw_only=True):
     claim: Claim | None = None
     """Refused with LeaseLost unless the lane is still held under this fence."""
     op: int | None = None
-    """Refused with LeaseLost unless this operation is running under the claim's fence."""
+    """Refused with LeaseLost unless this operation is running under the claim's fence. Entries of the change belong to
+    this one or to one that begins with them; only what is erased ends others, too: whoever had seen it."""
     generation: int | None = None
     """Refused with Conflict unless the view generation is still this."""
     seen: int | None = None

@@ -90,5 +90,5 @@ class Stage(Scene):
             self._open.add(session)
             agent = session.partition("/")[0] if "/" in session else "main"
             opens = Opening(agent=agent, address=f"test:{session}")
-        change = Change(step=Step.ACCEPT, session=session, at=at, entries=(draft,), opens=opens)
+        change = Change(step=Step.ACCEPT, session=session, at=at, op=draft.op, entries=(draft,), opens=opens)
         return (await self.log.commit(change)).seqs[0]

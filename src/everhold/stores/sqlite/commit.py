@@ -26,7 +26,7 @@ from everhold.core.entries import (
 )
 from everhold.errors import Conflict, Misuse, NotFound
 from everhold.ports.clock import Chance
-from everhold.ports.store import Change, Committed
+from everhold.ports.store import Change, Committed, Step
 from everhold.stores.sqlite import bindings, entries, lanes, ledger, operations, outcomes, sessions
 
 
@@ -60,7 +60,10 @@ def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None
     seqs: tuple[int, ...] = ()
     if drafts:
         try:
-            ops = entries.append(cur, session, first, drafts, at=change.at, chance=chance, pos=pos)
+            ops = entries.append(
+                cur, session, first, drafts,
+                at=change.at, chance=chance, pos=pos, named=change.op, erases=change.step is Step.ERASE,
+            )  # fmt: skip
         except entries.Taken:
             # nothing was done before a change's only entry: it need not look for a twin unless there is one
             if opens is None and len(drafts) == 1 and (found := _twin(cur, change)) is not None:

@@ -14,6 +14,7 @@ from everhold.core.entries import (
     VERSION,
     Began,
     Draft,
+    Ended,
     Entry,
     Heard,
     Kind,
@@ -56,8 +57,13 @@ def append(
     at: float,
     chance: Chance,
     pos: int | None = None,
+    named: int | None = None,
+    erases: bool = False,
 ) -> list[int | None]:
-    """Write `drafts` from seq `first` on, at `pos` or behind all there is; the operation each belongs to."""
+    """Write `drafts` from seq `first` on, at `pos` or behind all there is; the operation each belongs to.
+
+    That is one begun here or the one that is `named`, and was looked at. What `erases` ends whoever had seen it.
+    """
     found = []
     own: int | None = None
     seq = first
@@ -66,8 +72,13 @@ def append(
             body, op, author, when = draft.body, draft.op, draft.author, draft.at
             if type(body) is Began:
                 op = own = seq
-            elif op == OWN:
-                op = _begun(drafts, first) if own is None else own
+            elif op is not None:
+                if op == OWN:
+                    op = _begun(drafts, first) if own is None else own
+                elif op != named and op != own and not (erases and type(body) is Ended):
+                    raise Misuse(
+                        f"session {session}: an entry belongs to operation {op}, which its change does not name"
+                    )
             if when is None:
                 when = at
             kind, text, salt = _NAMES[type(body)], encode(body), chance.bytes(16)

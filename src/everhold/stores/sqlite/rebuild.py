@@ -187,5 +187,5 @@ def _stop(cur: apsw.Cursor, *, at: float, chance: Chance) -> int:
         ended = Draft(
             body=Ended(outcome="interrupted", reason="the store was taken back to here"), author="system", op=op
         )
-        commit.perform(cur, Change(step=Step.END, session=session, at=at, entries=(ended,)), chance)
+        commit.perform(cur, Change(step=Step.END, session=session, at=at, op=op, entries=(ended,)), chance)
     return len(running)

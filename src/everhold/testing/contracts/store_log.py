@@ -174,8 +174,8 @@ class LogContract:
                 blobs=(b"never",),
                 position=Position(platform="p", account="a", name="n", value="v"),
             )
-        with pytest.raises(LeaseLost):
-            await scene.commit(heard("never"), Draft(body=Ended(), author="system", op=99), blobs=(b"never",))
+        with pytest.raises(Conflict):
+            await scene.commit(heard("never"), Began(what="turn", takes=(99,)), blobs=(b"never",))
         assert await scene.texts() == ["first"]
         assert (await scene.store.spent("p", "d")).usd == 0
         assert await scene.store.blob(hashlib.sha256(b"never").hexdigest()) is None

@@ -8,6 +8,7 @@ from everhold.core.entries import (
     Changed,
     Draft,
     Ended,
+    Erased,
     Folded,
     Fresh,
     Halted,
@@ -16,7 +17,7 @@ from everhold.core.entries import (
     Took,
     Undone,
 )
-from everhold.errors import Conflict, LeaseLost, NotFound
+from everhold.errors import Conflict, LeaseLost, Misuse, NotFound
 from everhold.ports.store import Step
 from everhold.testing.contracts.scene import Scene, promise
 
@@ -122,8 +123,28 @@ class OperationsContract:
         with pytest.raises(LeaseLost):
             await scene.commit(Draft(body=thought, author="agent:main", op=op), op=op)
         with pytest.raises(LeaseLost):
-            await scene.commit(Draft(body=Ended(), author="agent:main", op=op))
+            await scene.commit(Draft(body=Ended(), author="agent:main", op=op), op=op)
         assert len(await scene.store.entries("s")) == 3
+
+    @promise
+    async def test_who_writes_for_an_operation_names_it(self, scene: Scene) -> None:
+        """Or nobody would look whether it is still running."""
+        over, running = await scene.turn(), await scene.begin()
+        for op in (over, running):
+            for body in (Thought(text="hm"), Noted(text="late"), Took(takes=()), Ended()):
+                draft = Draft(body=body, author="agent:main", op=op)
+                with pytest.raises(Misuse, match=f"operation {op}, which its change does not name"):
+                    await scene.commit(draft)
+        with pytest.raises(Misuse, match="does not name"):
+            await scene.commit(Draft(body=Thought(), author="agent:main", op=over), op=running)
+        with pytest.raises(Misuse, match="does not name"):  # nor with something that erases: it ends others, no more
+            await scene.commit(
+                Erased(seqs=(1,)), Draft(body=Thought(), author="agent:main", op=running), step=Step.ERASE, erase=(1,)
+            )
+        assert len(await scene.store.entries("s")) == 4
+        ended = Draft(body=Ended(outcome="interrupted"), author="system", op=running)
+        await scene.commit(Erased(seqs=(1,)), ended, step=Step.ERASE, erase=(1,))
+        assert [it.state for it in await scene.store.operations("s")] == ["done", "interrupted"]
 
     @promise
     async def test_an_operation_answers_to_the_fence_it_came_under(self, scene: Scene) -> None:
