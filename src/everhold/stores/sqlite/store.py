@@ -251,7 +251,12 @@ class SqliteStore:
         self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
     ) -> list[Session]:
         values = {"author": author, "agent": agent, "address": address, "limit": limit, "after": after}
-        return [sessions.of(self._cursor, row) for row in self._rows(sessions.BEGUN, values)]
+
+        def read(db: apsw.Connection) -> list[Session]:
+            cur = db.cursor()
+            return [sessions.of(cur, row) for row in rows(cur, sessions.BEGUN, values)]
+
+        return await self._at_length(read)  # it looks at the beginning of every session there is
 
     async def branches(self, id: str) -> list[Session]:
         return [sessions.of(self._cursor, row) for row in self._rows(sessions.BRANCHES, (id,))]
