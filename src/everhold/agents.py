@@ -154,6 +154,9 @@ class Agents:
             agent=settings.name,
             system="\n\n".join([settings.persona.strip(), MANNERS, *self.memories.prompts(settings.name)]).strip(),
             models=models,
+            model=names[0],
+            choices=tuple(sorted(self.settings.models)),
+            unfit=self._unfit,
             summariser=self._model(summariser) if summariser else models[0],
             tools={**self.memories.tools(settings.name), **self.tools(settings)},
             coming=self.coming(settings),
@@ -218,6 +221,13 @@ class Agents:
             return max((p.input * reading + p.output * writing for p in prices), default=0.0) / 1_000_000
 
         return usd
+
+    def _unfit(self, name: str) -> str:
+        """Why `name` cannot stand in for an agent's model."""
+        model = self.settings.models.get(name)
+        if model is None:
+            return f"There is no model {name!r}. There are: {', '.join(sorted(self.settings.models))}."
+        return "" if model.ready else f"Model {name} needs {', '.join(model.missing)}."
 
     def _text_limit(self, place: Place) -> int:
         platform = self.platform(place.platform, place.account)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Call, Called, Draft, Ended, Noted, Returned, Said, Thought, Told
+from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Noted, Returned, Said, Thought, Told
 from everhold.core.turn import MOST_ATTEMPTS
 from everhold.errors import LeaseLost, Overloaded
 from everhold.ports.model import Answer, Request
@@ -98,7 +98,7 @@ class TestRule6Fences:
         house.say("hello?", rest=False)
         house.tick(3_600 * 8)
         assert {body.outcome for body in house.bodies(session, Ended)} == {"released", "done"}
-        assert [body.about for body in house.bodies(session, Told)] == ["model"]
+        assert [body.about for body in house.bodies(session, Told)] == [OUTAGE]
         assert house.heard_back()[1:] == ["You said: hello?"]
         assert [body.outcome for body in house.bodies(session, Ended)].count("done") == 1
         house.sound()

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from everhold.app import local_user
-from everhold.core.entries import Call
+from everhold.core.entries import OUTAGE, Began, Body, Call, Ended, Entry, Told, kind_of
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, rate_limited
 from everhold.web import reply
 from everhold.web.tail import POLL_SECONDS
@@ -138,6 +138,52 @@ async def test_the_agents_are_the_models(client: httpx2.AsyncClient) -> None:
 async def test_a_command_is_answered_like_anything_else(client: httpx2.AsyncClient) -> None:
     answer = await client.post(KINDS[0], json=asking(KINDS[0], "/whoami"), headers={"x-everhold-session": "x"})
     assert text_of(answer).startswith("You are ")
+
+
+@pytest.mark.parametrize("path", KINDS)
+async def test_another_model_is_chosen_and_answers(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, path: str
+) -> None:
+    second = f"  second: {{provider: openai, base_url: {model.openai}, name: second, api_key_env: MODEL_KEY}}\n"
+    closed = "  closed: {provider: openai, base_url: http://127.0.0.1:1/v1, name: closed, api_key_env: NO_KEY}\n"
+    text = gateway.home.config.read_text().replace("models:\n", f"models:\n{second}{closed}")
+    gateway.configure(text.replace("memories: []", "memories: [], model: fake"))
+
+    async def ask(text: str) -> str:
+        return text_of(await client.post(path, json=asking(path, text), headers={"x-everhold-session": "x"}))
+
+    assert await ask("hi") == "You said: hi"
+    assert (await ask("/model")).startswith("Model for this session: fake, as configured. There are: closed, fake, of")
+    assert await ask("/model nonsense") == "There is no model 'nonsense'. There are: closed, fake, offline, second."
+    assert await ask("/model closed") == "Model closed needs NO_KEY."
+    assert await ask("/model second") == "Model for this session: second."
+    assert await ask("hello") == "You said: hello"
+    assert await ask("/model default") == "Model for this session: fake, as configured."
+    assert await ask("bye") == "You said: bye"
+    assert [asked.json["model"] for asked in model.requests] == ["fake", "second", "fake"]
+
+
+@pytest.mark.parametrize("about", [OUTAGE, "model"])
+async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about: str) -> None:
+    reader = reply._Reader("s", 1)
+    told = Told(text="The model cannot be reached right now.", about=about)
+
+    def entry(seq: int, body: Body, op: int) -> Entry:
+        return Entry(
+            session="s", seq=seq, pos=seq, kind=kind_of(body), op=op, author="system", at=0.0, version=1, body=body,
+            digest=b"",
+        )  # fmt: skip
+
+    def read(op: int, *bodies: Body) -> list[object]:
+        return [reader.read(entry(seq, body, op=op)) for seq, body in enumerate(bodies, start=op)]
+
+    *_, growth = read(2, Began(what="turn", takes=(1,)), told, Ended(outcome="released"))
+    assert isinstance(growth, reply.Turned)
+    assert reader.told
+    answer = Told(text="Model: fake.", about="model")
+    *_, growth = read(5, Began(what="command", takes=(1,)), answer, Ended())
+    assert isinstance(growth, reply.Reply)
+    assert growth.text == "Model: fake."
 
 
 # -- leaving, repeating, waiting ---------------------------------------------------------------------------------------

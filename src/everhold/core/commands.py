@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "background": "/background TEXT: let me work on this beside our conversation",
     "status": "what is going on here",
     "usage": "what this session has cost",
-    "model": "/model NAME: another model for this session",
+    "model": "the model of this session; /model NAME chooses another, /model default goes back",
     "memory": "what I keep in mind; /memory why, /memory search WORDS, /memory note TEXT, /memory forget WORDS",
     "sessions": "your sessions",
     "whoami": "who you are to everhold",

@@ -209,11 +209,16 @@ class Said(Record, frozen=True):
     stamp: Stamp = Stamp()
 
 
+OUTAGE: Final = "outage"
+"""What a turn's notice is about that no model could be asked. In older logs it is about `model`."""
+
+
 class Told(Record, frozen=True):
     """A notice of the gateway's own to a person. Delivered like a reply, never part of the model's context."""
 
     text: str
     about: str
+    """What it is about: for a command's answer, the command."""
     to: Place | None = None
     parts: tuple[str, ...] = ()
 

@@ -45,6 +45,8 @@ READER: Final = "desk"
 MOST_FAILURES: Final = 4
 """A command that fell over so often is given up."""
 MOST_LISTED: Final = 50
+DEFAULT: Final = "default"
+"""Instead of a model's name: the one that is configured."""
 
 
 class Desk:
@@ -155,8 +157,7 @@ class Desk:
             case "link":
                 reply = "Say this in a direct chat with me."
             case "model":
-                changes = (Changed(change=Chose(setting="model", value=command.argument)),)
-                reply = f"Model for this session: {command.argument or 'as configured'}."
+                changes, reply = self._model(session, runtime, command.argument)
             case "branch":
                 reply = await self._branch(session, entry)
             case "resume":
@@ -207,6 +208,22 @@ class Desk:
             origin = Origin(session=session.id, owner=heard.stamp.person, title=title, address=session.address)
             changes += [Changed(change=Named(memory=it, name=runtime.naming(it, origin))) for it in runtime.memories]
         return tuple(changes), f"Named “{title}”." + (" Memories follow." if memory else "")
+
+    def _model(self, session: Session, runtime: Runtime, name: str) -> tuple[tuple[Body, ...], str]:
+        """Another model for this session, the configured one again, or just a word about the one it has."""
+        if not name:
+            chosen = session.choices.get("model", "")
+            how = "chosen here" if chosen else "as configured"
+            if chosen not in ("", runtime.model):
+                how = f"as configured, since {chosen} cannot be used"
+            there = f"There are: {', '.join(runtime.choices)}. /model NAME chooses, /model {DEFAULT} goes back."
+            return (), f"Model for this session: {runtime.model}, {how}. {there}"
+        value = "" if name == DEFAULT and name not in runtime.choices else name
+        if value and (unfit := runtime.unfit(value)):
+            return (), unfit
+        model = self.runtimes.runtime(session.agent, {**session.choices, "model": value}).model
+        reply = f"Model for this session: {model}{'' if value else ', as configured'}."
+        return (Changed(change=Chose(setting="model", value=value)),), reply
 
     async def _compress(
         self, session: Session, runtime: Runtime, heard: Heard, argument: str

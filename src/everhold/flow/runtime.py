@@ -61,6 +61,10 @@ class Runtime:
     models: tuple[Model, ...]
     """The first is asked; the others when it cannot be."""
     summariser: Model
+    model: str = ""
+    """The name of the first one in the configuration."""
+    choices: tuple[str, ...] = ()
+    """The names of those that a session may choose from."""
     tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)
     coming: Callable[[], Awaitable[None]] | None = None
     """Tools that are on their way: wait for them, but not for ever, then ask for the runtime again."""
@@ -99,6 +103,8 @@ class Runtime:
     """Turns after which what was said is looked through for what to remember; 0: never."""
     price: Callable[[int, int], float] = lambda _input, _output: 0.0
     """US dollars for so many tokens in and out, of the dearest model that may be asked."""
+    unfit: Callable[[str], str] = lambda _name: ""
+    """Why a model cannot be chosen for this agent; nothing if it can."""
     zone: datetime.tzinfo = datetime.UTC
     """Where a schedule's times are meant."""
     most_output: int = 4_096

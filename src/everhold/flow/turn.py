@@ -13,6 +13,7 @@ from everhold.core import compression, facts
 from everhold.core.access import hops_of
 from everhold.core.context import Exchange, View, build, fingerprint, messages, oversized
 from everhold.core.entries import (
+    OUTAGE,
     VERSION,
     Began,
     Body,
@@ -421,7 +422,7 @@ class TurnWork:
         told: tuple[Body, ...] = ()
         if attempts == 1 and self.origin is not None:
             text = "The model cannot be reached right now. Your message is kept and will be answered."
-            told = (Told(text=text, about="model", to=self.origin, parts=(text,)),)
+            told = (Told(text=text, about=OUTAGE, to=self.origin, parts=(text,)),)
         ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
         bodies = (*told, *ended)
         self.log.warning("turn.waiting", reason=task.reason, seconds=seconds, released=task.release)

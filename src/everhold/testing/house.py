@@ -78,6 +78,8 @@ class Furniture:
     def __init__(self) -> None:
         self.model = ScriptedModel()
         self.fallbacks: tuple[ScriptedModel, ...] = ()
+        self.others: dict[str, ScriptedModel] = {}
+        """What a session may choose instead, by name."""
         self.summariser = self.model
         self.tools: dict[str, Tool] = {}
         self.platforms: dict[tuple[str, str], Platform] = {}
@@ -92,10 +94,15 @@ class Furniture:
         """Anything else of a Runtime: busy, soft, hard, keep, ahead…"""
 
     def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
+        chosen = choices.get("model", "")
+        model = self.others.get(chosen, self.model)
         return Runtime(
             agent=agent,
             system="You are a test.",
-            models=(self.model, *self.fallbacks),
+            models=(model, *self.fallbacks),
+            model=model.name,
+            choices=tuple(self.others),
+            unfit=lambda name: "" if name in self.others else f"There is no model {name!r}.",
             summariser=self.summariser,
             tools=self.tools,
             memories=tuple(self.memories),

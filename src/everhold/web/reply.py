@@ -9,12 +9,13 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
-from everhold.core.entries import Began, Call as ToolCall, Ended, Entry, Said, Thought, Told, Took, Usage
+from everhold.core.entries import OUTAGE, Began, Call as ToolCall, Ended, Entry, Said, Thought, Told, Took, Usage
 from everhold.web.answers import Refusal, seconds
 from everhold.web.office import Office
 from everhold.web.tail import POLL_SECONDS, Piece
 
 PAGE: Final = 200
+_OUTAGE: Final = (OUTAGE, "model")
 MOST_SECONDS: Final = 900.0
 """After this a caller is told that the message is kept, and leaves without an answer."""
 
@@ -86,6 +87,8 @@ class _Reader:
         self.seq = seq
         self.op = 0
         """The operation that took it, 0 while none has."""
+        self.turn = False
+        """That is a turn: a model answers, and not the gateway."""
         self.told = False
         """The chat heard that no model can be asked."""
         self.pieces: list[Piece] = []
@@ -104,6 +107,7 @@ class _Reader:
         body = entry.body
         if isinstance(body, Began | Took) and self.seq in body.takes:
             self.op, self.text, self.notice = entry.op or 0, "", ""
+            self.turn = isinstance(body, Took) or body.what == "turn"
             return None
         if not self.op or entry.op != self.op:
             return None
@@ -113,7 +117,7 @@ class _Reader:
             case Said(text=text):
                 self.text = text
             case Told(text=text, about=about):
-                self.told = about == "model"
+                self.told = self.turn and about in _OUTAGE
                 self.notice = "" if self.told else text
             case Ended():
                 return self._ended(body)

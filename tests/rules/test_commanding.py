@@ -1,0 +1,93 @@
+"""What a command says is so: it did that, or it says why not and what to say instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from everhold.core.entries import Changed, Chose, Heard
+from everhold.ports.model import Answer
+from everhold.testing.fakes import ScriptedModel
+from everhold.testing.house import House
+
+from .conftest import HeldModel
+
+
+def say(house: House, text: str) -> str:
+    """What is seen last after somebody said this."""
+    house.say(text)
+    return house.heard_back()[-1]
+
+
+def named(text: str, *, name: str) -> ScriptedModel:
+    return ScriptedModel(lambda _: Answer(text=text, model=name), name=name)
+
+
+# -- /model ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def models(house: House) -> House:
+    house.furniture.model = named("I am the first", name="first")
+    house.furniture.others = {"first": house.furniture.model, "second": named("I am the second", name="second")}
+    return house
+
+
+def test_a_model_that_was_chosen_answers_until_it_is_taken_back(models: House) -> None:
+    assert say(models, "who?") == "I am the first"
+    assert say(models, "/model second") == "Model for this session: second."
+    assert say(models, "who?") == "I am the second"
+    models.crash()
+    models.start()
+    assert say(models, "who?") == "I am the second", "it is in the log"
+    models.say("who?", chat="other")
+    assert models.heard_back()[-1] == "I am the first", "another session has its own"
+    assert say(models, "/model default") == "Model for this session: first, as configured."
+    assert say(models, "who?") == "I am the first"
+    models.sound()
+
+
+def test_a_model_that_is_not_there_is_refused_and_nothing_changes(models: House) -> None:
+    session = models.say("/model second").session
+    assert say(models, "/model nonsense") == "There is no model 'nonsense'."
+    assert say(models, "who?") == "I am the second"
+    assert [body.change for body in models.bodies(session, Changed)] == [Chose(setting="model", value="second")]
+
+
+def test_the_word_alone_shows_the_model_and_changes_nothing(models: House) -> None:
+    there = "There are: first, second. /model NAME chooses, /model default goes back."
+    assert say(models, "/model") == f"Model for this session: first, as configured. {there}"
+    say(models, "/model second")
+    assert say(models, "/model") == f"Model for this session: second, chosen here. {there}"
+    assert say(models, "who?") == "I am the second"
+    del models.furniture.others["second"]
+    assert say(models, "/model").startswith(
+        "Model for this session: first, as configured, since second cannot be used."
+    )
+
+
+# -- /queue, /usage ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_queued_waits_its_turn_where_others_would_interrupt(house: House) -> None:
+    house.furniture.settings["busy"] = "interrupt"
+    house.furniture.model = held = HeldModel()
+    session = house.say("first", rest=False).session
+    house.tick()
+    house.say("/queue second", rest=False)
+    house.tick(5)
+    assert len(held.asked) == 1, "the running turn goes on"
+    held.free = True
+    house.rest(5)
+    assert [request.messages[-1].text for request in held.asked] == ["first", "second"]
+    assert house.heard_back() == ["at last", "at last"]
+    assert [body.command for body in house.bodies(session, Heard)] == [None, None], "it is said, not ordered"
+    house.sound()
+
+
+def test_usage_is_what_the_turns_have_cost(house: House) -> None:
+    assert say(house, "/usage") == "0 tokens in, 0 out, 0.0000 USD."
+    for _ in range(3):
+        house.say("hello")
+    assert say(house, "/usage") == "30 tokens in, 15 out, 0.0000 USD."
+    house.say("/undo")
+    assert say(house, "/usage").startswith("30 tokens in"), "what was taken back was paid for"
