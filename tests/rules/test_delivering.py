@@ -159,10 +159,17 @@ class TestRule10Doubt:
         assert house.heard_back() == ["You said: first", "You said: second"]
 
     def test_a_probe_looks_only_after_the_deadline_and_the_visibility_lag(self, house: House) -> None:
-        platform = use(house, Delivery.PROBE, visible_after=20.0)
-        platform.faults.lose()
+        """A request may be carried out at the last moment, long after its answer was lost, and be seen later still."""
+
+        class Late(FakePlatform):
+            async def send(self, out: Outgoing) -> str:
+                asyncio.get_running_loop().call_later(DEADLINE_SECONDS - 1, self.receive, out)
+                raise InDoubt("the connection broke")
+
+        house.platform = Late(Delivery.PROBE, visible_after=20.0)
+        house.furniture.platforms[("fake", "main")] = house.platform
         house.say("hello", rest=False)
-        house.rest(DEADLINE_SECONDS + 60)
+        house.rest(3 * DEADLINE_SECONDS)
         assert house.heard_back() == ["You said: hello"]
 
     @pytest.mark.parametrize("delivery", [Delivery.KEYED, Delivery.UPSERT, Delivery.PROBE])
@@ -260,6 +267,19 @@ class TestRule12Destinations:
         house.start()
         house.rest(30)
         assert [(out.text, out.edits) for out in platform.shown] == [("piece by piece it grew", "draft-1")]
+
+    def test_a_draft_opens_only_when_its_lane_is_empty(self, house: House) -> None:
+        """It would stand above a reply that was made before."""
+        platform = growing(house)
+        platform.faults.fail(Transient("slow down", retry_after=60.0))
+        house.say("one", rest=False)
+        house.tick(15)
+        assert (platform.drafts, platform.shown) == (1, [])
+        house.say("two", rest=False)
+        house.tick(15)
+        assert platform.drafts == 1
+        house.rest(120)
+        assert [out.edits for out in platform.shown] == ["draft-1", ""]
 
     @pytest.mark.parametrize("word", ["/stop", "/halt"])
     def test_a_draft_that_nobody_finishes_says_so(self, house: House, word: str) -> None:

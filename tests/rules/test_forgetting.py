@@ -62,8 +62,10 @@ class Forgetful(FakeProvider):
 class Tardy(Forgetful):
     """Carries out a write some time after it was asked to."""
 
+    seconds = 5.0
+
     async def store(self, batch: Batch) -> Mapping[str, str]:
-        await asyncio.sleep(5)
+        await asyncio.sleep(self.seconds)
         return await super().store(batch)
 
 
@@ -357,6 +359,23 @@ class TestInTheMiddle:
         house.say(f"remember {CANARY}", rest=False)
         house.tick(0.5)
         assert CANARY not in provider.words
+        assert house.run(memory(house).forget("ada")).done
+        house.rest(60)
+        assert provider.writes
+        assert CANARY not in provider.words
+
+    def test_what_a_dead_process_sent_is_waited_for_before_the_provider_is_asked(self, house: House) -> None:
+        """Its request can be carried out until its deadline, at a far side that knows keys, too (rule 15)."""
+        provider = Tardy()
+        provider.seconds = provider.deadline - 1
+        house.furniture.memories = {"a": provider}
+        furnish(house)
+        session = house.say(f"remember {CANARY}", rest=False).session
+        house.tick(0.5)
+        seqs = [entry.seq for entry in house.log(session) if entry.kind in ("heard", "thought", "said")]
+        house.run(house.control.erase(session, seqs))
+        house.crash()
+        house.start()
         assert house.run(memory(house).forget("ada")).done
         house.rest(60)
         assert provider.writes

@@ -86,9 +86,20 @@ class TestRule2Recognition:
         assert house.say("hello", id="77", event="edit", revision="2").outcome == "duplicate"
         assert house.heard_back() == ["You said: helo", "You said: hello"]
 
-    def test_ids_of_other_chats_accounts_and_platforms_are_other_messages(self, house: House) -> None:
-        outcomes = [house.say("hi", id="1", chat=chat).outcome for chat in ("a", "b", "c")]
-        assert outcomes == ["accepted"] * 3
+    @pytest.mark.parametrize("part", ["platform", "account", "chat", "message"])
+    def test_the_same_id_elsewhere_is_another_message(self, house: House, part: str) -> None:
+        first = house.message("hi", id="1")
+        other = structs.replace(first, origin=structs.replace(first.origin, **{part: "another"}))
+        outcomes = [house.accept(incoming).outcome for incoming in (first, other, first, other)]
+        assert outcomes == ["accepted"] * 2 + ["duplicate"] * 2
+
+    @pytest.mark.parametrize("part", ["event", "revision"])
+    def test_another_event_or_revision_is_another_message(self, house: House, part: str) -> None:
+        """A platform may number its events apart, or say what an edit is by its revision alone."""
+        first = house.message("hi", id="1", event="edit", revision="1")
+        other = structs.replace(first, **{part: "2"})
+        outcomes = [house.accept(incoming).outcome for incoming in (first, other, first, other)]
+        assert outcomes == ["accepted"] * 2 + ["duplicate"] * 2
 
 
 class TestRule3Order:
