@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
-import statistics
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,18 @@ from everhold.testing.kill.trial import READY_SECONDS, Outcome, Trial
 
 KILLS = int(os.environ.get("EVERHOLD_KILLS", "1000"))
 KILLS_A_STORM = 50
+HARD_SECONDS = 5 * READY_SECONDS
 TOURS = 20
 
 
 def found_nothing(outcome: Outcome) -> None:
     assert not outcome.failures, str(outcome)
-    # the worst of thirty starts says more about the neighbours on this machine than about us
-    assert statistics.median(outcome.ready) < READY_SECONDS, str(outcome)
+    # a start takes 0.3 s; one in twenty may meet a neighbour of this machine that takes both cores for a moment, and
+    # even that one is not as slow as a start that reads the whole log, or waits for a lease
+    ready = sorted(outcome.ready)
+    most = ready[: len(ready) - math.ceil(len(ready) / 20)]
+    assert all(seconds < READY_SECONDS for seconds in most), str(outcome)
+    assert ready[-1] < HARD_SECONDS, str(outcome)
     assert outcome.counts["messages"] > 20, str(outcome)
 
 

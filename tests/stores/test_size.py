@@ -174,7 +174,9 @@ def test_a_turn_costs_few_statements(tmp_path: Path) -> None:
         await scene.commit(Draft(body=Ended(), author="agent:main", op=4), op=4, claim=claim)
         end = len(ran)
         store.writer.db.set_exec_trace(None)
-        assert (accept, begin, end) <= (8, 9, 8)
+        assert accept <= 8
+        assert begin <= 9
+        assert end <= 8
         await store.close()
 
     run(play())
