@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from everhold.config import AgentSettings, ModelSettings, Settings, plugin_settings
-from everhold.config.settings import BUILTIN
+from everhold.config.settings import BUILTIN, OFFLINE
 from everhold.core.entries import Place, Stamp
 from everhold.core.naming import Origin, Rule, hermes_name, name
 from everhold.core.pace import Pace, pace_of
@@ -74,11 +74,14 @@ class Agents:
 
     def adopt(self, settings: Settings) -> None:
         """Another revision is in force: agents that it changes are built anew at their next turn."""
-        changed = {name for name, it in settings.models.items() if self.settings.models.get(name) != it}
-        for gone in [model for model in self._models if model in changed or model not in settings.models]:
+        names = {*settings.models, *self.settings.models}
+        changed = {name for name in names if self.settings.models.get(name) != settings.models.get(name)}
+        for gone in [model for model in self._models if model in changed]:
             self._retire(self._models.pop(gone))
         kept = {name for name, sign in settings.signatures.items() if self.settings.signatures.get(name) == sign}
-        self._runtimes = {key: runtime for key, runtime in self._runtimes.items() if key[0] in kept}
+        self._runtimes = {
+            key: runtime for key, runtime in self._runtimes.items() if key[0] in kept and key[2] not in changed
+        }
         self.memories.adopt(settings)
         self.settings = settings
 
@@ -143,7 +146,10 @@ class Agents:
     # -- building ----------------------------------------------------------------------------------------------------
 
     def _build(self, settings: AgentSettings, chosen: str) -> Runtime:
-        names = [chosen if chosen in self.settings.models else settings.model, *settings.fallback]
+        # what was chosen before a budget or a model was changed may not be what may be chosen now
+        model = self.settings.models.get(chosen)
+        fits = model is not None and not free_of_charge(settings, model)
+        names = [chosen if fits else settings.model, *settings.fallback]
         models = tuple(self._model(name) for name in dict.fromkeys(names))
         summariser = settings.compression.model
         compression = settings.compression
@@ -156,7 +162,7 @@ class Agents:
             models=models,
             model=names[0],
             choices=tuple(sorted(self.settings.models)),
-            unfit=self._unfit,
+            unfit=lambda name: self._unfit(settings, name),
             summariser=self._model(summariser) if summariser else models[0],
             tools={**self.memories.tools(settings.name), **self.tools(settings)},
             coming=self.coming(settings),
@@ -222,11 +228,13 @@ class Agents:
 
         return usd
 
-    def _unfit(self, name: str) -> str:
+    def _unfit(self, settings: AgentSettings, name: str) -> str:
         """Why `name` cannot stand in for an agent's model."""
         model = self.settings.models.get(name)
         if model is None:
             return f"There is no model {name!r}. There are: {', '.join(sorted(self.settings.models))}."
+        if free_of_charge(settings, model):
+            return f"Model {name} has no price, and the budget of {settings.name} is in dollars."
         return "" if model.ready else f"Model {name} needs {', '.join(model.missing)}."
 
     def _text_limit(self, place: Place) -> int:
@@ -255,6 +263,12 @@ def limits_of(settings: AgentSettings, stamp: Stamp) -> tuple[Limit, ...]:
         Limit(purse=purse, usd=part.usd_per_day, tokens=part.tokens_per_day)
         for purse, part in zip(purses_of(settings.name, stamp), parts, strict=True)
     )
+
+
+def free_of_charge(settings: AgentSettings, model: ModelSettings) -> bool:
+    """Whether a model would cost nothing as far as an agent's budget in dollars can tell: a way around it."""
+    limited = any(limit.usd_per_day is not None for limit in settings.budget.limits())
+    return limited and model.price is None and model.provider != OFFLINE
 
 
 def name_for(settings: AgentSettings, memory: str, origin: Origin) -> str:

@@ -19,6 +19,7 @@ from everhold.agents import Held
 from everhold.core.entries import Began, Call, Called, Ended, Folded, Returned, Said, Thought, Told
 from everhold.models.openai import OpenAIModel
 from everhold.ports.model import Request
+from everhold.ports.store import Change
 from everhold.testing.modelrules import prompt_tokens
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, Status, Step, rate_limited
 from tests.cli.house import House, until
@@ -336,6 +337,65 @@ async def test_a_person_who_spent_everything_leaves_the_others_theirs(tmp_path: 
         asked = len(server.requests)
         assert (await t.ask("hello", who="bob", chat="bobs")).startswith("word")
         assert len(server.requests) == asked + 1
+
+
+async def test_a_model_without_a_price_is_no_way_around_a_budget(tmp_path: Path, server: ModelServer) -> None:
+    models = {"m": endpoint(server.openai, price={"input": 2.0, "output": 10.0}), "free": endpoint(server.openai, "f")}
+    async with town(tmp_path, server, models=models) as t:
+        assert "There is no model 'fee'" in await t.ask("/model fee")
+        assert await t.ask("/model free") == "Model for this session: free."
+        await t.ask("hello")
+        assert server.requests[-1].json["model"] == "f"
+        t.configure(config(models, budget={"per_person": {"usd_per_day": 5}}))
+        # what was chosen before holds no longer, and nobody can choose it again
+        await t.ask("hello")
+        assert server.requests[-1].json["model"] == "fake"
+        assert "free has no price" in await t.ask("/model free")
+        assert await t.ask("/model offline") == "Model for this session: offline."
+        models["free"]["price"] = {"input": 1, "output": 1}
+        t.configure(config(models, budget={"per_person": {"usd_per_day": 5}}))
+        assert await t.ask("/model free") == "Model for this session: free."
+        await t.ask("hello")
+        assert server.requests[-1].json["model"] == "f"
+
+
+async def test_a_call_that_was_stopped_is_paid_for(tmp_path: Path, server: ModelServer) -> None:
+    server.script(Reply(text="one two three four", cut=Cut(how="hang", after=3)))
+    async with town(tmp_path, server, entry={"price": {"input": 2.0, "output": 10.0}}) as t:
+        verdict = await t.say("tell me a long story")
+        await t.until(lambda: len(t.pieces) >= 2)
+        await t.ask("/stop")
+        await t.rest()
+        (ended,) = [it for it in await t.bodies(verdict.session, Ended) if it.outcome == "stopped"]
+        assert ended.usage.input > 20
+        assert 0 < ended.usage.output < 20
+        spent = await t.app.store.spent("person:ada", t.app.agents.day())
+        assert spent.tokens == ended.usage.input + ended.usage.output
+        assert spent.usd == pytest.approx(ended.usage.usd)
+        assert spent.usd > 0
+
+
+async def test_what_a_call_may_cost_is_held_until_what_it_cost_is_committed(
+    tmp_path: Path, server: ModelServer
+) -> None:
+    calls = (Call(id="c", tool="nobody_knows"),)
+    server.script(Reply(calls=calls), Reply(text="Well."), Reply(text="So."))
+    budget = {"tokens_per_day": 1_000_000, "background": {"tokens_per_day": 1_000_000}}
+    async with town(tmp_path, server, budget=budget) as t:
+        held: list[int] = []
+        told, purses = t.app.store.on_commit, t.app.supervisor.purses
+
+        def committed(change: Change) -> None:
+            told(change)
+            held.extend([purses.held("agent:main").tokens] if change.spends else [])
+
+        t.app.store.on_commit = committed
+        assert await t.ask("hello") == "Well."
+        await t.ask("/background think")
+        await t.until(lambda: len(held) >= 3)
+        await t.rest()
+        assert all(tokens > 4_000 for tokens in held)
+        assert purses.held("agent:main").tokens == 0
 
 
 # -- the configuration -------------------------------------------------------------------------------------------------

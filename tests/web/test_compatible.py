@@ -430,12 +430,16 @@ async def test_the_model_s_failures_have_a_status(client: httpx2.AsyncClient, mo
     assert (await client.post(KINDS[0], json=asking(KINDS[0], "hi"))).headers["retry-after"] == "7"
 
 
-async def test_leaving_without_a_session_ends_the_call(client: httpx2.AsyncClient, model: ModelServer) -> None:
+async def test_leaving_without_a_session_ends_the_call_and_pays_for_it(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer
+) -> None:
     model.script(Reply(text="a b c d e f g h", pause=0.05))
     before = {task for task in asyncio.all_tasks() if "_ask" in repr(task)}
     async with client.stream("POST", KINDS[0], json=asking(KINDS[0], "hi", stream=True)) as response:
         await anext(events_of(response))
     await eventually(lambda: {task for task in asyncio.all_tasks() if "_ask" in repr(task)} == before)
+    spent = await gateway.running.store.spent(f"person:{local_user()}", gateway.running.agents.day())
+    assert spent.tokens > 1
 
 
 @pytest.mark.parametrize(

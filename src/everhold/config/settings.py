@@ -214,7 +214,7 @@ class LimitSettings(Part):
 
 class BudgetSettings(LimitSettings):
     per_person: LimitSettings = LimitSettings()
-    """What one person may cause."""
+    """What one person may have caused, with all agents together, for this one to answer them."""
     per_chat: LimitSettings = LimitSettings()
     """What one conversation may cause."""
     background: LimitSettings = LimitSettings()

@@ -107,6 +107,8 @@ class CutShort(Struct, frozen=True):
     """Somebody stopped the turn, or something more urgent came."""
 
     outcome: Literal["stopped", "interrupted"]
+    usage: Usage = Usage()
+    """About what the call has cost that was given up for it."""
 
 
 Event: TypeAlias = Opened | Recorded | Answered | Ran | Unreachable | Overlong | Broken | CutShort
@@ -143,6 +145,8 @@ class Finish(Struct, frozen=True, kw_only=True):
     """Files that go with the reply."""
     notice: str = ""
     """What the chat is told instead of, or beside, a reply."""
+    given_up: Usage = Usage()
+    """What a call has cost whose answer nobody waited for."""
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -193,8 +197,9 @@ def step(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn,
             return turn, Shrink(reason=reason)
         case Broken(reason=reason):
             return turn, _fail(turn, reason)
-        case CutShort(outcome):
-            return turn, Finish(ended=Ended(outcome=outcome, usage=turn.usage), bodies=_close(turn))
+        case CutShort(outcome, usage):
+            ended = Ended(outcome=outcome, usage=turn.usage + usage)
+            return turn, Finish(ended=ended, bodies=_close(turn), given_up=usage)
 
 
 def _record(turn: Turn, bodies: tuple[Body, ...]) -> Turn:

@@ -39,7 +39,7 @@ from everhold.core.turn import Answered, Broken, Event, Overlong, Run, Unreachab
 from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
-from everhold.flow.purse import Purses, Worst
+from everhold.flow.purse import Purses, Reservation, Worst
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import Views, view_at
 from everhold.ports.model import Answer, Message, Request
@@ -89,9 +89,18 @@ class Jobs:
         self.bells = bells
         self.purses = purses
         self.views = views or Views()
+        self.asked: list[Thought] = []
+        """Every answer so far: it was paid for, whatever becomes of the job."""
+        self.held: list[Reservation] = []
         self.log = gates.log.bind(session=claim.session)
 
     async def run(self) -> None:
+        try:
+            await self._run()
+        finally:
+            self._settle()
+
+    async def _run(self) -> None:
         session = await self.store.session(self.claim.session)
         runtime = self.runtimes.runtime(session.agent, session.choices)
         try:
@@ -113,6 +122,7 @@ class Jobs:
                     wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm),
                     release=True,
                 ),
+                spends=self._spends(runtime, tuple(self.asked)),
             )
 
     # -- a task somebody asked for -----------------------------------------------------------------------------------
@@ -143,7 +153,7 @@ class Jobs:
                 if place
                 else ()
             ),
-            Ended(usage=sum((thought.usage for thought in thoughts), Usage())),
+            Ended(usage=sum((thought.usage for thought in self.asked), Usage())),
         )
         heard = Heard(
             origin=Place(platform=TASKS, chat=session.id, message=str(entry.seq)),
@@ -160,7 +170,7 @@ class Jobs:
             heard=(Draft(body=heard, author=runtime.author, dedup=f"job:{session.id}:{entry.seq}"),),
             lane=LaneUpdate(position=entry.seq, attempts=0, error="", wait=Wait(), release=True),
             wakes=runtime.voices(bodies) + runtime.overseers(),
-            spends=self._spends(runtime, thoughts),
+            spends=self._spends(runtime, tuple(self.asked)),
         )
         self.log.info("job.done", task=entry.seq)
 
@@ -232,6 +242,12 @@ class Jobs:
     async def flush(self, session: Session, part: View, *, advice: str = "") -> None:
         """Note what a part of the conversation holds before a summary stands for it. Never holds the summary up: what
         cannot be noted now is left to the next review, and the originals stay in the log."""
+        try:
+            await self._flush(session, part, advice=advice)
+        finally:
+            self._settle()
+
+    async def _flush(self, session: Session, part: View, *, advice: str) -> None:
         runtime = self.runtimes.runtime(session.agent, session.choices)
         if not runtime.review_every:
             return
@@ -323,15 +339,16 @@ class Jobs:
         weight = runtime.weigh(request)
         reading = runtime.meter.most(weight)
         worst = Worst(usd=runtime.price(reading, runtime.most_output), tokens=reading + runtime.most_output)
+        reservation = self.purses.reserved(runtime.job_limits(), worst)
         try:
-            async with self.purses.reserved(runtime.job_limits(), worst):
-                event: Event = await perform.ask(
-                    self.gates, runtime.models, request, deadline=DEADLINE_SECONDS, record=record
-                )
+            await reservation.take()
         except Refused as error:
             raise Failed(str(error), again=False) from error
+        self.held.append(reservation)
+        event: Event = await perform.ask(self.gates, runtime.models, request, deadline=DEADLINE_SECONDS, record=record)
         match event:
             case Answered(thought):
+                self.asked.append(thought)
                 return thought
             case Unreachable(reason=reason, retry_after=retry_after):
                 raise Failed(reason, again=True, retry_after=retry_after)
@@ -339,6 +356,12 @@ class Jobs:
                 raise Failed(reason, again=False)
             case _:
                 raise Failed("it was cut short", again=True)
+
+    def _settle(self) -> None:
+        """What was asked is booked, or never will be."""
+        for reservation in self.held:
+            reservation.give_back()
+        self.held.clear()
 
     async def _unchanged(self, session: Session) -> None:
         """Between its questions a job commits nothing that would tell it that it was taken over, or that something

@@ -1,7 +1,7 @@
 """Money before calls: reserves the worst case, settles the truth, refuses while it still costs nothing.
 
-What was spent is in the store, committed with the thought it paid for. What is reserved lives only as long as the call
-that it is for, and so does this.
+What was spent is in the store, committed with the thought it paid for. What is reserved for a call is held until that
+commit: whoever looks meanwhile sees the one or the other, or both, and never neither.
 """
 
 from __future__ import annotations
@@ -39,15 +39,24 @@ class Purses:
         self.day = day
         self._usd: defaultdict[str, float] = defaultdict(float)
         self._tokens: defaultdict[str, int] = defaultdict(int)
+        self._given_back = 0
 
     def reserved(self, limits: Sequence[Limit], worst: Worst) -> Reservation:
-        """Hold the worst case of a call while it is made. Raises Refused, before anything is spent."""
+        """What will hold the worst case of a call: `take` it before, `give_back` once what it came to is committed."""
         bound = [limit for limit in limits if limit.usd is not None or limit.tokens is not None]
         return Reservation(self, bound, worst)
 
+    def held(self, purse: str) -> Worst:
+        """What a purse holds back at this moment for calls that are being made."""
+        return Worst(usd=self._usd[purse], tokens=self._tokens[purse])
+
     async def take(self, bound: Sequence[Limit], worst: Worst) -> None:
         day = self.day()
-        spents = [await self.store.spent(limit.purse, day) for limit in bound]
+        while True:
+            before = self._given_back
+            spents = [await self.store.spent(limit.purse, day) for limit in bound]
+            if before == self._given_back:
+                break  # else something was spent and given back since we read what was spent: we would see neither
         # from here to the reservation nobody else gets a turn: two calls cannot both have the last of a purse
         for limit, spent in zip(bound, spents, strict=True):
             usd = Purse(name=limit.purse, limit=limit.usd, spent=spent.usd, reserved=self._usd[limit.purse])
@@ -59,6 +68,7 @@ class Purses:
             self._tokens[limit.purse] += worst.tokens
 
     def give_back(self, bound: Sequence[Limit], worst: Worst) -> None:
+        self._given_back += 1
         for limit in bound:
             self._usd[limit.purse] -= worst.usd
             self._tokens[limit.purse] -= worst.tokens
@@ -73,16 +83,28 @@ class Purses:
 
 
 class Reservation:
-    """What purses hold back for one call, for as long as the block lasts."""
+    """What purses hold back for one call, until it is given back or the block ends."""
 
     def __init__(self, purses: Purses, bound: Sequence[Limit], worst: Worst) -> None:
         self._purses = purses
         self._bound = bound
         self._worst = worst
+        self._held = False
 
-    async def __aenter__(self) -> None:
+    async def take(self) -> None:
+        """Raises Refused, before anything is spent."""
         if self._bound:
             await self._purses.take(self._bound, self._worst)
+            self._held = True
+
+    def give_back(self) -> None:
+        """What the call came to is committed, or it came to nothing. Once is enough."""
+        if self._held:
+            self._held = False
+            self._purses.give_back(self._bound, self._worst)
+
+    async def __aenter__(self) -> None:
+        await self.take()
 
     async def __aexit__(self, *_: object) -> None:
-        self._purses.give_back(self._bound, self._worst)
+        self.give_back()

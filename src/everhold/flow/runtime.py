@@ -145,6 +145,11 @@ class Runtime:
     def weigh(self, request: Request) -> int:
         return weigh_request(request)
 
+    def given_up(self, weight: int, words: str) -> Usage:
+        """About what a call has cost that was given up: all that was to be read, and what came of the answer."""
+        reading, writing = self.meter.tokens(weight), self.meter.tokens(weigh(words))
+        return Usage(input=reading, output=writing, usd=self.price(reading, writing))
+
     @functools.cached_property
     def author(self) -> str:
         return f"agent:{self.agent}"

@@ -28,6 +28,7 @@ from everhold.core.entries import (
     Thought,
     Told,
     Took,
+    Usage,
     kind_of,
     takes_of,
 )
@@ -55,7 +56,7 @@ from everhold.errors import LeaseLost, Refused
 from everhold.flow import draft, job, perform
 from everhold.flow.draft import Sketch
 from everhold.flow.fold import Fold, Outcome
-from everhold.flow.purse import Worst
+from everhold.flow.purse import Reservation, Worst
 from everhold.flow.recall import Recalled, recall
 from everhold.flow.records import Beside
 from everhold.flow.runtime import Runtime, purses_of
@@ -103,6 +104,8 @@ class TurnWork:
         self.weighed = 0, 0
         """With how many steps the model was asked last, and what the request weighed."""
         self.beside = Beside()
+        self.held: Reservation | None = None
+        """What purses hold back for the last call, until what it came to is committed."""
         self.log = seat.log
 
     async def begin(self, op: int, began: Began, seen: Seen, heard: list[Entry], *, left: bool) -> bool:
@@ -162,7 +165,10 @@ class TurnWork:
 
     async def _work(self) -> bool:
         with draft.typing(self.gates, self.seat.runtimes, self.origin):
-            return await self._go_on()
+            try:
+                return await self._go_on()
+            finally:
+                self._settle()
 
     async def _go_on(self) -> bool:
         event: Event = Opened()
@@ -242,8 +248,10 @@ class TurnWork:
 
         sketch = self.sketch = self._sketch()
         watcher = self.seat.on_text
+        grown: list[str] = []
 
         def on_text(piece: str) -> None:
+            grown.append(piece)
             if sketch is not None:
                 sketch.add(piece)
             if watcher is not None:
@@ -259,10 +267,12 @@ class TurnWork:
         )
         reading, writing = runtime.meter.most(weight), runtime.most_output
         worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
+        self._settle()
+        limits = runtime.job_limits() if self.scheduled else runtime.limits(self.stamp)
+        self.held = self.seat.purses.reserved(limits, worst)
         try:
-            limits = runtime.job_limits() if self.scheduled else runtime.limits(self.stamp)
-            async with self.seat.purses.reserved(limits, worst):
-                event = await self._unless_cut(asked)
+            await self.held.take()
+            event = await self._unless_cut(asked)
         except Refused as error:
             asked.close()
             return Broken(reason=str(error))
@@ -272,6 +282,8 @@ class TurnWork:
             raise
         if sketch is not None:
             await sketch.close()
+        if isinstance(event, CutShort):
+            return msgspec.structs.replace(event, usage=runtime.given_up(weight, "".join(grown)))
         return event
 
     async def _recall(self) -> Recalled:
@@ -384,6 +396,7 @@ class TurnWork:
         drafts = tuple(Draft(body=body, author=self._author(body), op=self.op) for body in bodies)
         wakes, spends, beside = self._wakes(bodies), self._spends(bodies), self._beside(bodies)
         done = await self.seat.commit(step_, drafts, op=self.op, wakes=wakes, spends=spends, beside=beside, files=files)
+        self._settle()
         for seq, body in zip(done.seqs, bodies, strict=True):
             self._remember(seq, body)
         return Recorded(bodies)
@@ -466,7 +479,7 @@ class TurnWork:
             op=self.op,
             lane=lane,
             wakes=wakes + self._fold_wake(task.reply) + self._review_wake(),
-            spends=self._spends(tuple(bodies)),
+            spends=self._spends(tuple(bodies), given_up=task.given_up),
             beside=self._beside(bodies),
         )
         more = self.tail is None
@@ -535,11 +548,17 @@ class TurnWork:
         due = bool(every) and self.seat.views.count(self.session.id) % every == 0
         return (Wake(reader=job.REVIEW, start=0),) if due else ()
 
-    def _spends(self, bodies: tuple[Body, ...]) -> tuple[Spend, ...]:
+    def _settle(self) -> None:
+        """What the last call came to is committed, or will never be: its purses need not hold it back any longer."""
+        if self.held is not None:
+            self.held.give_back()
+            self.held = None
+
+    def _spends(self, bodies: tuple[Body, ...], *, given_up: Usage | None = None) -> tuple[Spend, ...]:
         spends = []
-        for body in bodies:
-            if isinstance(body, Thought) and (body.usage.input or body.usage.output):
-                tokens = body.usage.input + body.usage.output
+        for usage in (given_up, *(body.usage for body in bodies if isinstance(body, Thought))):
+            if usage is not None and (usage.input or usage.output):
+                tokens = usage.input + usage.output
                 for purse in purses_of(self.runtime.agent, self.stamp, scheduled=self.scheduled):
-                    spends.append(Spend(purse=purse, day=self.seat.day(), usd=body.usage.usd, tokens=tokens))
+                    spends.append(Spend(purse=purse, day=self.seat.day(), usd=usage.usd, tokens=tokens))
         return tuple(spends)

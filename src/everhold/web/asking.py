@@ -155,20 +155,31 @@ async def _ask(call: Call, asked: Asked, pieces: asyncio.Queue[str | None]) -> R
         tools=asked.tools,
         params=asked.params,
     )
-    reading, writing = runtime.meter.most(weigh_request(request)), asked.most_output or runtime.most_output
+    weight, grown = weigh_request(request), list[str]()
+    reading, writing = runtime.meter.most(weight), asked.most_output or runtime.most_output
     worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
+
+    def on_text(piece: str) -> None:
+        grown.append(piece)
+        pieces.put_nowait(piece)
+
     async with _allowed(office, limits, worst):
-        event = await perform.ask(
-            office.control.gates,
-            runtime.models,
-            request,
-            deadline=runtime.model_deadline,
-            record=_thought,
-            on_text=pieces.put_nowait,
-        )
+        try:
+            event = await perform.ask(
+                office.control.gates,
+                runtime.models,
+                request,
+                deadline=runtime.model_deadline,
+                record=_thought,
+                on_text=on_text,
+            )
+        except asyncio.CancelledError:  # the caller left; what was asked is paid for all the same
+            await _pay(office, asked.agent, person, runtime.given_up(weight, "".join(grown)))
+            raise
+        if isinstance(event, Answered):
+            await _pay(office, asked.agent, person, event.thought.usage)
     match event:
         case Answered(thought):
-            await _pay(office, asked.agent, person, thought.usage)
             id = office.control.gates.chance.bytes(12).hex()
             return Reply(id=id, text=thought.text, usage=thought.usage, calls=thought.calls)
         case Unreachable(reason=reason, retry_after=wait):
