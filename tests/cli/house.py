@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import everhold
 from everhold.cli import main
 
+SOURCE = Path(everhold.__file__).parents[1]
 MODEL = '''
 import asyncio, os, time
 from pydantic import BaseModel
@@ -116,7 +118,9 @@ class House:
             for name in ("PATH", "LANG", "LC_ALL", "HOME", "XDG_RUNTIME_DIR", "EVERHOLD_LOCKS")
             if name in os.environ
         }
-        plain = {"PYTHONPATH": str(self.plugin), "EVERHOLD_HOME": str(self.path), "PYTHONIOENCODING": "utf-8"}
+        # what is tested is the tree these tests stand in, wherever an installed everhold comes from
+        path = os.pathsep.join((str(self.plugin), str(SOURCE)))
+        plain = {"PYTHONPATH": path, "EVERHOLD_HOME": str(self.path), "PYTHONIOENCODING": "utf-8"}
         return {**kept, **plain, **more}
 
     def run(self, *args: str, input: str = "", timeout: float = 30, **env: str) -> Done:

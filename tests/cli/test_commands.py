@@ -210,6 +210,9 @@ def test_status_says_what_is_wrong_and_exits_accordingly(busy: House) -> None:
     assert (status["running"], status["role"], status["version"]) == (True, "gateway", __version__)
     assert [agent["name"] for agent in status["agents"]] == ["main"]
     assert status["agents"][0]["spent"]["tokens"] > 0
+    (person,) = status["people"]
+    assert person["spent"] == status["agents"][0]["spent"]
+    assert f"person    {person['name']} · today {person['spent']['tokens']:,} tokens" in busy.ask("status").out
     assert "has been running for" in busy.ask("status").out
 
 

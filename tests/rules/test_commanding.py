@@ -85,9 +85,11 @@ def test_what_is_queued_waits_its_turn_where_others_would_interrupt(house: House
 
 
 def test_usage_is_what_the_turns_have_cost(house: House) -> None:
-    assert say(house, "/usage") == "0 tokens in, 0 out, 0.0000 USD."
+    assert say(house, "/usage").splitlines()[0] == "0 tokens in, 0 out, 0.0000 USD."
     for _ in range(3):
         house.say("hello")
-    assert say(house, "/usage") == "30 tokens in, 15 out, 0.0000 USD."
+    here, everywhere = say(house, "/usage").splitlines()
+    assert here == "30 tokens in, 15 out, 0.0000 USD."
+    assert everywhere == "You, everywhere, today: 45 tokens, 0.0000 USD."
     house.say("/undo")
     assert say(house, "/usage").startswith("30 tokens in"), "what was taken back was paid for"

@@ -65,6 +65,8 @@ async def test_the_numbers_follow_what_happens(gateway: Gateway) -> None:
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert lines["everhold_turns_total"] == "1"
     assert lines["everhold_pending"] == "0"
+    assert int(lines['everhold_spent_tokens{agent="main"}']) > 0
+    assert lines['everhold_spent_usd{agent="main"}'] == "0"
     assert lines["everhold_in_doubt"] == "0"
     assert lines['everhold_commits_total{step="accept"}'] == "1"
     assert int(lines['everhold_http_answers_total{status="202"}']) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from everhold.core import compression
@@ -52,12 +52,13 @@ DEFAULT: Final = "default"
 class Desk:
     """Obeys the commands of one session, in order."""
 
-    def __init__(self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells) -> None:
+    def __init__(self, gates: Gates, claim: Claim, *, runtimes: Runtimes, bells: Bells, day: Callable[[], str]) -> None:
         self.gates = gates
         self.store = gates.store
         self.claim = claim
         self.runtimes = runtimes
         self.bells = bells
+        self.day = day
         self.failures = claim.lane.attempts
         self.log = gates.log.bind(session=claim.session)
 
@@ -168,7 +169,7 @@ class Desk:
             case "status":
                 reply = await self._status(session, runtime)
             case "usage":
-                reply = await self._usage(session)
+                reply = await self._usage(session, entry.body.stamp.person)
             case "sessions":
                 reply = await self._sessions(session, entry)
             case _:
@@ -315,12 +316,17 @@ class Desk:
                 lines.append(f"memory {memory.memory} is {memory.state}{behind}")
         return "\n".join(lines)
 
-    async def _usage(self, session: Session) -> str:
+    async def _usage(self, session: Session, person: str) -> str:
+        """What this session came to, and whoever asks today, with every agent."""
         total = Usage()
         for entry in await self.store.entries(session.id, kinds=(Kind.ENDED,)):
             if isinstance(entry.body, Ended):
                 total += entry.body.usage
-        return f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD."
+        today = await self.store.spent(f"person:{person}", self.day())
+        return (
+            f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD.\n"
+            f"You, everywhere, today: {today.tokens} tokens, {today.usd:.4f} USD."
+        )
 
     async def _sessions(self, session: Session, entry: Entry) -> str:
         lines: list[str] = []

@@ -258,7 +258,7 @@ class Supervisor:
                 await mind.Mind(seat).run()
                 return seat.rests
             case desk.READER:
-                await desk.Desk(gates, claim, runtimes=runtimes, bells=bells).run()
+                await desk.Desk(gates, claim, runtimes=runtimes, bells=bells, day=self.day).run()
             case fold.READER:
                 await fold.Ahead(
                     gates, claim, runtimes=runtimes, bells=bells, before=self.beforehand, views=self.views

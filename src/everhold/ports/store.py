@@ -516,6 +516,9 @@ class Store(Protocol):
 
     async def spent(self, purse: str, day: str) -> Spend: ...
 
+    async def spending(self, purses: str, day: str) -> list[Spend]:
+        """What every purse whose name begins so has given on a day, by name."""
+
     async def blob(self, digest: str) -> bytes | None: ...
 
     # -- people

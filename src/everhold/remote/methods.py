@@ -262,7 +262,11 @@ class Methods:
         for agent in about["agents"]:
             spent = await self.store.spent(f"agent:{agent['name']}", day)
             agent["spent"] = {"usd": spent.usd, "tokens": spent.tokens}
-        return {**about, **await self.control.status()}
+        people = [
+            {"name": it.purse.removeprefix("person:"), "spent": {"usd": it.usd, "tokens": it.tokens}}
+            for it in await self.store.spending("person:", day)
+        ]
+        return {**about, "people": people, **await self.control.status()}
 
     async def _agents(self, _: Nothing) -> dict[str, Any]:
         about = self.about()

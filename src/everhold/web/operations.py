@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from starlette.responses import Response
 
 from everhold import __version__
-from everhold.ports.store import Backlog
+from everhold.ports.store import Backlog, Spend
 from everhold.web.answers import Refusal, answer
 from everhold.web.call import Call
 from everhold.web.guard import Guard
@@ -44,6 +44,7 @@ class Metrics:
         lanes, parked = await store.lanes(waiting=True), await store.parked()
         behind, now = await store.backlog("memory:"), call.office.control.gates.clock.now()
         commits = {step: float(count) for step, count in tail.commits.items()}
+        spent = await store.spending("agent:", call.office.agents.day())
         answers = {str(status): float(count) for status, count in (self.guard.answers if self.guard else {}).items()}
         lines = [
             *_one("pending", "gauge", "Messages that wait for an answer.", await store.waiting()),
@@ -73,6 +74,8 @@ class Metrics:
                     if reader.startswith("memory:")
                 },
             ),
+            *_by("spent_tokens", "agent", "Tokens an agent has used today.", _agents(spent, "tokens")),
+            *_by("spent_usd", "agent", "US dollars an agent has cost today.", _agents(spent, "usd")),
             *_one("turns_total", "counter", "Turns ended since the start.", commits.get("end", 0.0)),
             *_by("commits_total", "step", "Commits since the start.", commits, kind="counter"),
             *_one("streams", "gauge", "Open streams and requests that wait for a reply.", tail.watchers),
@@ -81,6 +84,10 @@ class Metrics:
             *_one("ready", "gauge", "Whether messages can be accepted.", int(not call.office.trouble())),
         ]
         return Response("\n".join(lines) + "\n", media_type=PROMETHEUS)
+
+
+def _agents(spent: Iterable[Spend], what: Literal["tokens", "usd"]) -> dict[str, float]:
+    return {it.purse.removeprefix("agent:"): float(it.tokens if what == "tokens" else it.usd) for it in spent}
 
 
 def _lags(behind: Iterable[Backlog]) -> dict[str, float]:

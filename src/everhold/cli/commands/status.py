@@ -95,6 +95,10 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
     for agent in found["agents"]:
         name = paint(one_line(agent["name"]), "bold")
         screen.say(f"  agent     {name} · {one_line(agent['model'])}{_today(agent['spent'], agent['budget'])}")
+    for person in found["people"]:
+        spent = person["spent"]
+        used = f"{spent['tokens']:,} tokens, {spent['usd']:.2f} USD"
+        screen.say(f"  person    {one_line(person['name']) or 'somebody unknown'} · today {used}")
     for fold in found["compressions"]:
         how = f"{count(fold['messages'], 'message')}, {fold['tokens_before']:,} → {fold['tokens_after']:,} tokens"
         when = ago(time.time() - fold["at"])

@@ -54,6 +54,14 @@ def spent(cur: apsw.Cursor, purse: str, day: str) -> Spend:
     return Spend(purse=purse, day=day, usd=usd, tokens=tokens)
 
 
+def spending(cur: apsw.Cursor, purses: str, day: str) -> list[Spend]:
+    found = cur.execute(
+        "select purse, usd, tokens from spending where substr(purse, 1, ?) = ? and day = ? order by purse",
+        (len(purses), purses, day),
+    )
+    return [Spend(purse=row[0], day=day, usd=row[1], tokens=row[2]) for row in found]
+
+
 def keep(cur: apsw.Cursor, blobs: Iterable[bytes]) -> None:
     cur.executemany(
         "insert or ignore into blobs(digest, data) values (?, ?)",

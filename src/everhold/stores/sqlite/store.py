@@ -381,6 +381,9 @@ class SqliteStore:
     async def spent(self, purse: str, day: str) -> Spend:
         return self._try(lambda: ledger.spent(self._cursor, purse, day))
 
+    async def spending(self, purses: str, day: str) -> list[Spend]:
+        return self._try(lambda: ledger.spending(self._cursor, purses, day))
+
     async def blob(self, digest: str) -> bytes | None:
         return self._try(lambda: ledger.blob(self._cursor, digest))
 

@@ -42,6 +42,9 @@ class StoreContract(LogContract, OperationsContract, LanesContract):
         assert (spent.usd, spent.tokens) == (0.75, 15)
         assert (await scene.store.spent("agent:main", "d2")).usd == 1.0
         assert await scene.store.spent("nobody", "d1") == Spend(purse="nobody", day="d1")
+        assert await scene.store.spending("agent:", "d1") == [spent]
+        assert [it.purse for it in await scene.store.spending("", "d1")] == ["agent:main", "person:ada"]
+        assert await scene.store.spending("chat:", "d1") == []
 
     @promise
     async def test_content_is_kept_once_under_its_hash(self, scene: Scene) -> None:

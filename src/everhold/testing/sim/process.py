@@ -368,6 +368,10 @@ class GatedStore:
         await self._late()
         return await self.disk.spent(purse, day)
 
+    async def spending(self, purses: str, day: str) -> list[Spend]:
+        await self._late()
+        return await self.disk.spending(purses, day)
+
     async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
         await self._late()
         return await self.disk.placed(dedup)
