@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -173,7 +174,10 @@ def schedule(words: str, made: str, last: float = 0.0) -> Schedule:
     )
 
 
-@pytest.mark.parametrize("words", ["daily 08:30", "every 2h", "*/5 * * * *", "at 2026-11-02 09:00"])
+MISSED = ["daily 08:30", "mon 09:00", "weekdays 08:30", "0 9 1 * *", "every 2h", "*/5 * * * *", "at 2026-11-02 09:00"]
+
+
+@pytest.mark.parametrize("words", MISSED)
 def test_what_was_missed_is_made_up_for_once(words: str) -> None:
     it = schedule(words, "2026-11-01 12:00")
     now = at("2026-12-24 12:01")
@@ -184,6 +188,51 @@ def test_what_was_missed_is_made_up_for_once(words: str) -> None:
     assert due(said, now=now, zone=BERLIN) is None, "and then it is done"
     following = next_tick(said.rule, after=tick, made=said.made, zone=BERLIN)
     assert following is None or following > now, "it was the latest of them"
+
+
+class Counting(datetime.tzinfo):
+    """A zone that counts how often it is asked."""
+
+    asked = 0
+
+    def utcoffset(self, when: datetime.datetime | None) -> datetime.timedelta:
+        self.asked += 1
+        return datetime.timedelta()
+
+    dst = utcoffset
+
+    def tzname(self, when: datetime.datetime | None) -> str:
+        return "counting"
+
+
+@pytest.mark.parametrize("last", ["2026-11-24 11:00", "2026-11-22 12:00", "2026-11-01 12:00", "2019-11-01 12:00"])
+def test_a_long_absence_costs_no_more_than_a_day(last: str) -> None:
+    zone = Counting()
+    it = schedule("* * * * *", "2018-01-01 12:00", last=at(last, datetime.UTC))
+    now = at("2026-11-24 12:00:30", datetime.UTC)
+    assert due(it, now=now, zone=zone) == at("2026-11-24 12:00", datetime.UTC)
+    assert zone.asked < 3 * 2 * 24 * 60
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(["30 * * * *", "15,45 0-3 * * *", "daily 02:30", "daily 00:00", "mon,sun 02:30", "0 3 25 10 *"]),
+    st.sampled_from(["Europe/Berlin", "America/St_Johns", "America/Sao_Paulo", "Australia/Lord_Howe", "Pacific/Apia"]),
+    st.sampled_from(["1999-10-30", "2006-10-28", "2006-10-31", "2008-10-18", "2010-03-27", "2011-12-29", "2026-10-24"]),
+    st.floats(0, 3 * 1440),
+    st.floats(0, 3 * 1440),
+)
+def test_the_latest_is_the_one_that_a_walk_from_tick_to_tick_ends_at(
+    words: str, name: str, day: str, first: float, more: float
+) -> None:
+    zone = ZoneInfo(name)
+    since = at(day, zone) + first * 60
+    now = since + more * 60
+    it = msgspec.structs.replace(schedule(words, "1990-01-01"), last=since)
+    walked, after = None, since
+    while (tick := next_tick(it.rule, after=after, made=it.made, zone=zone)) is not None and tick <= now:
+        walked = after = tick
+    assert due(it, now=now, zone=zone) == walked
 
 
 def test_a_clock_that_goes_back_says_nothing_twice() -> None:

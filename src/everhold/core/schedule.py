@@ -128,17 +128,15 @@ def local(at: float, zone: datetime.tzinfo) -> str:
 
 def due(schedule: Schedule, *, now: float, zone: datetime.tzinfo) -> float | None:
     """The latest tick that should have been said by now and was not: what was missed is made up for once."""
-    found: float | None = None
-    after = max(schedule.last, schedule.made)
-    while (tick := next_tick(schedule.rule, after=after, made=schedule.made, zone=zone)) is not None and tick <= now:
-        found = tick
-        # a long absence is not walked through minute by minute
-        after = max(tick, now - 2 * 86_400.0) if isinstance(schedule.rule, Cron) else max(tick, now - _span(schedule))
-    return found
-
-
-def _span(schedule: Schedule) -> float:
-    return schedule.rule.seconds if isinstance(schedule.rule, Every) else 0.0
+    rule, since = schedule.rule, max(schedule.last, schedule.made)
+    match rule:
+        case Every(seconds=seconds):
+            tick: float | None = schedule.made + (now - schedule.made) // seconds * seconds
+        case Cron():
+            tick = _last_of(rule, since, now, zone)
+        case _:  # these come once
+            tick = next_tick(rule, after=since, made=schedule.made, zone=zone)
+    return tick if tick is not None and since < tick <= now else None
 
 
 def _every(found: re.Match[str]) -> When | None:
@@ -224,6 +222,21 @@ def _next_of(rule: Cron, after: float, zone: datetime.tzinfo) -> float | None:
             if (tick := next((tick for tick in ticks if tick > after), None)) is not None:
                 return tick
         day += datetime.timedelta(days=1)
+    return None
+
+
+def _last_of(rule: Cron, since: float, now: float, zone: datetime.tzinfo) -> float | None:
+    """The last tick by `now`, looked for from there on back: a long absence costs no more than a short one."""
+    first = datetime.datetime.fromtimestamp(since, zone).date()
+    # a day later: where clocks go back over midnight, tomorrow has begun before
+    day = datetime.datetime.fromtimestamp(now, zone).date() + datetime.timedelta(days=1)
+    for _ in range(MOST_DAYS):
+        if day < first:
+            break
+        ticks = _ticks(rule, day, zone) if _is_on(rule, day) else ()
+        if (tick := max((tick for tick in ticks if tick <= now), default=None)) is not None:
+            return tick
+        day -= datetime.timedelta(days=1)
     return None
 
 
