@@ -121,6 +121,7 @@ def test_a_note_that_replaces_another_brings_what_that_said(house: House) -> Non
     house.furniture.model = ScriptedModel(asks("b", moved))
     house.say("I moved to Oslo")
     assert provider.replaced == {f"{session}:{first.seq}:note": "lives in Rome"}
+    assert provider.heard_by == {f"{session}:{first.seq}:note": ("person:ada",)}
 
 
 def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(house: House) -> None:
@@ -136,6 +137,7 @@ def test_a_fact_that_was_noted_elsewhere_is_known_by_its_id(house: House) -> Non
         house.furniture.model = ScriptedModel([Answer(text="", calls=(call,)), Answer(text="done")])
         house.say(arguments["text"], chat=chat)
     assert provider.replaced == {"f1": "lives in Rome"}
+    assert provider.heard_by == {"f1": ("person:ada",)}
 
 
 def test_what_is_undone_says_who_heard_it(house: House) -> None:

@@ -229,11 +229,15 @@ class Remember:
                 continue
             if item.supersedes:
                 session, seq, _ = item.supersedes.rsplit(":", 2)
-                body = (await self.store.entry(session, int(seq))).body
-                if isinstance(body, Noted):
-                    replaced[item.supersedes] = body.text
-            elif item.fact and (text := await self._last_version(item)):
-                replaced[item.fact] = text
+                old = (await self.store.entry(session, int(seq))).body
+            else:
+                old = await self._last_version(item) if item.fact else None
+            if isinstance(old, Noted) and old.text:
+                key = item.supersedes or item.fact
+                replaced[key] = old.text
+                # nobody takes back what others heard and they did not
+                if item.stamp.audience and set(item.stamp.audience) <= set(old.stamp.audience):
+                    heard_by[key] = old.stamp.audience
         return structs.replace(batch, replaced=replaced, heard_by=heard_by) if replaced or heard_by else batch
 
     async def _heard_by(self, retraction: Retraction) -> dict[str, tuple[str, ...]]:
@@ -249,18 +253,19 @@ class Remember:
                     heard_by[key] = memory.stamp.audience
         return heard_by
 
-    async def _last_version(self, note: Note) -> str:
-        """What a fact said that was noted in another session."""
-        text, after = "", 0
+    async def _last_version(self, note: Note) -> Noted | None:
+        """How a fact was noted in another session."""
+        last: Noted | None = None
+        after = 0
         while page := await self.store.notes(after=after, limit=PAGE):
             for entry in page:
                 if (entry.session, entry.seq) == (note.session, note.seq):
-                    return text
+                    return last
                 body = entry.body
                 if isinstance(body, Noted) and body.fact == note.fact:
-                    text = "" if body.action == "remove" else body.text
+                    last = None if body.action == "remove" else body
             after = page[-1].pos
-        return text
+        return last
 
     def _here(self) -> bool:
         """Whether there is a provider; from here on it is the one in use now."""

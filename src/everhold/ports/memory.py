@@ -108,7 +108,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     By the key of the note, or by the fact's id where it was noted in another session.
     """
     heard_by: dict[str, tuple[str, ...]] = {}
-    """The audience of exchanges that are retracted, by their key, as far as it is still known."""
+    """The audience of what is retracted or replaced, by its key as above, as far as it is still known."""
 
 
 class Query(Struct, frozen=True, kw_only=True):

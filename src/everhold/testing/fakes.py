@@ -177,7 +177,7 @@ class FakeProvider:
         self.replaced: dict[str, str] = {}
         """key -> what a superseded note said, as it was told."""
         self.heard_by: dict[str, tuple[str, ...]] = {}
-        """key -> who had heard what was retracted, as it was told."""
+        """key -> who had heard what was retracted or replaced, as it was told."""
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
         lost = self.faults.before()

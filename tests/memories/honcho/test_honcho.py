@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from everhold.core.entries import Stamp
 from everhold.errors import EverholdError, InDoubt, Partial, Refused, Transient
 from everhold.memories.honcho.provider import LONGEST_MESSAGE, HonchoMemory
+from everhold.ports.memory import Retraction
 from everhold.testing.services.honcho import HonchoService
 from tests.memories.honcho.conftest import Make
 from tests.memories.material import batch, deliver, exchange, note, query, retraction, tool_context
@@ -124,6 +127,30 @@ async def test_a_replacement_cut_in_half_is_completed(memory: HonchoMemory, serv
     service.fault("refuse", "/conclusions/", method="DELETE")
     await deliver(memory, moved)
     assert service.concluded() == ["lives in Oslo"]
+
+
+async def test_nobody_takes_back_what_others_noted_in_the_same_words(
+    memory: HonchoMemory, service: HonchoService
+) -> None:
+    for who, room in (("ada", ""), ("bob", ""), ("bob", "club")):
+        await memory.store(batch(note(2, "likes tea", who=who, room=room, session=f"{who}{room}"), name=f"{who}{room}"))
+    gone = batch(note(4, "likes tea", action="remove", who="bob", session="bob"), name="bob")
+    assert await memory.probe(gone) == []
+    await memory.store(gone)
+    assert await memory.probe(gone) == ["bob:4:note"]
+    club = memory.peers.about(["chat:club"])[0]
+    assert [row["observed_id"] for row in service.state.conclusions] == ["ada", club]
+    undone = Retraction(key="ada:9:retract", session="ada", agent="main", keys=("ada:2:note",))
+    await memory.store(batch(undone, name="ada"))
+    assert [row["observed_id"] for row in service.state.conclusions] == [club]
+
+
+async def test_what_several_heard_is_taken_back_from_all_of_them(memory: HonchoMemory, service: HonchoService) -> None:
+    both = ("person:ada", "person:bob")
+    await memory.store(batch(replace(note(2, "is in Rome", fact="f1"), stamp=Stamp(audience=both))))
+    gone = batch(note(4, "", action="remove", fact="f1"), replaced={"f1": "is in Rome"})
+    await memory.store(replace(gone, heard_by={"f1": both}))
+    assert service.concluded() == []
 
 
 async def test_what_was_undone_is_not_found_any_more(memory: HonchoMemory, service: HonchoService) -> None:

@@ -74,8 +74,8 @@ class HonchoMemory:
         self.peers = Peers(settings, agent)
         self.names: dict[str, str] = {}
         """session -> the name it goes by over there, as far as it has come up: for tools, which are not told."""
-        self.notes: dict[str, str] = {}
-        """key -> what a note said, for a while: conclusions carry no key, and whoever takes one back may not say."""
+        self.notes: dict[str, Note] = {}
+        """By their key, for a while: conclusions carry no key, and whoever takes one back may not say what it said."""
 
     # -- storing -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class HonchoMemory:
             for message in await self._stamped(batch.name, item.keys):
                 if not message.metadata.get("everhold_retracted"):
                     await self.client.mark(batch.name, message.id, {**message.metadata, "everhold_retracted": True})
-            for old in await self._withdrawn(batch, item):
+            for old in await self._withdrawn(item):
                 await self.client.unconclude(old.id, observer=old.observer_id, about=old.observed_id)
             remotes[item.key] = ""
             return
@@ -194,7 +194,7 @@ class HonchoMemory:
             else:
                 marked = await self._stamped(batch.name, item.keys)
                 here = all(message.metadata.get("everhold_retracted") for message in marked)
-                here = here and not await self._withdrawn(batch, item)
+                here = here and not await self._withdrawn(item)
             if here:
                 arrived.append(item.key)
         return arrived
@@ -224,18 +224,25 @@ class HonchoMemory:
         """Conclusions that a note replaces or removes and that are still there."""
         old = outdated(batch, note)
         pieces = [piece for piece in _pieces(old) if note.action == "remove" or piece not in _pieces(note.text)]
-        return await self._drawn(pieces)
+        heard_by = batch.heard_by.get(note.supersedes) or batch.heard_by.get(note.fact) or note.stamp.audience
+        return await self._drawn(pieces, heard_by)
 
-    async def _withdrawn(self, batch: Batch, retraction: Retraction) -> list[Any]:
+    async def _withdrawn(self, retraction: Retraction) -> list[Any]:
         """Conclusions of notes that are taken back, and are still there."""
-        texts = [batch.replaced.get(key) or self.notes.get(key, "") for key in retraction.keys]
-        return await self._drawn([piece for text in texts for piece in _pieces(text)])
+        found: list[Any] = []
+        for key in retraction.keys:
+            if (note := self.notes.get(key)) is not None:
+                found += await self._drawn(_pieces(note.text), note.stamp.audience)
+        return found
 
-    async def _drawn(self, contents: Sequence[str]) -> list[Any]:
-        if not contents:
+    async def _drawn(self, contents: Sequence[str], audience: Sequence[str]) -> list[Any]:
+        """Conclusions in these words that were drawn with these people: others may have one in the same words."""
+        listeners = self.peers.about(audience)
+        if not contents or not listeners:
             return []
-        found = await self.client.conclusions({"observer_id": self.peers.ai, "content": {"in": list(contents)}})
-        return [one for one in found if one.content in contents]
+        mine = {"observer_id": self.peers.ai, "observed_id": {"in": listeners}, "content": {"in": list(contents)}}
+        found = await self.client.conclusions(mine)
+        return [one for one in found if one.content in contents and one.observed_id in listeners]
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -415,7 +422,7 @@ class HonchoMemory:
         for item in batch.items:
             self._remember(item.session, batch.name)
             if isinstance(item, Note):
-                self.notes[item.key] = item.text
+                self.notes[item.key] = item
         while len(self.notes) > MOST_NAMES:
             del self.notes[next(iter(self.notes))]
 
