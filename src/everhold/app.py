@@ -16,7 +16,7 @@ from everhold.accounts import Accounts, locks_directory
 from everhold.agents import Agents
 from everhold.backups import Backups, copy_json, kept, set_aside
 from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
-from everhold.config.settings import ValidatePlugin
+from everhold.config.settings import ValidatePlugin, waiting_for_restart
 from everhold.control import Control
 from everhold.core.entries import Kind, takes_of
 from everhold.errors import StoreError, StoreFull
@@ -107,6 +107,8 @@ class App:
         self, home: Home, settings: Settings, *, log: Logger, environ: Mapping[str, str], clock: Clock | None = None
     ) -> None:
         self.home = home
+        self.started = settings
+        """What this process was started with; some of it stays in force until the next start."""
         self.environ = environ
         self.log = log
         log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
@@ -230,6 +232,7 @@ class App:
         self.methods = Methods(
             self.control,
             about=self.about,
+            fresh=self.watcher.fresh,
             followers=self.followers,
             backup=self._back_up,
             memory=Remembering(
@@ -370,6 +373,7 @@ class App:
             "problems": [problem_json(problem) for problem in self._problems()],
             "accounts": self.accounts.about(),
             **self.reception.about(),
+            "restart": self._waiting_for_restart(settings),
             "refused": [problem_json(problem) for problem in refused.problems] if refused else [],
             "store": self._trouble(),
         }
@@ -383,8 +387,20 @@ class App:
             *self.accounts.problems(),
         )
 
+    def _waiting_for_restart(self, settings: Settings) -> list[str]:
+        # a process without a page of its own does not care where one would be
+        return [
+            key
+            for key in waiting_for_restart(self.started, settings)
+            if self.web is not None or not key.startswith("http.")
+        ]
+
     def _adopt(self, settings: Settings) -> None:
         self.log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
+        if (keys := self._waiting_for_restart(settings)) and keys != self._waiting_for_restart(self.agents.settings):
+            self.log.warning(
+                "config.restart_needed", keys=keys, remedy="restart everhold; until then they are as before"
+            )
         self.agents.adopt(settings)
         self._connect_agents()
         if self.tasks:

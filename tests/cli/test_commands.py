@@ -109,6 +109,9 @@ def test_an_agent_that_is_not_there_is_named(busy: House) -> None:
     done = busy.ask("send", "hello", "--agent", "nobody")
     assert done.code == 1
     assert "there is no agent 'nobody'" in done.err
+    done = busy.run("chat", "--agent", "nobody")
+    assert done.code == 1, "also where nothing is said"
+    assert "there is no agent 'nobody'" in done.err
 
 
 def test_a_session_can_be_named_by_its_id_its_beginning_its_title_or_last(busy: House) -> None:

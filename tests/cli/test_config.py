@@ -73,6 +73,26 @@ def test_a_running_gateway_takes_what_was_set_at_the_next_message(house: House) 
     assert [agent["name"] for agent in house.ask("agents", "--json").json["agents"]] == ["main", "coder"]
 
 
+def test_what_is_read_at_a_start_is_said_to_wait_for_one(house: House) -> None:
+    house.up()
+    assert house.ask("config", "set", "agents.main.busy", "steer").ok().out.endswith("in force at the next message\n")
+    assert house.ask("config", "set", "http.tokens", "[]", "--json").ok().json["restart"] is False
+    assert house.ask("config", "set", "http", "{port: 8901}", "--json").ok().json["restart"] is True
+    assert house.ask("config", "set", "http.port", "8900").ok().out.endswith("in force after a restart of everhold\n")
+    house.ask("send", "hello").ok()
+    done = house.ask("status")
+    assert done.code == 1
+    assert "http.port was changed, and is not in force" in done.out
+    assert "config.restart_needed" in house.ask("logs").ok().out
+    house.ask("config", "set", "http.port", "8765").ok()
+    house.ask("send", "hello").ok()
+    assert house.ask("status", "--json").json["restart"] == []
+
+
+def test_show_names_the_store_that_is_used(house: House) -> None:
+    assert house.ask("config", "get", "store").ok().out == "sqlite\n"
+
+
 def test_a_running_gateway_says_that_an_edit_is_refused_and_goes_on(house: House) -> None:
     house.up()
     (house.path / "config.yaml").write_text("agnets: {}\n")
@@ -80,6 +100,9 @@ def test_a_running_gateway_says_that_an_edit_is_refused_and_goes_on(house: House
     done = house.ask("status")
     assert done.code == 1
     assert "config.yaml:1" in done.out
+    (house.path / "config.yaml").write_text("agents:\n  main: {persona: [}\n")
+    until(lambda: "config.yaml:2" in house.ask("status").out)
+    assert ": :" not in house.ask("status").out, "what concerns no key names none"
     assert house.ask("send", "still here").ok().out == "You said: still here\n"
 
 

@@ -522,7 +522,7 @@ def test_nothing_is_said_about_a_secret_that_is_not_there() -> None:
 
     assert [problem.message for problem in ask().problems] == ["T is not set"]
     assert ask(T="right-1").problems == ()
-    with pytest.raises(ConfigError, match=r"platforms\.picky\.main\.token: .*wrong shape"):
+    with pytest.raises(ConfigError, match=r"platforms\.picky\.main\.token: wrong shape"):
         ask(T="wrong-1")
 
 

@@ -36,6 +36,7 @@ async def test_one_sees_ones_own_and_an_operator_anybodys(gateway: Gateway, mode
     his = (await bob.get("/api/memories", params={"q": "tea"})).json()
     assert (his["facts"], his["memories"]) == ([], [])
     assert (await bob.get("/api/memories", params={"q": "tea", "person": "ada"})).status_code == 403
+    assert (await bob.get("/api/memories", params={"q": "tea", "person": "bob"})).json()["person"] == "bob"
     asked = (await boss.get("/api/memories", params={"q": "tea", "person": "ada"})).json()
     assert asked["facts"] == hers["facts"]
     other = (await boss.get("/api/memories", params={"q": "tea", "person": "ada", "agent": "coder"})).json()

@@ -66,6 +66,11 @@ def problems_of(error: ValidationError, model: type[BaseModel], *, also: Iterabl
                 remedy = near if near.startswith("did") else ""
         elif kind == "refused":
             message, remedy = str(context["text"]), str(context.get("remedy", ""))
+        elif kind in (
+            "value_error",
+            "assertion_error",
+        ):  # what a plug-in's own check said, without what comes before it
+            message, remedy = mask(str(context.get("error") or item["msg"])), ""
         else:
             message, remedy = mask(item["msg"]), ""
         found.append(Problem(message, remedy, path=path))

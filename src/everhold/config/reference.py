@@ -34,7 +34,8 @@ Everything below can stand in `config.yaml` in the home (`--home`, `$EVERHOLD_HO
 needed: without one there is an agent `main` with an offline model, a memory of its own, and a page at
 http://127.0.0.1:8765.
 
-- Edits are in force at the next message. An edit that cannot be understood is refused with file, line, key and remedy,
+- Edits are in force at the next message; only `store`, `http.host` and `http.port` wait for a restart, which
+  `everhold status` reminds you of. An edit that cannot be understood is refused with file, line, key and remedy,
   and what was in force before stays so. `everhold config check` says the same without a running gateway, and
   `everhold up --last-good` starts with what was in force last.
 - Secrets never stand in `config.yaml`. A key that ends in `_env` names a variable; its value comes from the environment

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
@@ -48,6 +48,9 @@ BUILTIN: Final = "builtin"
 MAIN: Final = "main"
 OWN_TOOLS: Final = ("memory", "session_search", "attach", "send")
 """What an agent can be given without a plug-in. `send` comes with `send_to`, named or not."""
+
+AT_START: Final = ("store", "http.host", "http.port")
+"""Keys that are read when everhold starts, and not again: changing one of them takes a restart."""
 
 
 # -- the whole house ---------------------------------------------------------------------------------------------------
@@ -490,6 +493,20 @@ def _secrets_in(value: object) -> Iterator[Secret]:
     elif isinstance(value, tuple):
         for item in value:
             yield from _secrets_in(item)
+
+
+def waiting_for_restart(running: Settings, settings: Settings) -> list[str]:
+    """The keys of `settings` that are not in force in a process that was started with `running`."""
+
+    def value(of: Settings, key: str) -> object:
+        return reduce(getattr, key.split("."), of)
+
+    return [key for key in AT_START if value(running, key) != value(settings, key)]
+
+
+def takes_a_restart(key: str) -> bool:
+    """Whether a change at `key` may change something that is read only at a start."""
+    return any(f"{it}.".startswith(f"{key}.") or f"{key}.".startswith(f"{it}.") for it in AT_START)
 
 
 def is_derived(model: type[BaseModel], field: str) -> bool:

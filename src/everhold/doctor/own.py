@@ -236,7 +236,8 @@ class Look:
         if self.status.get("store"):
             yield _cure("store", str(self.status["store"]), "everhold logs")
         for problem in self.status.get("refused", ()):
-            yield _cure("config", f"refused: {problem['key']}: {problem['message']}", problem["remedy"])
+            said = ": ".join(part for part in ("refused", problem["key"], problem["message"]) if part)
+            yield _cure("config", said, problem["remedy"])
 
     def _service(self) -> Iterator[Cure]:
         try:

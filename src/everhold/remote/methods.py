@@ -127,6 +127,7 @@ class Methods:
         control: Control,
         *,
         about: About,
+        fresh: Callable[[], Awaitable[object]],
         followers: Followers,
         backup: Backup | None = None,
         memory: Remembering | None = None,
@@ -135,6 +136,7 @@ class Methods:
         self.control = control
         self.store = control.store
         self.about = about
+        self.fresh = fresh
         self.followers = followers
         self.backup = backup
         self.table: Final[dict[str, Method]] = {
@@ -333,9 +335,18 @@ class Methods:
 
     # -- where a terminal speaks -------------------------------------------------------------------------------------
 
+    async def _agent(self, name: str) -> str:
+        about = self.about()
+        if name and all(it["name"] != name for it in about["agents"]):
+            await self.fresh()  # it may have been added a moment ago
+            about = self.about()
+            if all(it["name"] != name for it in about["agents"]):
+                raise NotFound(f"there is no agent {name!r}", remedy="`everhold agents` lists them")
+        return name or str(about["default_agent"])
+
     async def _place(self, given: Chat) -> dict[str, Any]:
         """Where to speak so that it is heard in the chat or session called `name`; a new chat if there is none."""
-        agent = given.agent or str(self.about()["default_agent"])
+        agent = await self._agent(given.agent)
         chat = derive(agent=agent, platform=TERMINAL, account="", kind="dm", chat=given.name)
         bound = await self.store.resolve(str(chat))
         if bound is not None:

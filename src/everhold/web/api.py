@@ -140,9 +140,10 @@ async def memories(call: Call) -> Response:
     query = call.query
     agent = call.agent(query.get("agent", ""))
     person = query.get("person", "")
-    if person and not call.caller.operator:
+    own = await call.office.person(call.caller.sender)
+    if person not in ("", own) and not call.caller.operator:
         raise Refusal(403, "denied", "only an operator may look into somebody else's memory", remedy="leave person out")
-    person = person or await call.office.person(call.caller.sender)
+    person = person or own
     limit = call.number("limit", least=1, most=MOST_MEMORIES) or 20
     text = query.get("q", "")
     if text.strip():

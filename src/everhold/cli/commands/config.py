@@ -11,6 +11,7 @@ from everhold.cli.reach import home_of
 from everhold.cli.render import Screen, count, safe
 from everhold.config import ConfigError, get_key, set_key, show, to_yaml
 from everhold.config.edit import parse_value
+from everhold.config.settings import takes_a_restart
 from everhold.remote import wire
 
 
@@ -22,10 +23,12 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         settings = set_key(
             home.create(), args.key, parse_value(args.value), environ=os.environ, validate_plugin=plugin_check()
         )
+        restart = takes_a_restart(args.key)
         if screen.json:
-            screen.show({"key": args.key, "revision": settings.revision, "file": str(home.config)})
+            screen.show({"key": args.key, "revision": settings.revision, "file": str(home.config), "restart": restart})
         else:
-            screen.say(f"set in {home.config}; in force at the next message")
+            when = "after a restart of everhold" if restart else "at the next message"
+            screen.say(f"set in {home.config}; in force {when}")
         return 0
     settings = settings_of(home, environ=os.environ)
     _print(screen, show(settings) if args.action == "show" else get_key(settings, args.key))

@@ -46,7 +46,10 @@ def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
         wrong.append((f"store: {found['store']}", "free space, or look into `everhold logs`"))
     for problem in found["refused"]:
         where = f"{problem['file']}:{problem['line']}" if problem["line"] else problem["file"]
-        wrong.append((f"refused: {where}: {problem['key']}: {problem['message']}", problem["remedy"]))
+        said = ": ".join(part for part in ("refused", where, problem["key"], problem["message"]) if part)
+        wrong.append((said, problem["remedy"]))
+    for key in found.get("restart", ()):  # a gateway that was there before an upgrade does not say
+        wrong.append((f"{key} was changed, and is not in force", "restart everhold"))
     for problem in found["problems"]:
         wrong.append((f"off: {problem['key'] or problem['disables']}: {problem['message']}", problem["remedy"]))
     if found["pending"] and not found["running"]:
@@ -95,7 +98,7 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
     for agent in found["agents"]:
         name = paint(one_line(agent["name"]), "bold")
         screen.say(f"  agent     {name} · {one_line(agent['model'])}{_today(agent['spent'], agent['budget'])}")
-    for person in found["people"]:
+    for person in found.get("people", ()):
         spent = person["spent"]
         used = f"{spent['tokens']:,} tokens, {spent['usd']:.2f} USD"
         screen.say(f"  person    {one_line(person['name']) or 'somebody unknown'} · today {used}")
