@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import apsw
@@ -33,6 +34,35 @@ def test_a_gateway_says_so_too(house: House) -> None:
     older(house.path / "everhold.db")
     gateway = house.up()
     assert any("store.upgraded" in line and "before-" in line for line in gateway.log), gateway.log
+
+
+FAILING = """\
+import os, pathlib
+from tests.stores.faulty import FaultyVFS
+vfs = FaultyVFS(default=True)
+vfs.disk.only = "everhold.db-wal"
+vfs.disk.fsync_fails_with = pathlib.Path(os.environ["TROUBLE"])
+"""
+
+
+def test_a_gateway_whose_disk_takes_nothing_more_ends_and_says_so(house: House, tmp_path: Path) -> None:
+    """A sync that worked after one that failed would prove nothing: only a new process knows what there is."""
+    trouble = tmp_path / "trouble"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(FAILING)
+    found = os.pathsep.join(map(str, (tmp_path / "site", house.plugin, Path(__file__).parents[2])))
+    gateway = house.up(PYTHONPATH=found, TROUBLE=str(trouble))
+    house.run("send", "kept").ok()
+    trouble.touch()
+    refused = house.run("send", "not kept")
+    assert (refused.code, "disk" in refused.err) == (1, True), refused
+    assert gateway.end() == 1
+    assert "the disk failed" in gateway.log[-1], gateway.log
+    trouble.unlink()
+    house.up()
+    house.ask("audit").ok()
+    shown = house.ask("sessions", "show", "last", "--json").json["entries"]
+    assert [entry["body"]["text"] for entry in shown if entry["kind"] == "heard"][:1] == ["kept"]
 
 
 @pytest.mark.parametrize("command", [("send", "hello"), ("up", "--port", "0"), ("status",), ("backup",)])

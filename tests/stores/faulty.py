@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import apsw
 
@@ -13,6 +14,8 @@ class Disk:
     """What goes wrong, and where: `only` is the end of the names of the files it happens to."""
 
     fsync_fails: bool = False
+    fsync_fails_with: Path | None = None
+    """Or as soon as there is this file: for a disk in another process."""
     reads_fail: bool = False
     room: int | None = None
     """Bytes that may still be added to files; None for any number."""
@@ -25,6 +28,10 @@ class Disk:
     def concerns(self, name: str) -> bool:
         return name.endswith(self.only)
 
+    def takes(self, name: str) -> bool:
+        fails = self.fsync_fails or (self.fsync_fails_with is not None and self.fsync_fails_with.exists())
+        return not (fails and self.concerns(name))
+
 
 class _File(apsw.VFSFile):
     def __init__(self, disk: Disk, base: str, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
@@ -35,7 +42,7 @@ class _File(apsw.VFSFile):
     def xSync(self, flags: int) -> None:
         self._disk.syncs += 1
         self._disk.waiting.add(threading.get_ident())
-        if self._disk.fsync_fails and self._disk.concerns(self._name):
+        if not self._disk.takes(self._name):
             raise apsw.IOError("the disk did not take it")
         super().xSync(flags)
 
@@ -58,12 +65,13 @@ class _File(apsw.VFSFile):
 
 
 class FaultyVFS(apsw.VFS):
-    """Register with a `with`; connections opened under `name` live on `disk`."""
+    """Connections opened under `name` live on `disk`; as the `default`, all that name no other."""
 
-    def __init__(self, name: str = "faulty") -> None:
+    def __init__(self, name: str = "faulty", *, default: bool = False) -> None:
         self.name = name
         self.disk = Disk()
-        super().__init__(name, "")
+        self._base = apsw.vfs_names()[0]
+        super().__init__(name, self._base, default)
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
-        return _File(self.disk, "", name, flags)
+        return _File(self.disk, self._base, name, flags)
