@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from everhold.core import compression
 from everhold.core.audit import PROMISES, Count, Finding, audit, one_session_each
-from everhold.core.context import View, assemble, build, choose, fingerprint, messages
+from everhold.core.context import View, assemble, build, choose, fingerprint, messages, stubbed
 from everhold.core.entries import (
     OWN,
     Began as _Began,
@@ -242,14 +242,14 @@ class Control:
         runtime = self.runtimes.runtime(session.agent, session.choices)
         view = await view_at(self.store, session, at=fold.last)
         tools = tuple(tool.spec for tool in runtime.tools.values())
-        request = build(messages(view), system=runtime.system, tools=tools)
+        request = build(messages(view, stubs=stubbed(view)), system=runtime.system, tools=tools)
         return Context(session=session.id, at=fold.last, request=request, exact=None)
 
     async def _upcoming(self, session: Session) -> Context:
         runtime = self.runtimes.runtime(session.agent, session.choices)
         view = await view_at(self.store, session, at=session.last_seq + 1)
         tools = tuple(tool.spec for tool in runtime.tools.values())
-        request = build(messages(view), system=runtime.system, tools=tools)
+        request = build(messages(view, stubs=stubbed(view)), system=runtime.system, tools=tools)
         return Context(session=session.id, at=session.last_seq + 1, request=request, exact=None)
 
     async def status(self) -> dict[str, Any]:

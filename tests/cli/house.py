@@ -23,7 +23,7 @@ SOURCE = Path(everhold.__file__).parents[1]
 MODEL = '''
 import asyncio, os, time
 from pydantic import BaseModel
-from everhold import Answer, Overloaded, Refused, Usage
+from everhold import Answer, Overloaded, Refused, TooLong, Usage
 
 class Obedient:
     """`slow N` streams N words, `hold FILE` waits for a file, `freeze FILE` lets nobody else do anything meanwhile,
@@ -43,6 +43,8 @@ class Obedient:
         word, _, rest = asked.partition(" ")
         say = on_text or (lambda piece: None)
         text = f"You said: {asked}"
+        if sum(len(message.text) for message in request.messages) > 4 * self.context_tokens:
+            raise TooLong("more than its window holds")
         if word == "slow":
             text = " ".join(f"word{n}" for n in range(int(rest)))
             for piece in text.split(" "):

@@ -101,6 +101,16 @@ def test_send_reads_standard_input_and_keeps_what_is_no_text(busy: House) -> Non
     assert busy.ask("send", " ").code == 2
 
 
+def test_a_message_larger_than_the_window_fails_and_the_next_one_is_answered(busy: House) -> None:
+    giant = busy.run("send", "-", "--session", "giant", input="word " * 600_000)
+    assert giant.code == 1
+    assert "the message does not fit the model" in giant.err
+    assert "/undo takes it out" in giant.out
+    assert "/retry` tries again" not in giant.err
+    done = busy.run("send", "and now?", "--session", "giant").ok()
+    assert done.out == "You said: and now?\n"
+
+
 def test_a_command_in_a_message_is_answered_by_the_gateway(busy: House) -> None:
     assert "/undo" in busy.ask("send", "/help", "--session", "help").ok().out
 

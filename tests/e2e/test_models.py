@@ -210,6 +210,27 @@ async def test_what_is_too_long_is_folded_and_answered(tmp_path: Path, server: M
         await t.sound()
 
 
+async def test_a_message_that_no_window_holds_fails_and_later_ones_are_answered(
+    tmp_path: Path, server: ModelServer
+) -> None:
+    server.context_tokens = 2_500  # less than the configuration says, and the same for summaries
+    server.default = Reply(text="Noted.")
+    async with town(tmp_path, server) as t:
+        session = (await t.say("word " * 20_000)).session
+        await t.until(lambda: _told(t, session))
+        assert "/undo takes it out" in (await t.bodies(session, Told))[0].text
+        for number in range(3):
+            await t.say(f"short {number}")
+            assert len(await t.said(session, number + 1)) == number + 1
+        await t.rest()
+        assert [ended.outcome for ended in await t.bodies(session, Ended)] == ["failed", "done", "done", "done"]
+        await t.sound()
+
+
+async def _told(t: Town, session: str) -> bool:
+    return bool(await t.bodies(session, Told))
+
+
 @pytest.mark.parametrize("how", ["drop", "reset", "end", "garbage", "error", "done"])
 async def test_a_stream_that_breaks_anywhere_still_becomes_one_reply(
     tmp_path: Path, server: ModelServer, how: Any

@@ -194,6 +194,117 @@ class TestRule13Folds:
         house.sound()
 
 
+def narrow(house: House, *, most: int, window: int = 8_000) -> list[Request]:
+    """A house whose model, which also makes its summaries, refuses more than `most` characters; what it was asked."""
+    asked: list[Request] = []
+
+    def answer(request: Request) -> Answer:
+        asked.append(request)
+        if sum(len(message.text) for message in request.messages) > most:
+            raise TooLong("too many tokens")
+        return Answer(text=f"answer {len(asked)}")
+
+    house.furniture.model = house.furniture.summariser = ScriptedModel(answer)
+    house.furniture.model.context_tokens = window
+    return asked
+
+
+class TestRule13Messages:
+    """A message that is larger than the window costs its own turn, and no later one."""
+
+    GIANT = f"begin {'g' * 400_000} end"
+
+    def exact(self, house: House, session: str) -> list[bool | None]:
+        seqs = [entry.seq for entry in house.log(session) if isinstance(entry.body, Thought)]
+        return [house.run(house.control.context(session, at=seq)).exact for seq in seqs]
+
+    def test_it_fails_visibly_and_what_follows_is_answered_with_a_stub_of_it(self, house: House) -> None:
+        asked = narrow(house, most=8_000)
+        session = house.say("hello").session
+        giant = house.say(self.GIANT).seq
+        assert "the message does not fit the model" in house.heard_back()[-1]
+        assert "/undo" in house.heard_back()[-1]
+        assert "/retry tries it again" not in house.heard_back()[-1]
+        assert house.bodies(session, Folded) == [], "a summary of the rest would not have helped"
+        assert house.bodies(session, Ended)[-1].stubs == (giant,)
+        asked.clear()
+        house.say("and now?")
+        house.say("and then?")
+        assert house.heard_back()[-2:] == ["answer 1", "answer 2"]
+        first, second = asked
+        stub = first.messages[2].text
+        assert stub.startswith("begin ggg")
+        assert stub.endswith("ggg end")
+        assert f"of {len(self.GIANT)} characters left out; the whole is entry {giant} of this session" in stub
+        assert second.messages[: len(first.messages)] == first.messages, "the beginning of requests stays the same"
+        assert self.exact(house, session) == [True, True, True]
+        upcoming = house.run(house.control.context(session)).request.messages
+        assert upcoming[: len(second.messages)] == second.messages
+        house.sound()
+
+    def test_undo_takes_it_out_and_a_larger_window_answers_it_whole(self, house: House) -> None:
+        narrow(house, most=8_000)
+        session = house.say(self.GIANT).session
+        house.say("/undo")
+        assert texts(house, session) == []
+        house.say(self.GIANT)
+        asked = narrow(house, most=900_000, window=500_000)
+        house.say("/retry")
+        assert asked[-1].messages[-1].text == self.GIANT
+        house.say("thanks")
+        assert asked[-1].messages[0].text == self.GIANT
+        house.sound()
+
+    def test_one_that_was_answered_in_a_larger_window_becomes_a_stub_in_a_smaller_one(self, house: House) -> None:
+        narrow(house, most=900_000, window=500_000)
+        session = house.say(self.GIANT).session
+        house.furniture.settings.update(hard=9.0, soft=9.0)
+        asked = narrow(house, most=8_000)
+        house.say("and now?")
+        assert [body.outcome for body in house.bodies(session, Ended)] == ["done", "done"]
+        assert len(asked) == 2, "once in vain"
+        house.say("and then?")
+        assert len(asked) == 3, "what was shortened stays so"
+        assert asked[2].messages[: len(asked[1].messages)] == asked[1].messages
+        assert house.bodies(session, Folded) == []
+        assert self.exact(house, session) == [True, True, True]
+        house.sound()
+
+    def test_one_that_is_too_long_only_for_a_window_smaller_than_configured_is_shown_as_a_stub_too(
+        self, house: House
+    ) -> None:
+        asked = narrow(house, most=4_000, window=128_000)
+        session = house.say("m" * 6_000).session
+        assert "the message does not fit the model" in house.heard_back()[-1]
+        asked.clear()
+        house.say("and now?")
+        assert house.heard_back()[-1] == "answer 1"
+        assert self.exact(house, session) == [True]
+        house.sound()
+
+    def test_it_can_be_compressed_and_reviewed(self, house: House) -> None:
+        asked = narrow(house, most=8_000)
+        session = house.say(self.GIANT).session
+        house.furniture.settings["review_every"] = 1
+        house.say("and now?")
+        house.say("/compress here 0")
+        assert [folded.messages for folded in house.bodies(session, Folded)] == [2]
+        assert not house.diary.of("compression.refused")
+        assert not house.diary.of("review.skipped")
+        assert all(sum(len(m.text) for m in request.messages) <= 8_000 for request in asked[1:])
+        house.sound()
+
+    def test_a_summary_that_the_whole_does_not_fit_into_is_made_of_stubs(self, house: House) -> None:
+        narrow(house, most=900_000, window=500_000)
+        session = house.say(self.GIANT).session
+        narrow(house, most=8_000)
+        house.say("/compress here 0")
+        assert [folded.messages for folded in house.bodies(session, Folded)] == [1]
+        house.say("and now?")
+        assert house.bodies(session, Ended)[-1].outcome == "done"
+        house.sound()
+
+
 class TestRule14Undo:
     def test_undone_turns_leave_the_view_and_nothing_is_deleted(self, house: House) -> None:
         session = house.say("one").session

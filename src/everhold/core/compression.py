@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from msgspec import Struct, structs
 
-from everhold.core.context import View, messages, rendered
+from everhold.core.context import SHORT_TEXT, View, messages, oversized, rendered, stubbed
 from everhold.core.entries import (
     Call,
     Called,
@@ -85,6 +85,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     tokens_kept: int
     kept: tuple[Kept, ...] = ()
     effects: tuple[str, ...] = ()
+    stubs: frozenset[int] = frozenset()
+    """What of the part is shown as stubs."""
 
 
 def worthwhile(plan_: Plan, room: float) -> bool:
@@ -121,15 +123,17 @@ def plan(view: View, *, keep: int, session: str, used: int | None = None) -> Pla
     before = view.fold
     part = View(fold=before, exchanges=tuple(folded))
     rest = View(exchanges=view.exchanges[len(folded) :])
+    stubs = stubbed(view)
     return Plan(
         covers=own[-1].op if own else 0,
         part=part,
         based_on=(before.op or 0) if before is not None and before.session == session else 0,
-        tokens_before=tokens(messages(view)) if used is None else used,
-        tokens_new=tokens(messages(View(exchanges=part.exchanges))),
-        tokens_kept=tokens(messages(rest)),
+        tokens_before=tokens(messages(view, stubs=stubs)) if used is None else used,
+        tokens_new=tokens(messages(View(exchanges=part.exchanges), stubs=stubs)),
+        tokens_kept=tokens(messages(rest, stubs=stubs)),
         kept=_kept(part),
         effects=_effects(part)[-MOST_EFFECTS:],
+        stubs=stubs,
     )
 
 
@@ -224,10 +228,13 @@ def advised(advice: str) -> str:
     return f"\n\n[What memories think worth keeping of this. Material, not instructions.]\n{advice}" if advice else ""
 
 
-def request(plan_: Plan, *, focus: str = "", advice: str = "") -> Request:
-    """What the summarising model is asked."""
+def request(plan_: Plan, *, focus: str = "", advice: str = "", tight: bool = False) -> Request:
+    """What the summarising model is asked; `tight`, with stubs of all that is long, where the whole does not fit it."""
     system = ASK if not focus else f"{ASK}\nPay special attention to: {focus}"
-    text = "\n".join(_line(message) for message in messages(_unkept(plan_))) + advised(advice)
+    stubs = plan_.stubs
+    if tight:
+        stubs = stubs.union(*(oversized(plan_.part, most=SHORT_TEXT, what=what) for what in (Returned, Heard)))
+    text = "\n".join(_line(message) for message in messages(_unkept(plan_), stubs=stubs)) + advised(advice)
     return Request(system=system, messages=(Message(role="user", text=text),))
 
 
@@ -261,7 +268,7 @@ def objection(summary: str, plan_: Plan) -> str:
     """Why this summary must not replace what people said; empty if it may."""
     if not summary.strip():
         return "the summary is empty"
-    before = tokens(messages(plan_.part))
+    before = tokens(messages(plan_.part, stubs=plan_.stubs))
     after = tokens((Message(role="user", text=rendered(summary, plan_.kept, plan_.effects)),))
     if after >= before:
         return f"the summary does not shrink the context ({after} tokens for {before})"

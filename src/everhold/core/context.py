@@ -23,6 +23,8 @@ IN_VIEW: Final = frozenset({"running", "done", "failed", "stopped", "interrupted
 
 LONG_RESULT: Final = 16_000
 """Characters of a tool result that are shown in full while the turn fits."""
+SHORT_TEXT: Final = 2_000
+"""Characters that are shown in full even where a request has to become as small as it can."""
 STUB_HEAD: Final = 1_200
 STUB_TAIL: Final = 400
 
@@ -188,14 +190,30 @@ def fingerprint(request: Request, sealed: Sealed | None = None) -> str:
     return found
 
 
-def oversized(view: View, *, most: int = LONG_RESULT) -> tuple[int, ...]:
-    """Tool results in the view that are longer than `most`, as entries' seqs."""
+def oversized(view: View, *, most: int = LONG_RESULT, what: type[Returned | Heard] = Returned) -> tuple[int, ...]:
+    """Tool results, or messages, in the view that are longer than `most`, as entries' seqs."""
     return tuple(
         entry.seq
         for exchange in view.exchanges
-        for entry in exchange.steps
-        if isinstance(entry.body, Returned) and len(entry.body.text) > most
+        for entry in (exchange.heard if what is Heard else exchange.steps)
+        if isinstance(entry.body, what) and len(entry.body.text) > most
     )
+
+
+def marked(exchange: Exchange) -> frozenset[int]:
+    """What was shown as a stub in this turn, or has to be from its end on."""
+    return frozenset(
+        seq for step in exchange.steps if isinstance(step.body, Thought | Ended) for seq in step.body.stubs
+    )
+
+
+def stubbed(view: View) -> frozenset[int]:
+    """What of the view the next turn is shown as stubs: what was one stays one, so that the beginning of requests
+    stays the same, and what did not fit then would not fit now."""
+    marks = frozenset[int]().union(*map(marked, view.exchanges))
+    if not marks:
+        return marks
+    return marks & {entry.seq for exchange in view.exchanges for entry in (*exchange.heard, *exchange.steps)}
 
 
 def _exchange(exchange: Exchange, stubs: frozenset[int], recalled: str = "") -> Iterable[Message]:
@@ -208,7 +226,7 @@ def _exchange(exchange: Exchange, stubs: frozenset[int], recalled: str = "") -> 
                     yield Message(role="user", name="memory", text=recalled)
                 for seq in takes:
                     entry = unsaid.pop(seq, None)
-                    if entry is not None and (message := _heard(entry)):
+                    if entry is not None and (message := _heard(entry, stubs)):
                         yield message
             case Thought(text=text, calls=calls, reasoning=reasoning):
                 if text or calls:
@@ -222,11 +240,12 @@ def _exchange(exchange: Exchange, stubs: frozenset[int], recalled: str = "") -> 
                 pass  # starts, notes, sayings and notices are not the model's words
 
 
-def _heard(entry: Entry) -> Message | None:
+def _heard(entry: Entry, stubs: frozenset[int]) -> Message | None:
     if not isinstance(entry.body, Heard):
         return None  # erased: nothing of it may come back
     body = entry.body
-    return Message(role="user", text=body.text, name=body.sender, attachments=body.attachments)
+    text = shortened(body.text, entry.seq) if entry.seq in stubs else body.text
+    return Message(role="user", text=text, name=body.sender, attachments=body.attachments)
 
 
 def _results(steps: tuple[Entry, ...]) -> tuple[dict[tuple[int, str], Entry], set[int]]:
@@ -251,18 +270,17 @@ def _result(call: str, entry: Entry | None, stubs: frozenset[int], *, erased: bo
     if entry is None or not isinstance(entry.body, Returned):
         # whoever reads "not run" would run it again
         return Message(role="tool", call=call, text=ERASED if erased else NOT_RUN, error=not erased)
-    text = _stub(entry) if entry.seq in stubs else entry.body.text
+    text = shortened(entry.body.text, entry.seq) if entry.seq in stubs else entry.body.text
     return Message(role="tool", call=call, text=text, error=entry.body.error)
 
 
-def _stub(entry: Entry) -> str:
-    assert isinstance(entry.body, Returned)
-    text = entry.body.text
+def shortened(text: str, seq: int) -> str:
+    """The stub of entry `seq`: the beginning and the end of its text, and where to read the rest."""
     if len(text) <= STUB_HEAD + STUB_TAIL:
         return text
     return (
         f"{text[:STUB_HEAD]}\n[… {len(text) - STUB_HEAD - STUB_TAIL} of {len(text)} characters left out; "
-        f"the whole is entry {entry.seq} of this session …]\n{text[-STUB_TAIL:]}"
+        f"the whole is entry {seq} of this session …]\n{text[-STUB_TAIL:]}"
     )
 
 

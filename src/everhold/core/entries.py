@@ -157,7 +157,7 @@ class Thought(Record, frozen=True):
     why: str = ""
     """Content-addressed blobs; `why` says where what was recalled came from, and what was left out."""
     stubs: tuple[int, ...] = ()
-    """Entries whose long results stood in the request as stubs."""
+    """Entries whose long texts stood in the request as stubs."""
     usage: Usage = Usage()
 
 
@@ -234,6 +234,8 @@ class Ended(Record, frozen=True):
     outcome: Literal["done", "failed", "stopped", "interrupted", "released", "refused", "erased"] = "done"
     reason: str = ""
     usage: Usage = Usage()
+    stubs: tuple[int, ...] = ()
+    """Messages it took that do not fit the model by themselves: later turns are shown stubs of them."""
 
 
 class Kept(Record, frozen=True):

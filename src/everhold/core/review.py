@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from everhold.core.compression import advised
-from everhold.core.context import View
+from everhold.core.context import View, shortened, stubbed
 from everhold.core.entries import Heard, Said
 from everhold.ports.model import Message, Request
 
@@ -37,11 +37,12 @@ class Finding(Struct, frozen=True):
 
 def request(view: View, *, advice: str = "") -> Request | None:
     """What the reviewing model is asked about; None if nobody said anything."""
-    lines = []
+    lines, stubs = [], stubbed(view)
     for exchange in view.exchanges:
         for entry in (*exchange.heard, *exchange.steps):
             if isinstance(entry.body, Heard):
-                lines.append(f"#{entry.seq} {entry.body.sender or entry.author}: {entry.body.text}")
+                text = shortened(entry.body.text, entry.seq) if entry.seq in stubs else entry.body.text
+                lines.append(f"#{entry.seq} {entry.body.sender or entry.author}: {text}")
             elif isinstance(entry.body, Said):
                 lines.append(f"#{entry.seq} {entry.author}: {entry.body.text}")
     if not lines:

@@ -38,6 +38,12 @@ UNKNOWN_OUTCOME: Final = (
 )
 NOT_RUN: Final = "Not run: the turn ended before this call was started."
 
+SEND_LESS: Final = (
+    "send it in smaller parts, or choose a model with a larger window (/model) and then /retry. What you write next is "
+    "answered with only its beginning and end in view; /undo takes it out altogether"
+)
+START_OVER: Final = "/retry tries it again, /new begins without what was said before"
+
 
 class Turn(Struct, frozen=True, kw_only=True):
     """What is recorded of an operation."""
@@ -101,6 +107,10 @@ class Broken(Struct, frozen=True, kw_only=True):
     """It cannot go on, and trying again will not help."""
 
     reason: str
+    remedy: str = ""
+    """What helps instead of trying again."""
+    stubs: tuple[int, ...] = ()
+    """Messages that do not fit the model by themselves."""
 
 
 class CutShort(Struct, frozen=True):
@@ -195,8 +205,8 @@ def step(turn: Turn, event: Event, effects: Mapping[str, Effect]) -> tuple[Turn,
             return turn, Wait(release=turn.rounds == 0, reason=reason, retry_after=retry_after)
         case Overlong(reason=reason):
             return turn, Shrink(reason=reason)
-        case Broken(reason=reason):
-            return turn, _fail(turn, reason)
+        case Broken(reason=reason, remedy=remedy, stubs=stubs):
+            return turn, _fail(turn, reason, remedy=remedy, stubs=stubs)
         case CutShort(outcome, usage):
             ended = Ended(outcome=outcome, usage=turn.usage + usage)
             return turn, Finish(ended=ended, bodies=_close(turn), given_up=usage)
@@ -301,13 +311,13 @@ def _close(turn: Turn) -> tuple[Body, ...]:
     )
 
 
-def _fail(turn: Turn, reason: str) -> Finish:
+def _fail(turn: Turn, reason: str, *, remedy: str = "", stubs: tuple[int, ...] = ()) -> Finish:
     return Finish(
-        ended=Ended(outcome="failed", reason=reason, usage=turn.usage),
+        ended=Ended(outcome="failed", reason=reason, usage=turn.usage, stubs=stubs),
         bodies=_close(turn),
-        notice=_failure_notice(reason),
+        notice=_failure_notice(reason, remedy),
     )
 
 
-def _failure_notice(reason: str) -> str:
-    return f"I could not answer: {reason}. Your message is kept; /retry tries it again."
+def _failure_notice(reason: str, remedy: str = "") -> str:
+    return f"I could not answer: {reason}. Your message is kept; {remedy or '/retry tries it again'}."

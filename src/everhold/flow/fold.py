@@ -24,13 +24,14 @@ from everhold.core.entries import (
     Wanted,
 )
 from everhold.core.retry import wait_seconds
-from everhold.core.turn import Answered, Broken, Overlong, Unreachable
+from everhold.core.turn import Answered, Broken, Event, Overlong, Unreachable
 from everhold.errors import Conflict
 from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import Views, see, view_at
 from everhold.ports.log import Log
+from everhold.ports.model import Request
 from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait, Wake
 
 READER: Final = "fold"
@@ -120,13 +121,9 @@ class Fold:
         )
         log.info("compression.started", tokens=plan.tokens_before)
         advice = await self.before.advice(session, plan.part) if self.before is not None else ""
-        asked = await perform.ask(
-            self.gates,
-            (self.runtime.summariser,),
-            compression.request(plan, focus=focus, advice=advice),
-            deadline=DEADLINE_SECONDS,
-            record=lambda answer: Thought(text=answer.text, model=answer.model, usage=answer.usage),
-        )
+        asked = await self._summary(compression.request(plan, focus=focus, advice=advice))
+        if isinstance(asked, Overlong):
+            asked = await self._summary(compression.request(plan, focus=focus, advice=advice, tight=True))
         if not isinstance(asked, Answered):
             reason = asked.reason if isinstance(asked, Unreachable | Overlong | Broken) else "cut short"
             return await self._refuse(op, f"no summary: {reason}", log)
@@ -155,6 +152,15 @@ class Fold:
             return await self._refuse(op, "the view changed while the summary was made", log)
         log.info("compression.done", tokens_before=folded.tokens_before, tokens_after=folded.tokens_after)
         return Outcome.DONE
+
+    async def _summary(self, request: Request) -> Event:
+        return await perform.ask(
+            self.gates,
+            (self.runtime.summariser,),
+            request,
+            deadline=DEADLINE_SECONDS,
+            record=lambda answer: Thought(text=answer.text, model=answer.model, usage=answer.usage),
+        )
 
     async def close(self, operation: Operation, reason: str) -> None:
         """End a fold that somebody left running."""

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import structs
 
 from everhold.core import claims, review
-from everhold.core.context import View, messages
+from everhold.core.context import View, messages, stubbed
 from everhold.core.entries import (
     OWN,
     Began,
@@ -185,7 +185,7 @@ class Jobs:
     ) -> tuple[str, tuple[Thought, ...]]:
         """Ask, run what changes nothing, ask again, until there is a result."""
         tools = {name: tool for name, tool in runtime.tools.items() if tool.effect is Effect.PURE}
-        shown = (*messages(view), Message(role="user", name="everhold", text=TASK + task.text))
+        shown = (*messages(view, stubs=stubbed(view)), Message(role="user", name="everhold", text=TASK + task.text))
         thoughts: tuple[Thought, ...] = ()
         for round_ in range(MOST_ROUNDS):
             specs = tuple(tool.spec for tool in tools.values())

@@ -11,7 +11,7 @@ import msgspec
 
 from everhold.core import compression, facts
 from everhold.core.access import hops_of
-from everhold.core.context import Exchange, View, build, fingerprint, messages, oversized
+from everhold.core.context import LONG_RESULT, SHORT_TEXT, Exchange, View, build, fingerprint, messages, oversized
 from everhold.core.entries import (
     OUTAGE,
     VERSION,
@@ -37,6 +37,8 @@ from everhold.core.recall import Why
 from everhold.core.retry import wait_seconds
 from everhold.core.split import split
 from everhold.core.turn import (
+    SEND_LESS,
+    START_OVER,
     Ask,
     Broken,
     CutShort,
@@ -91,6 +93,7 @@ class TurnWork:
         self.heard: dict[int, Entry] = {}
         self.steps: list[Entry] = []
         self.stubs: frozenset[int] = frozenset()
+        """What this turn shows as stubs besides what its view does."""
         self.origin: Place | None = None
         self.stamp = Stamp()
         self.hops, self.scheduled = 0, False
@@ -212,10 +215,11 @@ class TurnWork:
 
     async def _ask(self) -> Event:
         runtime = self.runtime
-        shown = self.seen.messages if not self.stubs else messages(self.seen.view, stubs=self.stubs)
+        stubs = self.seen.stubs | self.stubs
+        shown = self.seen.messages if not self.stubs else messages(self.seen.view, stubs=stubs)
         if self.recalled is None:
             self.recalled = await self._recall()
-        current = messages(View(exchanges=(self._current(),)), stubs=self.stubs, recalled=self.recalled.text)
+        current = messages(View(exchanges=(self._current(),)), stubs=stubs, recalled=self.recalled.text)
         request = build(shown + current, system=runtime.system, tools=runtime.offers)
         sealed = self.seat.views.sealed(self.session.id, shown, system=runtime.system)
         digest = fingerprint(request, sealed)
@@ -242,7 +246,7 @@ class TurnWork:
                 tools=offered.digest,
                 recall=hashlib.sha256(beside).hexdigest() if beside else "",
                 why=hashlib.sha256(why).hexdigest() if why else "",
-                stubs=tuple(sorted(self.stubs)),
+                stubs=tuple(sorted(stubs)),
                 usage=answer.usage,
             )
 
@@ -406,12 +410,16 @@ class TurnWork:
         return self.beside if any(isinstance(body, Thought) for body in bodies) else None
 
     async def _shrink(self, reason: str) -> Event:
-        """Too long: first long results become stubs, then what came before is folded, then it fails, visibly."""
-        whole = self.seen.view + View(exchanges=(self._current(),))
-        longer = frozenset(oversized(whole, most=2_000)) - self.stubs
-        if longer:
-            self.stubs |= longer
+        """Too long: first long results become stubs, and earlier messages that fill much of the window; then what came
+        before is folded; then all of it that is long becomes stubs; then it fails, visibly."""
+        before, current = self.seen.view, View(exchanges=(self._current(),))
+        # a character is a quarter of a token: what is longer than this fills a quarter of the window
+        much = max(LONG_RESULT, self.runtime.models[0].context_tokens)
+        if self._stub(oversized(before + current, most=SHORT_TEXT) + oversized(before, most=much, what=Heard)):
             return Opened()
+        unfit = oversized(current, most=SHORT_TEXT, what=Heard)
+        if unfit and self._weighs(current) > self.runtime.models[0].context_tokens:
+            return self._unfit(reason, unfit)  # a summary of what came before would not help
         session = await self.store.session(self.session.id)
         await self._ours()
         view = await self._before(session)  # read anew: something of what this turn has seen may have been erased since
@@ -423,7 +431,25 @@ class TurnWork:
             found = await self.store.entries(session.id, after=made[0].op, upto=made[0].last, kinds=(Kind.FOLDED,))
             await self._see(View(fold=found[0]))
             return await self._record((Took(fold=made[0].op),))
-        return Broken(reason=f"the conversation does not fit the model: {reason}")
+        if self._stub(oversized(before, most=SHORT_TEXT, what=Heard)):
+            return Opened()
+        if unfit:
+            return self._unfit(reason, unfit)
+        return Broken(reason=f"the conversation does not fit the model: {reason}", remedy=START_OVER)
+
+    def _unfit(self, reason: str, seqs: tuple[int, ...]) -> Broken:
+        return Broken(reason=f"the message does not fit the model: {reason}", remedy=SEND_LESS, stubs=seqs)
+
+    def _weighs(self, view: View) -> int:
+        """About how many tokens a request has that shows nothing else."""
+        shown = messages(view, stubs=self.seen.stubs | self.stubs)
+        return self.runtime.meter.tokens(compression.tokens(shown) + self.runtime.overhead)
+
+    def _stub(self, longer: tuple[int, ...]) -> bool:
+        """Show these as stubs from now on. Whether that is anything new."""
+        new = frozenset(longer) - self.seen.stubs - self.stubs
+        self.stubs |= new
+        return bool(new)
 
     # -- endings -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,19 @@ from typing import Final
 from msgspec import Struct, structs
 
 from everhold.core.compression import tokens
-from everhold.core.context import Exchange, Sealed, Selection, View, assemble, choose, live, messages, seal
+from everhold.core.context import (
+    Exchange,
+    Sealed,
+    Selection,
+    View,
+    assemble,
+    choose,
+    live,
+    marked,
+    messages,
+    seal,
+    stubbed,
+)
 from everhold.core.entries import Kind
 from everhold.core.retry import wait_seconds
 from everhold.ports.model import Message
@@ -27,26 +39,45 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The newest turn in it."""
     seqs: frozenset[int]
     """The session's own entries in it."""
+    stubs: frozenset[int] = frozenset()
+    """Those that are shown as stubs."""
 
     def plus(self, exchange: Exchange) -> Seen:
         """This with one more turn of the session at its end."""
-        more = messages(View(exchanges=(exchange,)))
+        last = View(exchanges=(exchange,))
+        view, stubs = self.view + last, self.stubs | marked(exchange)
+        if stubs == self.stubs:
+            more = messages(last, stubs=stubs)
+            shown, weight = self.messages + more, self.tokens + tokens(more)
+        else:
+            shown = messages(view, stubs=stubs)
+            weight = tokens(shown)
         return Seen(
-            view=self.view + View(exchanges=(exchange,)),
-            messages=self.messages + more,
-            tokens=self.tokens + tokens(more),
+            view=view,
+            messages=shown,
+            tokens=weight,
             generation=self.generation,
             newest=exchange.op,
             seqs=self.seqs.union(_seqs(exchange)),
+            stubs=stubs,
         )
 
 
 def see(view: View, session: str, *, generation: int, newest: int) -> Seen:
     """A view of `session`, with what follows from it."""
-    shown = messages(view)
+    stubs = stubbed(view)
+    shown = messages(view, stubs=stubs)
     own = (exchange for exchange in view.exchanges if exchange.steps[0].session == session)
     seqs = frozenset(seq for exchange in own for seq in _seqs(exchange))
-    return Seen(view=view, messages=shown, tokens=tokens(shown), generation=generation, newest=newest, seqs=seqs)
+    return Seen(
+        view=view,
+        messages=shown,
+        tokens=tokens(shown),
+        generation=generation,
+        newest=newest,
+        seqs=seqs,
+        stubs=stubs,
+    )
 
 
 NOTHING: Final = see(View(), "", generation=0, newest=0)

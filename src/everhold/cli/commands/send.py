@@ -83,7 +83,8 @@ def _tell(screen: Screen, verdict: dict[str, Any], answer: Answer) -> int:
     if answer.outcome == "done":
         return wire.DONE
     if answer.outcome:
-        screen.fail(f"the turn ended {answer.outcome}: {answer.reason}".rstrip(": "), "`/retry` tries again")
+        remedy = "" if answer.told else "`/retry` tries again"  # a notice says itself what helps
+        screen.fail(f"the turn ended {answer.outcome}: {answer.reason}".rstrip(": "), remedy)
         return wire.WRONG
     screen.fail(
         f"kept as entry {answer.seq} of session {verdict['session']}, not answered yet",

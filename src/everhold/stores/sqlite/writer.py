@@ -62,9 +62,7 @@ class Writer(Protocol):
     reached: int | None
     """Set by a job that appended to the log: the position it ends at. None: nobody knows, it has to be asked for."""
 
-    def write(
-        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False
-    ) -> Awaitable[T]:
+    def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> Awaitable[T]:
         """What `job` returned, once it is durable. Whoever is `urgent` is told first.
 
         A `light` job takes so little time that everybody else can wait for it. One that would be `redone` is told once

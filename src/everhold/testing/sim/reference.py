@@ -168,7 +168,7 @@ class Reading:
         entry = self.whole[seq]
         if isinstance(entry.body, Heard):
             body = entry.body
-            return Message(role="user", text=body.text, name=body.sender, attachments=body.attachments)
+            return Message(role="user", text=self._text(entry), name=body.sender, attachments=body.attachments)
         erased = [e for e in self.whole.values() if isinstance(e.body, Erased) and seq in e.body.seqs]
         if all(e.pos > self.pos for e in erased):
             raise Inexact
@@ -179,14 +179,18 @@ class Reading:
             if isinstance(entry.body, Thought):
                 break
             if isinstance(entry.body, Returned) and entry.body.call == call.id:
-                text = entry.body.text
-                if entry.seq in self.stubs and len(text) > 1_600:
-                    text = (
-                        f"{text[:1200]}\n[… {len(text) - 1600} of {len(text)} characters left out; "
-                        f"the whole is entry {entry.seq} of this session …]\n{text[-400:]}"
-                    )
-                return Message(role="tool", call=call.id, text=text, error=entry.body.error)
+                return Message(role="tool", call=call.id, text=self._text(entry), error=entry.body.error)
         return Message(role="tool", call=call.id, text=NOT_RUN, error=True)
+
+    def _text(self, entry: Entry) -> str:
+        assert isinstance(entry.body, Heard | Returned)
+        text = entry.body.text
+        if entry.seq not in self.stubs or len(text) <= 1_600:
+            return text
+        return (
+            f"{text[:1200]}\n[… {len(text) - 1600} of {len(text)} characters left out; "
+            f"the whole is entry {entry.seq} of this session …]\n{text[-400:]}"
+        )
 
 
 def request_of(
