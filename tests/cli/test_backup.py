@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,26 @@ def test_an_erasure_is_not_applied_to_another_entry_of_the_same_number(house: Ho
     assert (house.path / "erasures.log").read_bytes() == log
     house.run("send", "and this").ok()
     assert texts(house) == ["one", "keep this", "and this"]
+
+
+def test_a_copy_that_was_put_back_by_hand_forgets_again_when_it_is_served(house: House) -> None:
+    house.run("send", "forget 4711").ok()
+    before = house.ask("backup", "--json").ok().json["path"]
+    erase(house, "4711")
+    for file in house.path.glob("everhold.db*"):
+        file.unlink()
+    shutil.copy(before, house.path / "everhold.db")
+    assert b"4711" in (house.path / "everhold.db").read_bytes()
+
+    async def play() -> None:
+        app = App(Home(house.path), parse(b""), log=open_log(clock=SystemClock(), stream=io.StringIO()), environ={})
+        await app.start(listen=False)
+        (session,) = await app.control.sessions(limit=2)
+        assert not [e.seq async for e in app.control.entries(session.id) if "4711" in str(e.body)]
+        await app.stop(seconds=0)
+
+    asyncio.run(play())
+    assert not [file.name for file in house.path.glob("everhold.db*") if b"4711" in file.read_bytes()]
 
 
 def erase(house: House, word: str) -> None:
