@@ -110,6 +110,11 @@ class Plan:
     loses: int = 0
     """Entries of the present store that will not be in force. They are counted: positions have gaps after a fall."""
 
+    @property
+    def cuts(self) -> bool:
+        """Whether the source is taken back. What follows from no entry stays as the source has it."""
+        return self.upto is not None and self.upto < self.holds.pos
+
 
 @dataclass(frozen=True)
 class Restored:
@@ -306,5 +311,6 @@ def plan_json(what: Plan) -> dict[str, Any]:
         "wrong": what.holds.wrong,
         "broken": what.holds.broken,
         "takes_back": what.loses,
+        "stays": ["schedules", "platform positions"] if what.cuts else [],
         "damage": what.damage,
     }

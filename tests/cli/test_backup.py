@@ -51,6 +51,10 @@ def test_a_running_gateway_is_copied_and_the_copy_can_be_put_back(house: House) 
     house.run("send", "three").ok()
     assert texts(house) == ["one", "three"]
 
+    back = house.ask("restore", "--at", str(done["position"] - 1)).ok().out
+    assert "schedules, and how far platforms were read, would stay as they are now" in back
+    assert "would stay" not in house.ask("restore").ok().out, "a copy brings its own"
+
     plan = house.ask("memory", "forget", "ada").ok().out
     assert f"{done['set_aside']}, which was set aside, holds it" in plan
 

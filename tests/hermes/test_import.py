@@ -13,6 +13,7 @@ import apsw
 import pytest
 
 from everhold.app import SystemChance
+from everhold.backups import plan, restore
 from everhold.config import Settings, load, parse
 from everhold.core.audit import audit
 from everhold.core.context import messages
@@ -541,6 +542,33 @@ def test_interrupted_anywhere_it_ends_up_the_same(tmp_path: Path, place: Place, 
     assert [e for e in place.all() if not isinstance(e[6], Noted)] == [
         e for e in whole.all() if not isinstance(e[6], Noted)
     ]
+
+
+@pytest.mark.parametrize("tenths", [0, 1, 4, 7, 9])
+def test_what_was_taken_back_comes_with_the_next_import(tmp_path: Path, place: Place, tenths: int) -> None:
+    built = everything(tmp_path / "there")
+    built.run("update sessions set input_tokens = 100, estimated_cost_usd = 0.25 where id = 'cli-1'")
+    first = place.look(lambda store: store.last_pos())
+    place.bring(tmp_path / "there")
+    whole = imported(place)
+    last = place.look(lambda store: store.last_pos())
+
+    pos = max(first, 1) + (last - first) * tenths // 10
+    restore(place.home, plan(place.home, at=str(pos)), now=NOW, chance=SystemChance())
+    assert len(imported(place)) < len(whole)
+    report = place.bring(tmp_path / "there")
+    assert report.complete
+    # a result whose call was cut off from it is kept beside the conversation
+    assert {row: (s, text) for row, (s, _, text) in imported(place).items()} == {
+        row: (s, text) for row, (s, _, text) in whole.items()
+    }
+    assert sum(body.usage.usd for *_, body, _ in place.all() if isinstance(body, Ended)) == pytest.approx(0.25)
+
+    built.talk("cli-1", "later")
+    built.close()
+    again = place.bring(tmp_path / "there")
+    assert again.complete
+    assert again.agents["main"].messages == 2, "and what is there is known"
 
 
 def test_a_chat_that_has_a_session_here_keeps_it(tmp_path: Path, place: Place) -> None:

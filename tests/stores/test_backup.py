@@ -8,9 +8,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from everhold.core.entries import Erased, Kind, Titled
+from everhold.core.entries import Bound, Call, Changed, Draft, Erased, Kind, Returned, Thought, Titled
 from everhold.errors import StoreDamaged, StoreFull, StoreNewer
-from everhold.ports.store import Flight, Item
+from everhold.ports.store import Flight, Item, Opening, Step
 from everhold.stores.sqlite import SqliteStore, backup, connect, migrate, rebuild
 from everhold.testing.contracts.scene import Dice, Scene
 from tests.stores.home import opened, run, staged
@@ -190,6 +190,47 @@ def test_a_turn_that_ran_at_that_moment_ends_there_and_what_waits_is_due(tmp_pat
         assert (ended.op, ended.state) == (op, "interrupted")
         assert await scene.pending() == [waits]
         assert await scene.claimed(at=1e7) == ["mind"]
+        await store.close()
+
+    run(play())
+
+
+def test_calls_of_a_turn_that_ends_there_have_results(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        op = await scene.begin(await scene.hear("one"), at=5.0)
+        calls = (Call(id="a", tool="look"), Call(id="b", tool="send"))
+        await scene.commit(Draft(body=Thought(calls=calls), author="agent:main", op=op), op=op, at=6.0)
+        await scene.commit(Draft(body=Returned(call="a", text="seen"), author="tool:look", op=op), op=op, at=7.0)
+        pos = await store.last_pos()
+        await scene.commit(Draft(body=Returned(call="b", text="sent"), author="tool:send", op=op), op=op, at=8.0)
+        await scene.end(op, at=9.0)
+        copy = await store.copy(tmp_path / "copy.db")
+        await store.close()
+        assert cut(copy.path, pos).stopped == 1
+        assert not [it for it in backup.inspect(copy.path).broken if "P2" in it]
+        store, scene = await staged(copy.path)
+        results = [e.body for e in await store.entries("s", kinds=(Kind.RETURNED,)) if isinstance(e.body, Returned)]
+        assert [(it.call, it.unknown) for it in results] == [("a", False), ("b", True)]
+        await store.close()
+
+    run(play())
+
+
+def test_a_session_that_was_led_to_by_an_entry_of_its_own_is_there_afterwards(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene, _ = await talked(tmp_path / "log.db")
+        opens = Opening(agent="main", address="test:brought", bind=False)
+        bound = Changed(change=Bound(address="test:brought"))
+        await scene.commit(bound, session="b", at=1.0, step=Step.ACCEPT, opens=opens)
+        pos = await store.last_pos()
+        await scene.hear("later", at=99.0)
+        copy = await store.copy(tmp_path / "copy.db")
+        await store.close()
+        assert cut(copy.path, pos).entries == 1
+        assert backup.inspect(copy.path).wrong == []
+        store, _ = await staged(copy.path)
+        assert await store.resolve("test:brought") == "b"
         await store.close()
 
     run(play())

@@ -21,6 +21,7 @@ from everhold.core.entries import (
     Ended,
     Folded,
     Fresh,
+    Kind,
     Named,
     Titled,
     Usage,
@@ -125,10 +126,41 @@ class Historian:
 
     async def _ledger(self, id: str) -> Ledger:
         text = await self.store.position(platform=SOURCE, account=self.agent, name=id)
-        return Ledger.decode(text) if text else Ledger("")
+        if not text:
+            return Ledger("")
+        ledger = Ledger.decode(text)
+        placed = await self._placed(id, ledger.upto, ledger.session)
+        return ledger if placed else await self._recount(id, ledger)
+
+    async def _recount(self, id: str, told: Ledger) -> Ledger:
+        """How far it was read as the log has it: a log that was taken back keeps a ledger of what it has lost."""
+        try:
+            await self.store.session(told.session)
+        except NotFound:
+            return Ledger("")
+        used = Usage()
+        found = Ledger(told.session)
+        for entry in await self.store.entries(told.session, kinds=(Kind.ENDED,)):
+            if isinstance(entry.body, Ended) and entry.body.reason == _used_in(id):
+                used, found.order = used + entry.body.usage, entry.seq
+        found.used = (used.input - used.cached, used.cached, used.output, used.usd)
+        for row in sorted((row.id for row in self.db.messages(id) if row.id < told.upto), reverse=True):
+            if seq := await self._placed(id, row, told.session):
+                found.upto, found.order = row, max(seq, found.order)
+                break
+        return found
+
+    async def _placed(self, id: str, row: int, session: str) -> int:
+        """The number a row has in a session here, 0 if it is not there."""
+        placed = await self.store.placed(self.key(id)(row))
+        return placed[1] if placed is not None and placed[0] == session else 0
 
     def key(self, session: str) -> Callable[[int], str]:
         return lambda row: f"{SOURCE}:{self.agent}:{session}:{row}"
+
+
+def _used_in(session: str) -> str:
+    return f"used in {session}"
 
 
 class _Log:
@@ -412,7 +444,7 @@ class _Log:
         at = session.ended_at or session.started_at
         self._add(
             Draft(body=Began(what="job", reader="import", trigger="import"), author="system", at=at),
-            Draft(body=Ended(usage=usage, reason=f"used in {session.id}"), author="system", op=OWN, at=at),
+            Draft(body=Ended(usage=usage, reason=_used_in(session.id)), author="system", op=OWN, at=at),
         )
         ledger.used = total
         self.dirty = True

@@ -80,6 +80,11 @@ def _show(screen: Screen, told: dict[str, Any], *, done: bool) -> None:
         screen.say(
             f"  {count(told['takes_back'], 'entry', 'entries')} behind that {'are' if done else 'would be'} gone"
         )
+    if told["stays"]:
+        stay = "stay" if done else "would stay"
+        screen.say(
+            f"  schedules, and how far platforms were read, {stay} as they are now: no entries say how they were"
+        )
     if not done:
         screen.say("nothing was changed; --yes does it, and keeps a copy of what is there")
         return

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import apsw
 import msgspec
 
-from everhold.core.entries import Body, Draft, Ended, Erased, Kind, Told, decode
+from everhold.core.entries import Body, Bound, Changed, Draft, Ended, Erased, Kind, Returned, Thought, Told, decode
+from everhold.core.turn import UNKNOWN_OUTCOME
 from everhold.errors import Conflict, LeaseLost, NotFound
 from everhold.ports.clock import Chance
 from everhold.ports.store import Change, Flight, Step, Wake
@@ -124,8 +125,12 @@ def follow(cur: apsw.Cursor) -> None:
     for table in _DERIVED:
         cur.execute(f"delete from {table}")
     cur.execute("update sessions set generation = 0, erasures = 0, title = '', choices = '{}', names = '{}'")
-    for session, address in rows(cur, "select id, address from sessions where parent = '' order by created, id"):
-        if bindings.resolve(cur, address) is None:
+    for session, address, kind, text in rows(
+        cur,
+        "select s.id, s.address, e.kind, e.body from sessions s left join entries e on e.session = s.id and e.seq = 1 "
+        "where s.parent = '' order by s.created, s.id",
+    ):
+        if bindings.resolve(cur, address) is None and not _is_bound(kind, text):
             bindings.bind_first(cur, address, session)
     blurred = {
         session
@@ -149,6 +154,14 @@ def follow(cur: apsw.Cursor) -> None:
             "update operations set fence = ?, attempts = ?, paused = ? where session = ? and op = ?",
             (*state, session, op),
         )
+
+
+def _is_bound(kind: str | None, text: str | None) -> bool:
+    """Whether a session's first entry leads its address to it: then being opened did not."""
+    if kind != Kind.CHANGED or text is None:
+        return False
+    body = decode(Kind.CHANGED, text)
+    return isinstance(body, Changed) and isinstance(body.change, Bound)
 
 
 def _one(cur: apsw.Cursor, session: str, seq: int, op: int | None, body: Body) -> None:
@@ -182,10 +195,27 @@ def _lanes(cur: apsw.Cursor, *, at: float) -> None:
 
 
 def _stop(cur: apsw.Cursor, *, at: float, chance: Chance) -> int:
-    running = rows(cur, "select session, op from operations where state = 'running' order by session, op")
-    for session, op in running:
+    running = rows(cur, "select session, op, what from operations where state = 'running' order by session, op")
+    for session, op, what in running:
         ended = Draft(
             body=Ended(outcome="interrupted", reason="the store was taken back to here"), author="system", op=op
         )
-        commit.perform(cur, Change(step=Step.END, session=session, at=at, op=op, entries=(ended,)), chance)
+        drafts = (*_closed(cur, session, op), ended) if what == "turn" else (ended,)
+        commit.perform(cur, Change(step=Step.END, session=session, at=at, op=op, entries=drafts), chance)
     return len(running)
+
+
+def _closed(cur: apsw.Cursor, session: str, op: int) -> list[Draft]:
+    """A result for every call that has none: calls and results never part, and nobody knows how these ended."""
+    sql = "select kind, body from entries where session = ? and op = ? and body is not null order by seq"
+    tools: dict[str, str] = {}
+    for kind, text in rows(cur, sql, (session, op)):
+        match decode(Kind(kind), text):
+            case Thought(calls=calls):
+                tools = {call.id: call.tool for call in calls}
+            case Returned(call=call):
+                tools.pop(call, None)
+    return [
+        Draft(body=Returned(call=call, text=UNKNOWN_OUTCOME, error=True, unknown=True), author=f"tool:{tool}", op=op)
+        for call, tool in tools.items()
+    ]
