@@ -329,7 +329,7 @@ class Forgetful:
                 return msgspec.structs.replace(reach, deleted=deleted, kept=(*kept, line))
             deleted += forgotten.deleted
             kept += [f"{what}: {line}" for line in forgotten.kept]
-        return msgspec.structs.replace(reach, deleted=deleted, kept=tuple(kept), done=True)
+        return msgspec.structs.replace(reach, deleted=deleted, kept=tuple(dict.fromkeys(kept)), done=True)
 
     async def _settled(self, reach: Reach) -> bool:
         """Whether no flight to a provider holds something that was erased: waits for those that do."""

@@ -181,6 +181,19 @@ def test_a_memory_is_tried_with_a_canary_that_does_not_stay(lived: House, servic
     assert name in finding["remedy"]
 
 
+def test_trying_a_memory_where_everybody_is_one_peer_deletes_nobody_s(lived: House) -> None:
+    with HonchoService(key=SECRET).threaded() as running:
+        (lived.path / ".env").write_text(f"MEMORY_KEY={SECRET}\n")
+        (lived.path / ".env").chmod(0o600)
+        section = f"base_url: '{running.url}', api_key_env: MEMORY_KEY, peer_name: we, pin_peer_name: true"
+        text = f"{CONFIG.replace('memories: []', 'memories: [honcho]')}memories: {{honcho: {{{section}}}}}\n"
+        (lived.path / "config.yaml").write_text(text)
+        theirs = {"id": "con_1", "content": "ours", "observer_id": "main", "observed_id": "we", "session_id": "home"}
+        running.state.conclusions.append({**theirs, "workspace_id": "everhold", "created_at": "2026-01-01T00:00:00Z"})
+        assert all(finding["level"] == "note" for finding in asked(lived, "doctor")), "at most that it takes a while"
+        assert kept_by(running) == ["ours"]
+
+
 def asked(house: House, *args: str) -> list[dict[str, str]]:
     """What is said about memories; the model of this house is only known to processes of their own."""
     return [finding for finding in house.ask(*args, "--json").json["findings"] if finding["check"] == "memory"]

@@ -10,6 +10,8 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
+from msgspec import structs
+
 from everhold.app import App, SystemClock
 from everhold.config import Settings, plugin_settings
 from everhold.config.settings import AccountSettings
@@ -110,6 +112,8 @@ async def _canary(attached: Attached, instance: str, agent: str) -> Finding | No
         key=f"doctor:{word}", session=f"doctor-{word}", agent=agent, seq=1, text=f"The word is {word}.",
         author="system", at=SystemClock().now(), stamp=stamp,
     )  # fmt: skip
+    # a person who shares a name over there with others may not be told apart any more: the note is taken back itself
+    gone = structs.replace(note, key=f"doctor:{word}:gone", seq=2, action="remove", supersedes=note.key)
     try:
         await attached.store(Batch(name=f"doctor-{word}", items=(note,)))
         await asyncio.sleep(attached.visible_after)
@@ -119,8 +123,9 @@ async def _canary(attached: Attached, instance: str, agent: str) -> Finding | No
         )  # fmt: skip
         found = await attached.find(query)
     finally:
+        await attached.store(Batch(name=f"doctor-{word}", items=(gone,), replaced={note.key: note.text}))
         forgotten = await attached.forget(person)
-    if forgotten.kept:
+    if forgotten.kept and any(word in item.text for item in await attached.find(query)):
         return Finding("memory", f"{instance} of {agent} kept the canary: {forgotten.kept[0]}", level="note")
     if not any(word in item.text for item in found):
         text = f"{instance} of {agent} took a note and did not find it again"

@@ -363,6 +363,38 @@ async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
     assert (service.texts("dm"), service.texts("club")) == ([], ["ours", "bob's"])
 
 
+@pytest.mark.parametrize(
+    "settings", [{"peer_name": "we", "pin_peer_name": True}, {"user_peer_aliases": {"ada": "we", "bob": "we"}}]
+)
+async def test_forgetting_one_of_several_who_share_a_peer_leaves_the_others(
+    make: Make, service: HonchoService, settings: dict[str, object]
+) -> None:
+    memory = make(**settings)
+    for who in ("ada", "bob"):
+        mine = batch(exchange(1, f"{who}'s", who=who, session=who), note(2, f"fact of {who}", who=who), name=who)
+        await memory.store(mine)
+    both = (exchange(1, "hers", session="s3"), exchange(3, "his", who="bob", session="s3"), note(5, "one's"))
+    await memory.store(batch(*both, name="both"))
+    service.state.cards["home", "main", "we"] = ["tea"]
+    assert [found.text async for found in memory.export("bob")] == ["fact of bob", "bob's", "his"]
+    forgotten = await memory.forget("bob")
+    assert forgotten.deleted == 2
+    assert sorted(service.concluded()) == ["fact of ada", "one's"]
+    assert (service.texts("ada"), service.texts("bob"), service.texts("both")) == (["ada's"], [], ["hers", "his"])
+    card, unclear, mixed = forgotten.kept
+    assert card.startswith("the card of we")
+    assert unclear.startswith("1 conclusions about we")
+    assert mixed.startswith("1 messages in session both")
+    assert service.state.cards["home", "main", "we"] == ["tea"]
+
+
+async def test_forgetting_names_what_was_noted_in_company(memory: HonchoMemory, service: HonchoService) -> None:
+    await memory.store(batch(note(2, "ours", room="club", session="s2"), name="club"))
+    forgotten = await memory.forget("ada")
+    assert (forgotten.deleted, service.concluded()) == (0, ["ours"])
+    assert forgotten.kept == ("1 conclusions of what was noted in company: whose notes they were is not told",)
+
+
 async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: Make) -> None:
     first = make(api_key="sk-one").cache_busting_signature()
     assert first == make(api_key="sk-one").cache_busting_signature()

@@ -34,6 +34,17 @@ class Peers:
         taken = {self.ai, *(handle(it) for it in settings.user_peer_aliases.values())}
         return handle(f"{peer}\0person") if peer in taken else peer
 
+    def shared(self, name: str) -> bool:
+        """Whether a person's peer stands for others, too: pinned, the alias of several, or whoever nobody knows."""
+        settings = self._settings
+        others = {"", *settings.user_peer_aliases} - {name}
+        pinned = settings.pin_peer_name and bool(settings.peer_name)
+        return pinned or any(self.person(other) == self.person(name) for other in others)
+
+    def is_room(self, peer: str) -> bool:
+        """Whether a peer stands for a company, not for a person."""
+        return peer.startswith("room-")
+
     def speaker(self, author: str, stamp: Stamp) -> str:
         """Whose words an utterance is."""
         kind, _, name = author.partition(":")

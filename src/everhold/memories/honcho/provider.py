@@ -45,6 +45,7 @@ LONGEST_MESSAGE: Final = 24_000
 LONGEST_CONCLUSION: Final = 8_000
 """Characters; the service allows more, its embeddings do not."""
 MOST_NAMES: Final = 1_000
+_SHARED: Final = "which stands for others, too"
 
 
 class HonchoMemory:
@@ -332,42 +333,78 @@ class HonchoMemory:
 
     async def forget(self, person: str) -> Forgotten:
         """Conclusions and the card can be deleted. Messages cannot, short of the sessions they are in."""
-        about = self.peers.person(person)
-        drawn = await self.client.conclusions({"observed_id": about})
+        spoken = await self._spoken_by(person)
+        drawn, unclear = await self._concluded_of(person, spoken)
         for one in drawn:
-            await self.client.unconclude(one.id, observer=one.observer_id, about=about)
-        await self.client.read(
-            "clearing the card", lambda sdk: self.client.peer(sdk, self.peers.ai).aio.set_card([], target=about)
-        )
-        deleted, kept = len(drawn), []
-        for name, own, others in await self._sessions_of(about):
-            if others:
+            await self.client.unconclude(one.id, observer=one.observer_id, about=one.observed_id)
+        kept = await self._keep_card(person)
+        if unclear:
+            kept.append(
+                f"{unclear} conclusions about {self.peers.person(person)}, {_SHARED}: whose they are is not told"
+            )
+        deleted = len(drawn)
+        gone: set[str] = set()
+        for name, own, others in spoken:
+            if own and others:
                 kept.append(
-                    f"{own} messages in session {name}: others speak there, and Honcho deletes no single message"
+                    f"{len(own)} messages in session {name}: others speak there, and Honcho deletes no single message"
                 )
-            else:
+            elif own:
                 await self.client.delete(name)
-                deleted += own
+                gone.add(name)
+                deleted += len(own)
+        every = await self.client.conclusions({"observer_id": self.peers.ai})
+        if rooms := sum(self.peers.is_room(one.observed_id) and one.session_id not in gone for one in every):
+            kept.append(f"{rooms} conclusions of what was noted in company: whose notes they were is not told")
         return Forgotten(deleted=deleted, kept=tuple(kept))
 
-    async def _sessions_of(self, peer: str) -> list[tuple[str, int, int]]:
-        """(session, messages by the peer, messages by other people)."""
-        names = await self.client.read("listing sessions", _session_names, missing=[])
+    async def _keep_card(self, person: str) -> list[str]:
+        """Clear a person's card; why it is still there, if it is one for several people."""
+        about, shared = self.peers.person(person), self.peers.shared(person)
+        card = await self.client.read(
+            "clearing the card",
+            lambda sdk: (
+                self.client.peer(sdk, self.peers.ai).aio.get_card(about)
+                if shared
+                else self.client.peer(sdk, self.peers.ai).aio.set_card([], target=about)
+            ),
+        )
+        return [f"the card of {about}, {_SHARED}"] if shared and card else []
+
+    async def _spoken_by(self, person: str) -> list[tuple[str, list[Any], int]]:
+        """(session, messages by the person, how many messages there are by other people) of every session."""
+        peer, shared = self.peers.person(person), self.peers.shared(person)
         found = []
-        for name in names:
+        for name in await self.client.read("listing sessions", _session_names, missing=[]):
             said = await self.client.messages(name)
-            own = sum(message.peer_id == peer for message in said)
-            others = sum(message.peer_id not in (peer, self.peers.ai) for message in said)
-            if own:
-                found.append((name, own, others))
+            own = [
+                message
+                for message in said
+                if message.peer_id == peer and (not shared or message.metadata.get("everhold_person") == person)
+            ]
+            ours = sum(message.peer_id == self.peers.ai != peer for message in said)
+            found.append((name, own, len(said) - len(own) - ours))
         return found
 
+    async def _concluded_of(self, person: str, spoken: Sequence[tuple[str, list[Any], int]]) -> tuple[list[Any], int]:
+        """What was concluded about a person, and of how much more nobody can tell: under a peer that stands for
+        several people, only the session says whom something was concluded about, and only if nobody else spoke there.
+        """
+        drawn = await self.client.conclusions({"observed_id": self.peers.person(person)})
+        if not self.peers.shared(person):
+            return drawn, 0
+        alone_in = {name for name, own, others in spoken if own and not others}
+        without = {name for name, own, others in spoken if others and not own}
+        theirs = [one for one in drawn if one.session_id in alone_in]
+        return theirs, sum(one.session_id not in alone_in | without for one in drawn)
+
     async def export(self, person: str) -> AsyncIterator[Found]:
-        about = self.peers.person(person)
-        for one in await self.client.conclusions({"observed_id": about}):
+        spoken = await self._spoken_by(person)
+        drawn, _ = await self._concluded_of(person, spoken)
+        for one in drawn:
             yield Found(text=unpacked(one.content), person=person, at=_at(one.created_at))
-        for name, _, _ in await self._sessions_of(about):
-            for message in await self.client.messages(name, {"peer_id": about}):
+        for _, own, _ in spoken:
+            for message in own:
                 yield self._found(message)
 
     async def health(self) -> Health:
