@@ -8,6 +8,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from everhold.core.entries import Noted
 from everhold.errors import StoreError, StoreNewer
 from everhold.ports.store import Flight, Item
 from everhold.stores.sqlite import migrate
@@ -19,9 +20,9 @@ NEXT = Migration(NOW[-1].number + 1, "moods", "alter table sessions add column m
 BROKEN = Migration(NOW[-1].number + 1, "broken", "create table fine(a); create table sessions(oops);")
 
 
-async def lived_in(path: Path) -> None:
+async def lived_in(path: Path, *, schema: int = NOW[-1].number) -> None:
     """A home that was left in the middle of things: a running turn, a pending message, a flight."""
-    store, scene = await staged(path)
+    store, scene = await staged(path, migrations=NOW[:schema])
     await scene.hear("first")
     await scene.hear("second", wake="voice")
     claim = await scene.claim(at=1.0)
@@ -71,6 +72,46 @@ def test_an_upgrade_goes_on_where_the_older_build_stopped(tmp_path: Path) -> Non
         files = fingerprint(tmp_path)
         with pytest.raises(StoreNewer):
             opened(path)
+        assert fingerprint(tmp_path) == files
+
+    run(play())
+
+
+@pytest.mark.parametrize("schema", [one.number for one in NOW[:-1]])
+def test_whoever_was_at_work_under_an_older_schema_goes_on_under_this_one(tmp_path: Path, schema: int) -> None:
+    """The real steps, on a home with a turn, a message and a flight in the middle, a note, a summary, and a wait."""
+
+    async def play() -> None:
+        path = tmp_path / "log.db"
+        await lived_in(path, schema=schema)
+        store, scene = await staged(path, migrations=NOW[:schema])
+        assert store.writer.db.pragma("user_version") == schema
+        await scene.commit(Noted(text="tea"))
+        fold = await scene.fold(covers=0)
+        await scene.wake("memory:a", 500.0, at=1.0, firm=True)
+        await store.close()
+
+        store, scene = await staged(path)
+        assert store.writer.db.pragma("user_version") == NOW[-1].number
+        assert store.saved is not None
+        assert await scene.texts() == ["first", "second"]
+        assert [entry.seq for entry in await store.notes()] == [4]
+        assert [entry.op for entry in await store.folds(limit=9)] == [fold]
+        claims = {claim.reader: claim for claim in await store.claim(owner="new", at=400.0, lease=60.0, limit=9)}
+        assert claims.keys() == {"mind", "voice"}, "a wait is as long as it was"
+        assert claims["voice"].lane.flight is not None
+        (running,) = await store.operations("s", states=("running",))
+        await scene.end(running.op, claim=claims["mind"])
+        await scene.begin(2, claim=claims["mind"])
+        await scene.update(claims["voice"], landed=True, position=1, release=True)
+        assert (await scene.lane("voice")).flight is None
+        assert (await scene.claim("memory:a", at=600.0)).lane.firm
+        assert await store.verify() == []
+        await store.close()
+
+        files = fingerprint(tmp_path)
+        with pytest.raises(StoreNewer):
+            opened(path, migrations=NOW[:schema])
         assert fingerprint(tmp_path) == files
 
     run(play())
