@@ -32,3 +32,9 @@ def test_every_promise_names_tests_that_there_are(page: Path) -> None:
 
 def test_there_is_a_page_for_every_promise() -> None:
     assert [page.name[0] for page in PROMISES] == list("12345678")
+
+
+def test_every_decision_is_in_the_list() -> None:
+    pages = ROOT / "docs" / "adr"
+    listed = LINK.findall((pages / "README.md").read_text())
+    assert [page.name for page in sorted(pages.glob("0*.md")) if page.name not in listed] == []
