@@ -347,6 +347,30 @@ async def test_the_tools_show_nobody_what_was_said_in_other_company(memory: Honc
                 assert "secret" not in (await tool.run({"query": "tea"}, tool_context(who, room, session="s9"))).text
 
 
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("honcho_profile", {"card": ["ada expects a child"]}),
+        ("honcho_profile", {}),
+        ("honcho_context", {}),
+        ("honcho_reasoning", {"query": "news?"}),
+        ("honcho_conclude", {"list": True}),
+    ],
+)
+async def test_what_is_held_about_the_agent_itself_leads_from_no_chat_to_another(
+    memory: HonchoMemory, service: HonchoService, name: str, arguments: dict[str, object]
+) -> None:
+    service.state.cards["home", "main", "main"] = ["ada told a secret"]
+    await memory.store(batch(exchange(1, "hi", who="bob", session="s2"), name="dm-bob"))
+    run = {tool.spec.name: tool.run for tool in memory.tools()}[name]
+    for who, room in (("bob", ""), ("bob", "club")):
+        result = await run({"peer": "ai", **arguments}, tool_context(who, room, session="s2"))
+        assert result.error
+        assert "one for everybody" in result.text
+        assert "secret" not in result.text
+    assert service.state.cards == {("home", "main", "main"): ["ada told a secret"]}
+
+
 async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
     memory: HonchoMemory, service: HonchoService
 ) -> None:

@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 LEVELS: Final = ("minimal", "low", "medium", "high", "max")
 MOST: Final = 20
 NOBODY: Final = Result(text="It is not known who is present: nothing of Honcho's can be shown here.", error=True)
+OWN: Final = Result(
+    text="What Honcho holds about yourself is one for everybody you talk with, so no chat reads or writes it: somebody "
+    "else would hear of what was said here. Keep facts about whoever you talk with (`user`); honcho_context shows this "
+    "conversation.",
+    error=True,
+)
 _PEER: Final = {
     "type": "string",
-    "enum": ["user", "ai"],
-    "description": "About whom: `user` is whoever you talk with (in company: this room), `ai` is yourself.",
+    "enum": ["user"],
+    "description": "About whom: `user` is whoever you talk with (in company: this room).",
 }
 
 
@@ -114,6 +120,8 @@ class HonchoTool:
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
         if not context.stamp.audience or context.agent != self._memory.agent:
             return NOBODY
+        if arguments.get("peer") == "ai":
+            return OWN
         return await self._act(self._memory, arguments, context)
 
     async def probe(self, context: ToolContext) -> Result | None:
@@ -121,7 +129,7 @@ class HonchoTool:
 
 
 async def _profile(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
-    about = _about(memory, arguments, context)
+    about = _about(memory, context)
     card = arguments.get("card")
     if card is not None:
         if not isinstance(card, list) or not all(isinstance(line, str) for line in card):
@@ -160,7 +168,7 @@ async def _reasoning(memory: HonchoMemory, arguments: dict[str, Any], context: T
     if not isinstance(text, str) or not text.strip():
         return Result(text="Ask something (`query`).", error=True)
     level = arguments.get("reasoning_level")
-    about = _about(memory, arguments, context)
+    about = _about(memory, context)
     # without a session it would think over what was said to others, too
     session = memory.names.get(context.session)
     if session is None:
@@ -178,7 +186,7 @@ async def _reasoning(memory: HonchoMemory, arguments: dict[str, Any], context: T
 
 
 async def _context(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> Result:
-    about = _about(memory, arguments, context)
+    about = _about(memory, context)
     name = memory.names.get(context.session)
     parts: list[str] = []
     if name and alone(context.stamp.audience):
@@ -209,7 +217,7 @@ async def _conclude(memory: HonchoMemory, arguments: dict[str, Any], context: To
     listing = bool(arguments.get("list"))
     if [bool(conclusion), bool(gone), listing].count(True) != 1:
         return Result(text="Give exactly one of `conclusion`, `list` and `delete_id`.", error=True)
-    about = _about(memory, arguments, context)
+    about = _about(memory, context)
     if conclusion:
         if not isinstance(conclusion, str) or not conclusion.strip():
             return Result(text="`conclusion` is a sentence.", error=True)
@@ -229,9 +237,7 @@ async def _conclude(memory: HonchoMemory, arguments: dict[str, Any], context: To
     return Result(text="\n".join(f"{one.id}: {one.content}" for one in view) or "Nothing was concluded yet.")
 
 
-def _about(memory: HonchoMemory, arguments: dict[str, Any], context: ToolContext) -> str:
+def _about(memory: HonchoMemory, context: ToolContext) -> str:
     """The peer that stands for whoever is present; a room, wherever somebody else may listen."""
-    if arguments.get("peer") == "ai":
-        return memory.peers.ai
     listeners = sorted(context.stamp.audience, key=lambda one: one.startswith("person:"))
     return memory.peers.about(listeners[:1])[0]
