@@ -19,7 +19,7 @@ from everhold.core.access import Admission, Speaker
 from everhold.core.address import derive, parse as parse_address
 from everhold.core.commands import OWNERS_ONLY, parse as parse_command
 from everhold.core.entries import Command, Draft, Heard, Kind, Place, Stamp
-from everhold.errors import EverholdError
+from everhold.errors import EverholdError, Transient
 from everhold.flow.accept import dedup_key
 from everhold.moves import Moves
 from everhold.pairing import Pairing
@@ -79,6 +79,8 @@ class Reception:
         first = await self._moves.first(origin.platform, origin.chat)
         chat = _of(account.chats, origin.chat, first) if account is not None else None
         agent = _agent(incoming, account, chat, settings)
+        if incoming.event == SCHEDULED:
+            _check_there(incoming, agent, account, settings)
         if agent not in settings.agents:
             return Admission(agent=agent, person=speaker.person, refusal=f"there is no agent {agent!r}")
         sessions = settings.agents[agent].sessions
@@ -345,6 +347,16 @@ class Reception:
 def _of(given: Mapping[str, T], *names: str) -> T | None:
     """What is configured for a chat, under whichever of its ids."""
     return next((given[name] for name in names if name in given), None)
+
+
+def _check_there(incoming: Incoming, agent: str, account: AccountSettings | None, settings: Settings) -> None:
+    """What is due and finds its agent or account out of the configuration waits: nobody decided against it."""
+    origin = incoming.origin
+    if agent not in settings.agents:
+        raise Transient(f"there is no agent {agent!r}", remedy="configure it, or remove the schedule")
+    if account is None and origin.platform not in LOCAL:
+        there = f"{origin.platform}/{origin.account}"
+        raise Transient(f"{there} is not connected", remedy="configure it, or remove the schedule")
 
 
 def _agent(incoming: Incoming, account: AccountSettings | None, chat: ChatSettings | None, settings: Settings) -> str:

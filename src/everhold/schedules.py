@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from everhold.core.schedule import Schedule, due, local, next_tick
-from everhold.errors import InDoubt, NotFound, Refused, Transient
+from everhold.errors import InDoubt, LeaseLost, NotFound, Refused, Transient
 from everhold.flow.plan import PLATFORM, PREFIX
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
@@ -37,6 +37,8 @@ class Schedules:
         self._clock = clock
         self._zone = zone
         self._log = log
+        self._late: dict[str, float] = {}
+        """The ticks that wait and were reported."""
 
     async def run(self) -> None:
         """Say what is due, for ever."""
@@ -48,23 +50,31 @@ class Schedules:
         """Say what is due now; seconds until it makes sense to look again."""
         now, zone = self._clock.now(), self._zone()
         wait = LOOK_SECONDS
-        for schedule in await self.all():
+        for kept, schedule in await self._kept():
             if schedule.off:
                 continue
             tick = due(schedule, now=now, zone=zone)
             if tick is not None:
                 try:
-                    schedule = await self._say(schedule, tick)
+                    schedule = await self._say(kept, schedule, tick)
                 except (Transient, InDoubt, Refused) as error:  # nobody knows who would hear it: it stays due
-                    self._log.warning("schedule.later", schedule=schedule.id, error=error)
+                    if self._late.get(schedule.id) != tick:
+                        self._log.warning("schedule.later", schedule=schedule.id, error=error)
+                    self._late[schedule.id] = tick
                     continue
+                except LeaseLost:  # it was removed while it was on its way, or said by somebody else
+                    continue
+                self._late.pop(schedule.id, None)
             coming = next_tick(schedule.rule, after=max(now, schedule.last), made=schedule.made, zone=zone)
             if coming is not None:
                 wait = min(wait, max(0.05, coming - now))
         return wait
 
-    async def _say(self, schedule: Schedule, tick: float) -> Schedule:
+    async def _say(self, kept: Position, schedule: Schedule, tick: float) -> Schedule:
         said = msgspec.structs.replace(schedule, last=tick)
+        over = next_tick(said.rule, after=tick, made=said.made, zone=self._zone()) is None
+        # one that never comes again is not kept, or it would count as one for ever
+        value = "" if over else msgspec.json.encode(said).decode()
         place = msgspec.structs.replace(schedule.place, message=f"{PREFIX}{schedule.id}@{tick:.0f}")
         verdict = await self._accept(
             Incoming(
@@ -74,21 +84,25 @@ class Schedules:
                 kind=schedule.kind,
                 event=SCHEDULED,
                 agent=schedule.agent,
-                position=_position(
-                    said, over=next_tick(said.rule, after=tick, made=said.made, zone=self._zone()) is None
-                ),
+                position=msgspec.structs.replace(kept, value=value, expects=kept.value),
             )
         )
-        self._log.info("schedule.said", schedule=schedule.id, outcome=verdict.outcome, reason=verdict.reason)
+        if verdict.outcome == "denied":
+            self._log.warning("schedule.denied", schedule=schedule.id, reason=verdict.reason, gone=over)
+        else:
+            self._log.info("schedule.said", schedule=schedule.id, outcome=verdict.outcome)
         return said
 
     # -- for whoever is in charge ------------------------------------------------------------------------------------
 
     async def all(self) -> list[Schedule]:
+        return [schedule for _, schedule in await self._kept()]
+
+    async def _kept(self) -> list[tuple[Position, Schedule]]:
         found = []
         for position in await self._store.positions(prefix=PREFIX, platform=PLATFORM):
             with contextlib.suppress(msgspec.DecodeError):
-                found.append(msgspec.json.decode(position.value, type=Schedule))
+                found.append((position, msgspec.json.decode(position.value, type=Schedule)))
         return found
 
     async def listed(self) -> list[dict[str, Any]]:
@@ -116,9 +130,3 @@ class Schedules:
             raise NotFound(f"there is no schedule {id!r}", remedy="everhold schedules list")
         position = Position(platform=PLATFORM, account="", name=PREFIX + id, value="")
         await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
-
-
-def _position(schedule: Schedule, *, over: bool) -> Position:
-    """What is kept of a schedule; nothing of one that never comes again, or it would count as one for ever."""
-    value = "" if over else msgspec.json.encode(schedule).decode()
-    return Position(platform=PLATFORM, account="", name=PREFIX + schedule.id, value=value)

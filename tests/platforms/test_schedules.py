@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
+from everhold.config import parse as parse_settings
 from everhold.core.entries import Heard, Place
 from everhold.core.schedule import Schedule, parse
 from everhold.errors import NotFound, Transient
@@ -21,7 +22,7 @@ from everhold.schedules import Schedules
 from everhold.testing.contracts.platform_desk import Killed
 from everhold.testing.fakes import FakePlatform
 from everhold.testing.house import House
-from tests.platforms.stage import Door
+from tests.platforms.stage import CONFIG, Door
 
 
 @pytest.fixture
@@ -98,6 +99,41 @@ async def test_who_may_not_speak_any_more_is_not_spoken_for_and_it_is_not_tried_
     assert await heard(door) == []
     (it,) = await schedules(door).all()
     assert it.last == door.clock.at
+    assert door.log.of("schedule.denied")
+
+
+async def test_what_is_removed_while_it_is_being_said_stays_removed(door: Door) -> None:
+    for id in ("s1", "s2"):
+        await keep(door, "every 1h", id=id)
+    door.clock.at += 3600
+    there = schedules(door)
+
+    async def meanwhile(incoming: Incoming) -> Verdict:
+        for schedule in await there.all():
+            await there.remove(schedule.id)
+        return await door.accept(incoming)
+
+    await schedules(door, meanwhile).say_due()
+    assert await there.all() == []
+    assert await heard(door) == [], "and is not said any more"
+
+
+@pytest.mark.parametrize("away", ["agents: {main: {}}", CONFIG.replace("{main: {}, coder: {}}", "{coder: {}}")])
+@pytest.mark.parametrize("words", ["in 20m", "every 20m"])
+async def test_what_falls_due_while_its_account_or_agent_is_away_waits_for_it(
+    door: Door, words: str, away: str
+) -> None:
+    await keep(door, words)
+    there, door.settings = door.settings, parse_settings(away)
+    door.clock.at += 1300
+    saying = schedules(door)
+    for _ in range(3):
+        await saying.say_due()
+    assert len(door.log.of("schedule.later")) == 1
+    door.settings = there
+    for _ in range(2):
+        await saying.say_due()
+    assert await heard(door) == ["good morning"]
 
 
 async def test_what_was_meant_once_is_gone_when_it_was_said(door: Door) -> None:

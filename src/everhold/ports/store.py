@@ -240,6 +240,8 @@ class Position(Struct, frozen=True, kw_only=True):
     account: str
     name: str
     value: str
+    expects: str | None = None
+    """If given, the value that has to be there still; otherwise nothing of the change is written (LeaseLost)."""
 
 
 class Spend(Struct, frozen=True, kw_only=True):

@@ -7,20 +7,23 @@ from collections.abc import Iterable
 
 import apsw
 
+from everhold.errors import LeaseLost
 from everhold.ports.store import Position, Spend
 
 
-def move(cur: apsw.Cursor, position: Position) -> None:
-    if not position.value:
+def move(cur: apsw.Cursor, it: Position) -> None:
+    if it.expects is not None and it.expects != position(cur, platform=it.platform, account=it.account, name=it.name):
+        raise LeaseLost(f"{it.platform}: {it.name} was changed or removed meanwhile")
+    if not it.value:
         cur.execute(
             "delete from positions where platform = ? and account = ? and name = ?",
-            (position.platform, position.account, position.name),
+            (it.platform, it.account, it.name),
         )
         return
     cur.execute(
         "insert into positions(platform, account, name, value) values (?, ?, ?, ?) "
         "on conflict(platform, account, name) do update set value = excluded.value",
-        (position.platform, position.account, position.name, position.value),
+        (it.platform, it.account, it.name, it.value),
     )
 
 

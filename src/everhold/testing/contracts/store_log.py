@@ -242,6 +242,23 @@ class LogContract:
         assert await scene.store.position(platform="p", account="a", name="n") == "7"
 
     @promise
+    async def test_a_position_that_is_no_longer_what_was_read_is_not_written_nor_what_came_with_it(
+        self, scene: Scene
+    ) -> None:
+        first = Position(platform="p", account="a", name="n", value="1")
+        await scene.commit(session="", step=Step.POSITION, position=first)
+        second = Position(platform="p", account="a", name="n", value="2", expects="1")
+        await scene.hear("two", position=second)
+        gone = Position(platform="p", account="a", name="n", value="")
+        await scene.commit(session="", step=Step.POSITION, position=gone)
+        for expects in ("1", "2"):
+            late = Position(platform="p", account="a", name="n", value="3", expects=expects)
+            with pytest.raises(LeaseLost):
+                await scene.hear("three", position=late)
+        assert await scene.store.position(platform="p", account="a", name="n") is None
+        assert await scene.texts() == ["two"]
+
+    @promise
     async def test_positions_are_found_by_the_beginning_of_their_name_and_an_empty_one_is_forgotten(
         self, scene: Scene
     ) -> None:
