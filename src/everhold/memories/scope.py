@@ -44,5 +44,10 @@ def handle(text: str, *, limit: int = 100) -> str:
     return f"{plain[: limit - 11].rstrip('-')}-{_short(text, 10)}".lstrip("-")
 
 
+def beginning(text: str) -> str:
+    """How the handle begins of whatever begins with `text`, as far as that can be told."""
+    return _OTHER.sub("-", text).strip("-")[:80]
+
+
 def _short(text: str, digits: int) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:digits]

@@ -207,6 +207,29 @@ async def test_forgetting_deletes_what_can_be_and_names_what_cannot(
     assert service.texts("main") == ["ada: ours\n\nbob: and mine"]
 
 
+@pytest.mark.parametrize("bank", ["{agent}-{person}", "{agent}-{session}", "{person}"])
+async def test_forgetting_reaches_every_bank_also_after_a_restart(
+    make: Make, service: HindsightService, bank: str
+) -> None:
+    await make(bank=bank).store(batch(exchange(1, "mine alone"), name="dm-ada"))
+    await make(bank=bank).store(batch(exchange(1, "mine in the club", room="club", session="s2"), name="club"))
+    await make(bank=bank).store(batch(exchange(1, "not mine", who="bob", session="s3"), name="dm-bob"))
+    await make(bank=bank, agent="main2").store(batch(exchange(1, "to another", agent="main2", session="s4"), name="x"))
+    memory = make(bank=bank)
+    assert sorted([found.text async for found in memory.export("ada")]) == ["ada: mine alone", "ada: mine in the club"]
+    forgotten = await memory.forget("ada")
+    assert (forgotten.deleted, forgotten.kept) == (2, ())
+    assert sorted(row["text"] for row in service.state.documents.values()) == ["ada: to another", "bob: not mine"]
+
+
+async def test_banks_that_a_server_does_not_list_are_named(make: Make, service: HindsightService) -> None:
+    await make(bank="{agent}-{session}").store(batch(exchange(1, "mine"), name="dm-ada"))
+    service.fault("refuse", "/banks$", method="GET", status=404)
+    forgotten = await make(bank="{agent}-{session}").forget("ada")
+    assert forgotten.deleted == 0
+    assert "{agent}-{session}" in forgotten.kept[0]
+
+
 async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: Make) -> None:
     first = make(api_key="sk-one").cache_busting_signature()
     assert first == make(api_key="sk-one").cache_busting_signature()

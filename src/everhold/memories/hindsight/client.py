@@ -110,8 +110,20 @@ class Client:
             return False
         return True
 
-    async def documents(self, bank: str, tag: str) -> list[Any]:
-        """Every document of a bank that carries a tag."""
+    async def banks(self) -> list[str]:
+        """Every bank there is. Raises Gone if the server does not tell."""
+        found: list[str] = []
+        while True:
+            offset = len(found)
+            page = await self.ask(
+                "listing banks", lambda sdk, offset=offset: sdk.banks.list_banks(limit=PAGE, offset=offset)
+            )
+            found += [bank.bank_id for bank in page.banks]
+            if len(page.banks) < PAGE:
+                return found
+
+    async def documents(self, bank: str, *tags: str) -> list[Any]:
+        """Every document of a bank that carries all these tags."""
         found: list[Any] = []
         while True:
             offset = len(found)
@@ -119,7 +131,7 @@ class Client:
                 page = await self.ask(
                     f"listing bank {bank}",
                     lambda sdk, offset=offset: sdk.documents.list_documents(
-                        bank, tags=[tag], tags_match="all_strict", limit=PAGE, offset=offset
+                        bank, tags=list(tags), tags_match="all_strict", limit=PAGE, offset=offset
                     ),
                 )
             except Gone:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,7 +19,8 @@ from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.faults import partly
 from everhold.memories.hindsight.client import Client, Gone
 from everhold.memories.hindsight.tools import tools_of
-from everhold.memories.scope import alone, handle, token
+from everhold.memories.scope import alone, beginning, handle, token
+from everhold.memories.settings import filled
 from everhold.memories.signature import signature
 from everhold.memories.wording import packed, told, unpacked
 from everhold.ports.log import Log
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 NAMESPACE: Final = uuid.UUID("5f7a1f1e-6a54-5f0b-9d0a-6b3a0c8f2e11")
 """Of the ids that operations get: any constant will do, if it never changes."""
+_VARIABLE: Final = re.compile(r"\{person\}|\{session\}")
 
 
 class HindsightMemory:
@@ -181,24 +184,45 @@ class HindsightMemory:
     async def forget(self, person: str) -> Forgotten:
         """Documents in which nobody else speaks are deleted with everything learned from them."""
         deleted, kept = 0, []
-        for document in await self._documents_of(person):
+        banks, everywhere = await self._banks_with(person)
+        for bank, document in await self._documents_of(person, banks):
             others = {tag for tag in document.tags or () if tag.startswith("person:")} - {f"person:{handle(person)}"}
             if others:
-                kept.append(f"document {document.id} in bank {document.bank_id}: others speak in it, too")
+                kept.append(f"document {document.id} in bank {bank}: others speak in it, too")
             else:
-                deleted += await self.client.delete(document.bank_id, document.id)
+                deleted += await self.client.delete(bank, document.id)
+        if not everywhere:
+            kept.append(f"banks called {self.settings.bank} other than {', '.join(banks)}: the server lists none")
         return Forgotten(deleted=deleted, kept=tuple(kept))
 
     async def export(self, person: str) -> AsyncIterator[Found]:
-        for listed in await self._documents_of(person):
-            document = await self.client.document(listed.bank_id, listed.id)
+        banks, _ = await self._banks_with(person)
+        for bank, listed in await self._documents_of(person, banks):
+            document = await self.client.document(bank, listed.id)
             if document is not None:
                 yield Found(text=unpacked(document.original_text or ""), person=person, at=_at(document.created_at))
 
-    async def _documents_of(self, person: str) -> list[Any]:
-        banks = {self.bank((f"person:{person}",), name) for name in ("", *self.names.values())}
-        found = [it for bank in sorted(banks) for it in await self.client.documents(bank, f"person:{handle(person)}")]
-        return [document for document in found if document.bank_id]
+    async def _documents_of(self, person: str, banks: Sequence[str]) -> list[tuple[str, Any]]:
+        """(bank, document) of all in which a person speaks."""
+        # a bank whose name only begins like one of ours may be another agent's
+        whose = () if self._one_bank else (f"agent:{handle(self.agent)}",)
+        return [
+            (bank, document)
+            for bank in banks
+            for document in await self.client.documents(bank, f"person:{handle(person)}", *whose)
+        ]
+
+    async def _banks_with(self, person: str) -> tuple[list[str], bool]:
+        """Where something of a person's may be, and whether that is everywhere: in company, banks bear other names."""
+        known = {self.bank((f"person:{person}",), name) for name in ("", *self.names.values())}
+        if self._one_bank:
+            return sorted(known), True
+        try:
+            banks = await self.client.banks()
+        except Gone:
+            return sorted(known), False
+        ours = beginning(_VARIABLE.split(filled(self.settings.bank, self.agent))[0])
+        return sorted({*known, *(bank for bank in banks if bank.startswith(ours))}), True
 
     async def health(self) -> Health:
         """Whether it answers, and whether operations fail: it was seen being well and storing nothing."""
@@ -232,6 +256,11 @@ class HindsightMemory:
         who = alone(audience) or token(audience) or "nobody"
         filled = self.settings.bank.replace("{agent}", self.agent).replace("{person}", who).replace("{session}", name)
         return handle(filled)
+
+    @property
+    def _one_bank(self) -> bool:
+        """Whether all that this agent keeps is in one bank."""
+        return _VARIABLE.search(self.settings.bank) is None
 
     def learn(self, session: str, name: str) -> None:
         self.names[session] = name

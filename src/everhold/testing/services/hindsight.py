@@ -42,6 +42,7 @@ class HindsightService(Service):
     routes = (
         ("GET", "/health", "health"),
         ("GET", "/version", "version"),
+        ("GET", "/v1/default/banks", "list_banks"),
         ("PUT", _BANK, "put_bank"),
         ("DELETE", _BANK, "delete_bank"),
         ("POST", f"{_BANK}/import", "import_template"),
@@ -87,6 +88,12 @@ class HindsightService(Service):
             "mission": row.get("mission", ""),
             "disposition": {"skepticism": 3, "literalism": 3, "empathy": 3},
         }
+
+    def list_banks(self, call: Received) -> Row:
+        offset, limit = int(call.query.get("offset", "0")), int(call.query.get("limit", "100"))
+        disposition = {"skepticism": 3, "literalism": 3, "empathy": 3}
+        rows = [{"bank_id": bank, "disposition": disposition} for bank in sorted(self.state.banks)]
+        return {"banks": rows[offset : offset + limit], "total": len(rows), "limit": limit, "offset": offset}
 
     def _bank(self, bank: str) -> Row:
         row: Row = self.state.banks.setdefault(bank, {})
