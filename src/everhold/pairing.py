@@ -96,23 +96,29 @@ class Pairing:
             await self._write(
                 position.platform, position.account, position.name, msgspec.structs.replace(knock, digest="")
             )
-            if person:
+            before = await self._store.person_of(whose["identity"])
+            grant = Grant(at=now, name=knock.name, person=person if person != before else "")
+            # first what can be taken back, then what it takes back
+            await self._write(position.platform, position.account, GRANT + whose["id"], grant)
+            if grant.person:
                 await self._store.link(whose["identity"], person, at=now)
-            await self._write(position.platform, position.account, GRANT + whose["id"], Grant(at=now, name=knock.name))
             self._log.info("pairing.approved", platform=position.platform, account=position.account, sender=whose["id"])
             return {**whose, "name": knock.name, "person": person, "chat": knock.chat}
         await self._got_wrong(now, tries)
         raise NotFound("nobody waits with this code", remedy="everhold pairing list; codes are good for ten minutes")
 
     async def revoke(self, identity: str) -> int:
-        """Let somebody in no longer; from how many accounts."""
+        """Let somebody in no longer, nor know them as whom they were let in as; from how many accounts."""
         gone = 0
         for position in await self._store.positions(prefix=GRANT):
             if _whose(position, GRANT)["identity"] == identity:
+                grant = _decode(position, Grant)
+                if grant and grant.person and await self._store.person_of(identity) == grant.person:
+                    await self._store.link(identity, "", at=self._clock.now())
                 await self._write(position.platform, position.account, position.name, None)
                 gone += 1
         if not gone:
-            raise NotFound(f"{identity} was not let in by a code", remedy="everhold pairing list")
+            raise NotFound(f"{identity} was not let in by a code", remedy="everhold pairing list; everhold people list")
         self._log.info("pairing.revoked", identity=identity)
         return gone
 

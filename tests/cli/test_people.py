@@ -57,9 +57,19 @@ def test_a_stranger_is_seen_approved_and_revoked(house: House, codes: list[str])
     people = {it["name"]: it for it in house.ask("people", "list", "--json").ok().json["people"]}
     assert people["bob"]["linked"] == ["telegram:666"]
     assert people["ada"]["owner"]
-    house.ask("pairing", "revoke", "telegram:666").ok()
+    assert "a stranger again" in house.ask("pairing", "revoke", "telegram:666").ok().out
+    people = {it["name"]: it for it in house.ask("people", "list", "--json").ok().json["people"]}
+    assert people["bob"]["linked"] == []
     again = house.ask("pairing", "revoke", "telegram:666")
     assert (again.code, "everhold pairing list" in again.err) == (1, True)
+
+
+def test_it_is_said_who_is_still_let_in_as_somebody(house: House, codes: list[str]) -> None:
+    house.ask("pairing", "approve", codes[0]).ok()
+    house.ask("people", "link", "telegram:666", "bob").ok()
+    said = house.ask("pairing", "revoke", "telegram:666").ok().out
+    assert "still as bob" in said
+    assert "everhold people unlink telegram:666" in said
 
 
 def test_a_person_who_is_not_configured_is_nobody(house: House, codes: list[str]) -> None:

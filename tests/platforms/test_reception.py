@@ -96,6 +96,25 @@ async def test_a_stranger_is_let_in_by_a_code_that_somebody_approves_here(door: 
     assert (await door.say("hello", sender="666", platform="other")).outcome == "denied", "and of one account"
 
 
+async def test_whoever_was_let_in_as_somebody_is_a_stranger_again_when_that_is_taken_back(door: Door) -> None:
+    pairing = door.reception.pairing
+    await pairing.approve(await code_for(door), person="ada")
+    assert (await door.heard("hello", sender="666")).stamp.person == "ada"
+    await pairing.revoke("fake:666")
+    assert (await door.say("still here", sender="666")).outcome == "denied"
+    assert await door.store.links() == []
+
+
+async def test_who_was_somebody_before_they_were_let_in_stays_that(door: Door) -> None:
+    """Nobody knows of an old grant, either, what came with it."""
+    pairing = door.reception.pairing
+    code = await code_for(door)
+    await door.store.link("fake:666", "ada", at=door.clock.at)
+    await pairing.approve(code, person="ada")
+    await pairing.revoke("fake:666")
+    assert await door.store.links() == [("fake:666", "ada")]
+
+
 async def test_a_code_counts_once_and_for_ten_minutes(door: Door) -> None:
     code = await code_for(door)
     await door.reception.pairing.approve(code)

@@ -34,6 +34,8 @@ class Grant(Struct, frozen=True, omit_defaults=True):
 
     at: float
     name: str = ""
+    person: str = ""
+    """Whom letting them in made them known as."""
 
 
 class Tries(Struct, frozen=True, omit_defaults=True):

@@ -70,7 +70,10 @@ class Welcoming:
         return done
 
     async def _revoke(self, given: Identity) -> dict[str, Any]:
-        return {"revoked": await self.pairing.revoke(given.identity)}
+        revoked = await self.pairing.revoke(given.identity)
+        configured = self.settings().identities.get(given.identity)
+        known = configured or await self.store.person_of(given.identity) or ""
+        return {"revoked": revoked, "still": known, "configured": configured is not None}
 
     async def _people(self, _: Nothing) -> dict[str, Any]:
         settings = self.settings()

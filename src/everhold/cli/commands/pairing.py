@@ -51,6 +51,10 @@ async def _revoke(args: argparse.Namespace, screen: Screen) -> int:
         done = await calls.call("pairing.revoke", identity=args.identity)
     if screen.json:
         screen.show(done)
+    elif done["still"]:
+        who, person = one_line(args.identity), one_line(done["still"])
+        remedy = "take it out of people in config.yaml" if done["configured"] else f"everhold people unlink {who}"
+        screen.say(f"{who} is not let in by a code any more, but still as {person}, wherever {person} is: {remedy}")
     else:
         screen.say(f"{one_line(args.identity)} is a stranger again.")
     return 0
