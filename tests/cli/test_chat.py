@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from everhold.cli.chat.terminal import Terminal
+from everhold.cli.message import incoming
 from everhold.cli.render import Paint, Screen
 from tests.cli.house import House, command, until
 
@@ -243,6 +244,17 @@ def test_sigterm_ends_a_chat_in_order(house: House) -> None:
 
 
 # -- what is on the screen ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["home/a/api", "srv/b/api"])
+def test_a_message_says_which_repository_it_was_said_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / place / ".git").mkdir(parents=True)
+    (tmp_path / place / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / place / "deep")
+    said = incoming({"origin": {}, "kind": "dm", "agent": "main"}, "hello")
+    assert said["repo"] == (tmp_path / place).as_posix()
 
 
 @pytest.fixture

@@ -42,6 +42,13 @@ def test_what_is_empty_after_sanitising_falls_through() -> None:
     assert name(origin, Rule()).source == "address"
 
 
+def test_repositories_of_one_name_in_two_places_give_different_names() -> None:
+    rule = Rule(strategy="per-repo")
+    names = {name(Origin(session="s", repo=repo), rule).text for repo in ("/home/a/api", "/srv/b/api")}
+    assert len(names) == 2
+    assert all(text.startswith("api-") for text in names)
+
+
 def test_equal_titles_of_different_owners_give_different_names() -> None:
     names = {name(Origin(session="s", owner=owner, title="Work"), Rule()).text for owner in ("ada", "bob")}
     assert len(names) == 2
@@ -135,6 +142,7 @@ class TestHermes:
             (Origin(session="s", title="My Plans!"), Rule(peer="ada"), "ada-My-Plans"),
             (Origin(session="s", directory="/src/my app"), Rule(), "my-app"),
             (Origin(session="s", repo="everhold", directory="/x/y"), Rule(strategy="per-repo"), "everhold"),
+            (Origin(session="s", repo="/x/everhold", directory="/x/everhold/y"), Rule(strategy="per-repo"), "everhold"),
             (Origin(session="s"), Rule(strategy="global", workspace="hermes"), "hermes"),
         ],
     )

@@ -100,7 +100,7 @@ def test_a_terminal_is_named_by_the_strategy(house: House) -> None:
         return name(origin, Rule(strategy="per-directory")).text
 
     house.furniture.settings["naming"] = naming
-    house.say("hello", directory="/home/ada/garden", repo="garden")
+    house.say("hello", directory="/home/ada/garden", repo="/home/ada/garden")
     assert origins[0].address == ""
     assert next(iter(provider.kept)).startswith("garden-")
 

@@ -40,8 +40,8 @@ def _directory() -> str:
 
 
 def repo_of(directory: str) -> str:
-    """The name of the repository around `directory`, if there is one."""
+    """Where the repository around `directory` is, if there is one: its name alone may be another's as well."""
     if not directory:
         return ""
     path = Path(directory)
-    return next((place.name for place in (path, *path.parents) if (place / ".git").exists()), "")
+    return next((place.as_posix() for place in (path, *path.parents) if (place / ".git").exists()), "")

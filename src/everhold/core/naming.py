@@ -33,6 +33,7 @@ class Origin(Struct, frozen=True, kw_only=True):
     """Empty for a terminal: there the strategy decides."""
     directory: str = ""
     repo: str = ""
+    """Where it is; only its name in what was said to earlier versions."""
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -122,12 +123,13 @@ def hermes_name(origin: Origin, rule: Rule, hermes: Hermes | None = None) -> Nam
     if origin.address:
         return Name(text=hermes_filed(hermes_key(parse(origin.address))), source="address")
     prefix = f"{rule.peer}-" if rule.peer else ""
+    repo = origin.repo.rpartition("/")[2]
     last = origin.directory.rstrip("/").rpartition("/")[2]
     candidates = (
         ("per-session", f"{prefix}{origin.session}" if rule.strategy == "per-session" else ""),
         ("map", hermes.sessions.get(origin.directory, "") if hermes else ""),
         ("title", f"{prefix}{_clean(origin.title)}" if _clean(origin.title) else ""),
-        ("per-repo", f"{prefix}{origin.repo}" if rule.strategy == "per-repo" and origin.repo else ""),
+        ("per-repo", f"{prefix}{repo}" if rule.strategy == "per-repo" and repo else ""),
         ("per-directory", f"{prefix}{last}" if rule.strategy in ("per-repo", "per-directory") and last else ""),
     )
     for source, text in candidates:
