@@ -11,7 +11,7 @@ from msgspec import structs
 
 from everhold.core.entries import Said
 from everhold.core.retry import LONGEST_WAIT_SECONDS
-from everhold.errors import EverholdError, InDoubt, Refused, Transient
+from everhold.errors import EverholdError, InDoubt, Overloaded, Refused, Transient
 from everhold.flow.voice import DEADLINE_SECONDS
 from everhold.ports.memory import Batch
 from everhold.ports.model import Answer, Request
@@ -310,6 +310,26 @@ class TestRule12Destinations:
         assert (told.edits, told.notice) == ("draft-1", True)
         assert told.text.startswith("I could not answer")
 
+    def test_half_a_character_of_a_model_is_shown_as_text(self, house: House) -> None:
+        platform = growing(house, piece="piece by piece \ud83d ")
+        house.say("write", rest=False)
+        house.rest(30)
+        assert "\ufffd" in platform.seen[0]
+        "".join(platform.seen).encode()
+
+    def test_an_answer_that_breaks_off_again_and_again_leaves_no_half_of_it_to_be_seen(self, house: House) -> None:
+        platform = growing(house, fails=Overloaded("the answer broke off"))
+        house.say("write", rest=False)
+        house.tick(25)
+        assert platform.drafts >= 2
+        house.furniture.model = ScriptedModel()
+        house.rest(60)
+        *notices, reply = platform.shown
+        assert {out.edits for out in notices} == {f"draft-{n + 1}" for n in range(platform.drafts)}
+        assert all(out.text.startswith("The model cannot be reached") for out in notices)
+        assert (reply.text, reply.edits) == ("You said: write", "")
+        house.sound()
+
     def test_what_is_stopped_unseen_says_nothing_more(self, house: House) -> None:
         platform = growing(house)
         house.say("write", rest=False)
@@ -324,21 +344,27 @@ class Growing(FakePlatform):
 
     drafts = 0
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
     async def draft(self, out: Outgoing) -> str:
         self.drafts += 1
+        self.seen.append(out.text)
         return f"draft-{self.drafts}"
 
-    async def revise(self, remote: str, out: Outgoing) -> None: ...
+    async def revise(self, remote: str, out: Outgoing) -> None:
+        self.seen.append(out.text)
 
 
-def growing(house: House, *, fails: EverholdError | None = None) -> Growing:
+def growing(house: House, *, piece: str = "piece by piece ", fails: EverholdError | None = None) -> Growing:
     """Have replies grow slowly, and seen."""
 
     class Slow(ScriptedModel):
         async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
             assert on_text is not None
             for _ in range(20):
-                on_text("piece by piece ")
+                on_text(piece)
                 await asyncio.sleep(0.5)
             if fails is not None:
                 raise fails

@@ -300,6 +300,29 @@ async def test_a_model_that_dies_mid_stream_and_is_asked_again_ends_in_one_reply
     assert said(await gateway.rested(await only_session(client))) == ["the answer"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_whoever_waits_for_what_is_erased_hears_of_it(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, stream: bool
+) -> None:
+    model.script(Hang())
+    headers = {"x-everhold-session": "x"}
+    first = asyncio.ensure_future(client.post(KINDS[0], json=asking(KINDS[0], "one"), headers=headers))
+    await eventually(lambda: bool(model.requests))
+    session = await only_session(client)
+    second = asyncio.ensure_future(client.post(KINDS[0], json=asking(KINDS[0], "two", stream=stream), headers=headers))
+    two = 0
+
+    async def waits() -> bool:
+        nonlocal two
+        two = max(int(entry["seq"]) for entry in await gateway.entries(session) if entry["kind"] == "heard")
+        return two > 1
+
+    await eventually(waits)
+    await gateway.running.control.erase(session, [two], why="somebody asked")
+    assert (await second).status_code == 410
+    first.cancel()
+
+
 async def test_a_turn_that_fails_says_why(client: httpx2.AsyncClient, model: ModelServer) -> None:
     model.script(Failure(kind="invalid"))
     headers = {"x-everhold-session": "x"}

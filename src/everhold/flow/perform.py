@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from everhold.core.attachments import attachment
-from everhold.core.entries import Returned, Thought, cleansed
+from everhold.core.entries import Returned, Thought, clean, cleansed
 from everhold.core.turn import Answered, Broken, Event, Overlong, Ran, Run, Unreachable
 from everhold.errors import EverholdError, InDoubt, LeaseLost, Misuse, Overloaded, Refused, TooLong, Transient
 from everhold.flow.gates import Gates
@@ -36,11 +37,12 @@ async def ask(
     """Ask the first model, and the next where one cannot answer. Asking again is harmless, so a lost answer is too."""
     reasons: list[str] = []
     waits: list[float] = []
+    hear = None if on_text is None else functools.partial(_hear, on_text)
     for model in models:
         try:
             answer = await gates.call(
                 f"model {model.name}",
-                lambda model=model: model.answer(request, on_text=on_text),  # type: ignore[misc]
+                lambda model=model: model.answer(request, on_text=hear),  # type: ignore[misc]
                 deadline=deadline,
             )
         except TooLong as error:
@@ -61,6 +63,11 @@ async def ask(
         else:
             return Answered(cleansed(record(answer)))
     return Unreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None)
+
+
+def _hear(on_text: Callable[[str], None], piece: str) -> None:
+    """Whoever reads along gets text: half a character cannot be sent on."""
+    on_text(clean(piece)[0])
 
 
 async def wait_for_tools(gates: Gates, coming: Callable[[], Awaitable[None]]) -> bool:

@@ -459,7 +459,7 @@ class TurnWork:
         firm = task.retry_after is not None
         seconds = task.retry_after if firm else wait_seconds(attempts, jitter=self.gates.chance.random())
         told: tuple[Body, ...] = ()
-        if attempts == 1 and self.origin is not None:
+        if self.origin is not None and (attempts == 1 or (task.release and await self._half_shown(self.origin))):
             text = "The model cannot be reached right now. Your message is kept and will be answered."
             told = (Told(text=text, about=OUTAGE, to=self.origin, parts=(text,)),)
         ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
@@ -483,6 +483,10 @@ class TurnWork:
         except LeaseLost:
             # if only the operation was ended by somebody else, the model's word still counts for the next one
             await self.seat.commit(Step.LATER, (), lane=update)
+
+    async def _half_shown(self, place: Place) -> bool:
+        """Whether people look at the beginning of a reply that this turn will not end."""
+        return self.sketch is not None and bool(await draft.left_behind(self.store, self.session.id, self.op, place))
 
     async def _finish(self, task: Finish) -> bool:
         """The turn's end is one commit: said, ended, usage, and every lane that has to know."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec import structs
 
 from everhold.core.attachments import not_sent
-from everhold.core.entries import Attachment, Body, Entry, Kind, Place, Said, Told
+from everhold.core.entries import OUTAGE, Attachment, Body, Ended, Entry, Kind, Place, Said, Told
 from everhold.errors import TooLong
 from everhold.flow.lane import Load, Look, Notice
 from everhold.ports.platform import Delivery, Outgoing, Platform
@@ -137,14 +137,21 @@ class Voice:
 
     async def _draft(self, claim: Claim, entry: Entry) -> str:
         """The visible draft of this reply, if one was shown: the final text takes its place, or the word that there is
-        none.
+        none, or none yet.
         """
-        ends = isinstance(entry.body, Told) and entry.body.about == TURN
+        ends = isinstance(entry.body, Told) and (entry.body.about == TURN or await self._releases(entry))
         if not (isinstance(entry.body, Said) or ends) or entry.op is None:
             return ""
         shown = await self.store.receipts(claim.session, seq=entry.op, reader=claim.reader)
         remote = next((receipt.remote for receipt in shown if receipt.part == DRAFT), "")
         return remote if remote and (ends or await self._replies(entry)) else ""
+
+    async def _releases(self, entry: Entry) -> bool:
+        """Whether its turn is given back with it: whichever answers in the end knows nothing of this one's draft."""
+        if not (isinstance(entry.body, Told) and entry.body.about == OUTAGE):
+            return False
+        behind = await self.store.entries(entry.session, after=entry.seq, upto=entry.seq + 1, kinds=(Kind.ENDED,))
+        return any(isinstance(end.body, Ended) and end.op == entry.op for end in behind)
 
     async def _replies(self, entry: Entry) -> bool:
         """Whether it is its turn's reply, which follows a thought. What a tool says is a message of its own, and may be

@@ -9,7 +9,19 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
-from everhold.core.entries import OUTAGE, Began, Call as ToolCall, Ended, Entry, Said, Thought, Told, Took, Usage
+from everhold.core.entries import (
+    OUTAGE,
+    Began,
+    Call as ToolCall,
+    Ended,
+    Entry,
+    Erased,
+    Said,
+    Thought,
+    Told,
+    Took,
+    Usage,
+)
 from everhold.web.answers import Refusal, seconds
 from everhold.web.office import Office
 from everhold.web.tail import POLL_SECONDS, Piece
@@ -53,7 +65,7 @@ async def follow(office: Office, *, session: str, seq: int, growing: bool = True
     clock = office.control.gates.clock
     until = clock.monotonic() + MOST_SECONDS
     reader, after, due = _Reader(session, seq), seq, True
-    with office.tail.watching(session, until=() if growing else (Ended, Told)) as watch:
+    with office.tail.watching(session, until=() if growing else (Ended, Told, Erased)) as watch:
         while not office.tail.closed:
             reader.pieces += watch.pieces()
             watch.grown = False
@@ -109,6 +121,8 @@ class _Reader:
             self.op, self.text, self.notice = entry.op or 0, "", ""
             self.turn = isinstance(body, Took) or body.what == "turn"
             return None
+        if isinstance(body, Erased) and self.seq in body.seqs and not self.op:
+            raise _over(410, "erased", "this message was erased before anybody answered it")
         if not self.op or entry.op != self.op:
             return None
         match body:

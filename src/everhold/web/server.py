@@ -62,12 +62,13 @@ class Routes:
         self.office = office
         self._routes = [(Route(way.path, way.handler, methods=[way.method]), way) for way in table]
         self._plain = {(way.method, way.path): way for way in table if "{" not in way.path}
-        self._safe = ServerErrorMiddleware(self._serve, handler=self._broken)
+        self._safe = ServerErrorMiddleware(self.serve, handler=self._broken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._safe(scope, receive, send)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Without the net: what breaks is raised."""
         try:
             response = await self._find(scope).handler(Call(self.office, scope, receive))
         except Refusal as refusal:

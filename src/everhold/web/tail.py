@@ -43,11 +43,11 @@ class Watch:
         self._pieces: deque[Piece] = deque(maxlen=MOST_PIECES)
 
     def __enter__(self) -> Watch:
-        self._tail.watches.add(self)
+        self._tail.watches[self] = None
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tail.watches.discard(self)
+        self._tail.watches.pop(self, None)
 
     def heeds(self, change: Change) -> bool:
         if self.session and self.session != change.session:
@@ -100,7 +100,8 @@ class Tail:
         self.commits: Counter[str] = Counter()
         """How many there were of each step, since this process started."""
         self._end = 0
-        self.watches: set[Watch] = set()
+        self.watches: dict[Watch, None] = {}
+        """In the order in which they came: a set would ring them in another one with every run."""
         self._shown: dict[tuple[int, bool], bytes] = {}
 
     def committed(self, change: Change) -> None:
