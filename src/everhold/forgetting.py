@@ -19,13 +19,14 @@ from everhold.core import forgetting
 from everhold.core.attachments import brought
 from everhold.core.entries import Kind, Thought
 from everhold.core.recall import Why
+from everhold.core.schedule import Schedule
 from everhold.errors import EverholdError, Misuse
-from everhold.flow import remember
+from everhold.flow import plan, remember
 from everhold.flow.perform import hand_over
 from everhold.flow.records import Records
 from everhold.home import append_line
 from everhold.ports.memory import Capability
-from everhold.ports.store import Change, Session, Step
+from everhold.ports.store import Change, Position, Session, Step
 
 MOST_ROUNDS: Final = 5
 """How often it is looked again whether something came back while it was being forgotten."""
@@ -71,6 +72,8 @@ class Forgetting(Struct, frozen=True, kw_only=True):
     recalls: int
     """Records elsewhere of what a model was shown that tell of it."""
     parked: int
+    schedules: int
+    """What they had scheduled, and nobody says any more."""
     providers: tuple[Reach, ...]
     remains: tuple[str, ...]
     """What is not deleted, and why."""
@@ -120,7 +123,12 @@ class Forgetful:
         return await self._forget(names, at=at, by=by)
 
     async def take_up(self) -> int:
-        """Erase again what an unfinished forgetting left in the log, before anybody reads it; how many there are."""
+        """Erase again what an unfinished forgetting left in the log, before anybody reads it; how many there are.
+
+        What somebody had scheduled, a copy of the store that was put back may have brought back, whoever is finished.
+        """
+        for names, at in self._written_down(done=True).items():
+            await self._unschedule(names, at=at)
         unfinished = self._unfinished()
         for names, at in unfinished.items():
             await self._erase(names, at=at, by="system")
@@ -160,9 +168,9 @@ class Forgetful:
         return found
 
     async def _forgotten(self, names: tuple[str, ...], *, at: float, by: str) -> Forgetting:
-        plan = await self._plan(names, before=at)
+        planned = await self._plan(names, before=at)
         gone, recalls = await self._erase(names, at=at, by=by)
-        reached = [await self._reach(reach, names) for reach in plan.providers]
+        reached = [await self._reach(reach, names) for reach in planned.providers]
         # while a provider could still be asked, something it remembered may have been recalled again
         later, more = await self._erase(names, at=at, by=by)
         kept = await self._wiped()
@@ -171,13 +179,13 @@ class Forgetful:
             self._write_down(names, at, done=True)
         self.gates.log.info("person.forgotten", entries=sum(len(it.seqs) for it in (*gone, *later)), done=done)
         return msgspec.structs.replace(
-            plan,
+            planned,
             done=done,
             sessions=(*gone, *later),
             # most records went with the entries they repeat, and are not counted once more
-            recalls=max(plan.recalls, recalls + more),
+            recalls=max(planned.recalls, recalls + more),
             providers=tuple(reached),
-            remains=(*plan.remains, *(line for reach in reached for line in reach.kept), *kept),
+            remains=(*planned.remains, *(line for reach in reached for line in reach.kept), *kept),
         )
 
     async def _wiped(self) -> list[str]:
@@ -193,6 +201,7 @@ class Forgetful:
         """Erase what is theirs from the log, and what tells of it; what went, and how many records did."""
         gone: list[Going] = []
         records = Records(self.store)
+        await self._unschedule(names, at=at)
         for _ in range(MOST_ROUNDS):
             found = await self._parts(names, before=at)
             if not found:
@@ -207,6 +216,20 @@ class Forgetful:
             now = self.gates.clock.now()
             await self.store.commit(Change(step=Step.ERASE, session="", at=now, drop_blobs=(*sweep, *blobs)))
         return gone, len(sweep)
+
+    async def _scheduled(self, names: Collection[str], *, before: float) -> list[Position]:
+        """Where what they had scheduled by then is kept."""
+        found = []
+        for kept in await self.store.positions(prefix=plan.PREFIX, platform=plan.PLATFORM):
+            schedule = msgspec.json.decode(kept.value, type=Schedule)
+            if schedule.made <= before and forgetting.scheduled_by(schedule, names):
+                found.append(kept)
+        return found
+
+    async def _unschedule(self, names: Collection[str], *, at: float) -> None:
+        for kept in await self._scheduled(names, before=at):
+            gone, now = msgspec.structs.replace(kept, value=""), self.gates.clock.now()
+            await self.store.commit(Change(step=Step.ERASE, session="", at=now, position=gone))
 
     async def _plan(self, names: tuple[str, ...], *, before: float) -> Forgetting:
         parts = await self._parts(names, before=before)
@@ -228,6 +251,7 @@ class Forgetful:
             sessions=tuple(parts),
             recalls=len(await self._sweep(names, places)),
             parked=parked,
+            schedules=len(await self._scheduled(names, before=before)),
             providers=tuple(self._providers()),
             remains=tuple(remains),
         )
@@ -351,16 +375,19 @@ class Forgetful:
         append_line(self.control.erasures, msgspec.json.encode(line))
 
     def _unfinished(self) -> dict[tuple[str, ...], float]:
-        """Whom somebody began to forget, and as of when."""
+        return self._written_down(done=False)
+
+    def _written_down(self, *, done: bool) -> dict[tuple[str, ...], float]:
+        """Whom somebody began to forget and did not finish, or those that are `done`, and as of when."""
         found: dict[tuple[str, ...], float] = {}
         path = self.control.erasures
         for line in path.read_bytes().splitlines() if path is not None and path.exists() else ():
             record = msgspec.json.decode(line) if b'"forget"' in line else {}
             if names := tuple(record.get("forget", ())):
-                if record["done"]:
-                    found.pop(names, None)
-                else:
+                if record["done"] == done:
                     found[names] = record["at"]
+                elif not done:
+                    found.pop(names, None)
         return found
 
     async def _sessions(self) -> AsyncIterator[Session]:

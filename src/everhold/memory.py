@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
@@ -236,6 +237,8 @@ class Memory(Forgetful):
                 if isinstance(entry.body, Heard | Said | Noted) and forgetting.spoken_by(entry, names):
                     yield {"from": "log", "agent": session.agent, "session": session.id, **entry_json(entry)}
             await asyncio.sleep(0)
+        for kept in await self._scheduled(names, before=math.inf):
+            yield {"from": "schedules", **msgspec.json.decode(kept.value)}
         for reach in self._providers():
             provider = self.runtimes.memory(reach.memory, reach.agent)
             about = {"from": reach.memory, "agent": reach.agent}

@@ -126,7 +126,7 @@ async def test_a_writer_that_hangs_is_not_alive(tmp_path: Path, manager: Manager
         free.wait(30)
 
     async with beating(store, manager):
-        stuck = asyncio.create_task(store.writer.write(hang))
+        stuck = asyncio.ensure_future(store.writer.write(hang))
         # what was on its way may still arrive
         assert True in [await asyncio.to_thread(manager.is_silent) for _ in range(3)]
         free.set()

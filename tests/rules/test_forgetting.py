@@ -12,6 +12,7 @@ import pytest
 from everhold.core import naming
 from everhold.core.entries import Attachment, Heard, Said
 from everhold.errors import Refused, Transient
+from everhold.flow.plan import PLATFORM, PREFIX
 from everhold.memories.builtin import Builtin, Index
 from everhold.memory import Memory
 from everhold.ports.memory import Batch, Capability, Exchange, Forgotten, Found, Note, Query
@@ -103,6 +104,10 @@ def everywhere(path: Path, word: str) -> list[str]:
     return [file.name for file in path.rglob("*") if file.is_file() and any(it in file.read_bytes() for it in forms)]
 
 
+async def collected(found: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [it async for it in found]
+
+
 def live(house: House) -> str:
     return " ".join(str(entry.body) for s in house.run(house.store.sessions()) for entry in house.log(s.id))
 
@@ -165,6 +170,26 @@ class TestForgetting:
         assert OTHER in provider.words
         house.sound()
         house.run(index.close())
+
+    def test_what_they_had_scheduled_is_never_said_again(self, house: House) -> None:
+        house.say(f"/schedule daily 09:00 {CANARY}")
+        house.say(f"/schedule daily 10:00 {OTHER}", chat="bobs", who="bob")
+        kept = house.run(house.store.positions(prefix=PREFIX, platform=PLATFORM))
+        exported = house.run(collected(memory(house).export("ada")))
+        assert [CANARY in str(it) for it in exported if it["from"] == "schedules"] == [True]
+        forgetful = memory(house)
+        forgetful.control.erasures = house.path / "erasures.log"
+        assert house.run(forgetful.plan("ada")).schedules == 1
+        assert house.run(forgetful.forget("ada")).schedules == 1
+        left = house.run(house.store.positions(prefix=PREFIX, platform=PLATFORM))
+        assert [OTHER in it.value for it in left] == [True]
+        assert everywhere(house.path, CANARY) == []
+        for position in kept:  # as a copy of the store does that was put back
+            house.run(
+                house.store.commit(Change(step=Step.POSITION, session="", at=house.clock.now(), position=position))
+            )
+        house.run(forgetful.take_up())
+        assert house.run(house.store.positions(prefix=PREFIX, platform=PLATFORM)) == left
 
     def test_an_index_that_no_agent_asks_lets_go_of_it_too(self, house: House) -> None:
         index = builtin(house)

@@ -30,6 +30,7 @@ from everhold.core.entries import (
     Took,
     Wanted,
 )
+from everhold.core.schedule import Schedule
 
 SHORTEST: Final = 4
 """Characters of a word by which something can be told to be repeated."""
@@ -61,6 +62,11 @@ def _titled(entry: Entry) -> bool:
 
 def _named(entry: Entry) -> bool:
     return isinstance(entry.body, Changed) and isinstance(entry.body.change, Named)
+
+
+def scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
+    """Whether somebody who goes by one of `names` made a schedule: it knows them by their id on its platform."""
+    return schedule.sender in names or f"{schedule.place.platform}:{schedule.sender}" in names
 
 
 def spoken_by(entry: Entry, names: Collection[str]) -> bool:

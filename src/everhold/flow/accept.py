@@ -29,7 +29,7 @@ _WAKES: Final = {reader: (Wake(reader=reader),) for reader in (MIND, DESK)}
 
 
 class Known(NamedTuple):
-    """Where a conversation led when somebody last spoke in it. Only a shortcut: a commit refuses what is no longer so."""
+    """Where a conversation led when somebody last spoke in it. A shortcut: a commit refuses what is no longer so."""
 
     session: str
     stamp: Stamp

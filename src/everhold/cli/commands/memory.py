@@ -238,6 +238,8 @@ async def _forget(calls: Calls, args: argparse.Namespace, screen: Screen) -> int
         more = f", {going['repeated']} of them said to others" if going["repeated"] else ""
         screen.say(f"  session {going['session']} ({going['agent']}), {whole}: {_entries(len(going['seqs']))}{more}")
     screen.say(f"  {_entries(found['entries'])} in all, {count(found['recalls'], 'record')} of what models were shown")
+    if found["schedules"]:
+        screen.say(f"  {count(found['schedules'], 'schedule')} of theirs")
     for reach in found["providers"]:
         done = f"{reach['deleted']} deleted" if reach["deleted"] else "has nothing of it"
         fate = done if args.yes else "is asked to delete"
@@ -246,7 +248,7 @@ async def _forget(calls: Calls, args: argparse.Namespace, screen: Screen) -> int
     screen.say("stays:")
     for line in found["remains"]:
         screen.say(f"  {safe(line)}")
-    if not found["entries"]:
+    if not found["entries"] and not found["schedules"]:
         screen.note(_NOBODY)
     if not args.yes:
         screen.note(f"Nothing was changed. `everhold memory forget {one_line(args.person)} --yes` does it, for good.")

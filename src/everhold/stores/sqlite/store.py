@@ -182,7 +182,7 @@ class SqliteStore:
         done = commit.perform(cur, change, self._chance, pos=pos)
         if done.pos and not done.duplicate:
             self.writer.reached = done.pos
-        if change.erase or change.drop_blobs:
+        if _removes(change):
             self.writer.scrub = True
         return done
 
@@ -452,9 +452,14 @@ class SqliteStore:
 
 def _is_light(change: Change) -> bool:
     """Whether everybody can wait while it is written. Most are a row or two; an erasure, an import, a file is not."""
-    if change.erase or change.drop_blobs or len(change.entries) > LIGHT_ENTRIES:
+    if _removes(change) or len(change.entries) > LIGHT_ENTRIES:
         return False
     return not change.blobs or sum(map(len, change.blobs)) <= LIGHT_BYTES
+
+
+def _removes(change: Change) -> bool:
+    """Whether something goes for good, and must not live on in the write-ahead log."""
+    return change.step is Step.ERASE or bool(change.erase or change.drop_blobs)
 
 
 def _has_content(file: Path) -> bool:
