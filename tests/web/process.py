@@ -50,6 +50,12 @@ class Process:
 
             await eventually(ready, seconds=30)
 
+    def peak_bytes(self) -> int:
+        """The most memory it ever had."""
+        assert self._process is not None
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
     async def kill(self, how: int = signal.SIGKILL) -> int:
         assert self._process is not None
         process, self._process = self._process, None

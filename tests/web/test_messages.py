@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import pytest
 
-from everhold.core.entries import Call
-from everhold.testing.modelserver import Hang, ModelServer, Reply
-from tests.web.conftest import ADA, BOB, OPERATOR, Gateway, eventually
+from everhold.core.entries import Call, Heard
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.contracts.scene import Dice
+from everhold.testing.modelserver import Hang, ModelServer, Received, Reply
+from tests.web.conftest import ADA, BOB, MODEL_KEY, OPERATOR, Gateway, configuration, eventually
+from tests.web.process import Process
 
 As = Callable[[str], httpx2.AsyncClient]
 
@@ -207,3 +213,57 @@ async def test_people_do_not_meet_in_a_chat_of_one_name_nor_see_each_other(gatew
     absent = (await ada.get("/api/sessions/nothing")).json()["error"]
     foreign = (await ada.get(f"/api/sessions/{his}")).json()["error"]
     assert foreign == {**absent, "message": absent["message"].replace("nothing", his)}, "as if it were not there"
+
+
+class Held(ModelServer):
+    """Answers nobody before it is `free` to."""
+
+    def __init__(self) -> None:
+        super().__init__(key=MODEL_KEY)
+        self.free = asyncio.Event()
+
+    async def _answer(self, received: Received, writer: asyncio.StreamWriter) -> bool:
+        await self.free.wait()
+        return await super()._answer(received, writer)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nobody here says how much memory a process has")
+@pytest.mark.parametrize("chats", [1, 10_000])
+async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tmp_path: Path, chats: int) -> None:
+    """In one chat, or each in its own: they wait in the log, not in the gateway."""
+    model = Held()
+    async with model:
+        long = configuration(model.openai).replace("context_tokens: 100000", "context_tokens: 10000000")
+        gateway = Process(tmp_path, long)
+        await gateway.start()
+        async with httpx2.AsyncClient(base_url=gateway.url, timeout=60, trust_env=False) as client:
+
+            async def numbers() -> dict[str, float]:
+                lines = (await client.get("/metrics")).text.splitlines()
+                return {name: float(value) for name, _, value in (it.rpartition(" ") for it in lines if it[:1] != "#")}
+
+            async def write(first: int) -> None:
+                for n in range(first, 10_000, 16):
+                    sent = await client.post("/api/messages", json={"chat": f"c{n % chats}", "text": f"m{n}"})
+                    assert sent.status_code == 202, sent.text
+
+            await asyncio.gather(*map(write, range(16)))
+            assert (await numbers())["everhold_pending"] > 9_000
+            model.free.set()
+
+            async def answered() -> bool:
+                await asyncio.sleep(0.5)
+                seen = await numbers()
+                return not seen["everhold_pending"] and seen["everhold_turns_total"] >= min(chats, 2)
+
+            await eventually(answered, seconds=600)
+            peak = gateway.peak_bytes()
+        assert await gateway.kill(signal.SIGTERM) == 0
+        store = SqliteStore.open(gateway.home.store, chance=Dice())
+        heard = [e.body.text for e in await store.feed(limit=200_000) if isinstance(e.body, Heard)]
+        assert sorted(heard) == sorted(f"m{n}" for n in range(10_000))
+        assert await store.verify() == []
+        await store.close()
+        assert peak < 200_000_000
