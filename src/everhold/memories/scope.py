@@ -12,6 +12,7 @@ from typing import Any, Final
 
 _OTHER: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _PERSON: Final = "person:"
+_BETWEEN: Final = re.compile(r"\{(?:agent|person)\}(.*)\{(?:agent|person)\}")
 
 
 def alone(audience: Sequence[str]) -> str:
@@ -29,6 +30,12 @@ def may_hear(present: Sequence[str], about: Mapping[str, Any]) -> bool:
     return bool(present) and all(about.get(mark) == value for mark, value in marks(present).items())
 
 
+def only_for(audience: Sequence[str], about: Mapping[str, Any]) -> bool:
+    """Whether nobody else heard what carries `about`. What others than us put there is theirs whose place it is."""
+    heard_by = {name for name in about if name.startswith("everhold_for_")}
+    return not heard_by or heard_by == set(marks(audience))
+
+
 def token(audience: Sequence[str]) -> str:
     """An audience as one word, for where it is part of a name; empty for nobody."""
     if not audience:
@@ -36,12 +43,28 @@ def token(audience: Sequence[str]) -> str:
     return handle("|".join(sorted(audience)))
 
 
-def handle(text: str, *, limit: int = 100) -> str:
-    """`text` as an id of `[A-Za-z0-9_-]`, no two alike: a hash tells apart what cleaning made the same."""
+def places(template: str, *, agent: str, audience: Sequence[str]) -> tuple[str, ...]:
+    """What a template calls the place of those who are present; then what it was called while others could share it.
+
+    Somebody whose name could be part of the agent's (`a` and `b-c` look like `a-b` and `c`) gets a hash of both.
+    """
+    person = alone(audience)
+    text = template.replace("{agent}", agent).replace("{person}", person or token(audience) or "nobody")
+    between = _BETWEEN.search(template)
+    if not person or between is None or (between[1] and set(between[1]).isdisjoint(person)):
+        return (handle(text),)
+    return handle(text, parts=f"{agent}\0{person}"), handle(text)
+
+
+def handle(text: str, *, limit: int = 100, parts: str = "") -> str:
+    """`text` as an id of `[A-Za-z0-9_-]`, no two alike: a hash tells apart what cleaning made the same.
+
+    `parts` is what to hash where even the text does not tell what it was made of.
+    """
     plain = _OTHER.sub("-", text).strip("-")
-    if plain == text and len(plain) <= limit:
+    if plain == text and len(plain) <= limit and not parts:
         return plain
-    return f"{plain[: limit - 11].rstrip('-')}-{_short(text, 10)}".lstrip("-")
+    return f"{plain[: limit - 11].rstrip('-')}-{_short(parts or text, 10)}".lstrip("-")
 
 
 def beginning(text: str) -> str:

@@ -149,6 +149,29 @@ async def test_forgetting_deletes_what_was_said_alone(memory: SupermemoryMemory,
     assert service.texts() == ["ada: ours"]
 
 
+async def test_an_agent_and_a_person_whose_names_run_together_are_told_apart(
+    make: Make, service: SupermemoryService
+) -> None:
+    hers, his = make(agent="a-b", namespace="{agent}-{person}"), make(agent="a", namespace="{agent}-{person}")
+    assert hers.namespace(("person:c",)) == "a-b-c"
+    assert his.namespace(("person:b-c",)) != "a-b-c"
+    await hers.store(batch(exchange(1, "hers", who="c", agent="a-b")))
+    await his.store(batch(exchange(1, "his", who="b-c", agent="a", session="s2")))
+    # as it was kept when both were one
+    before = exchange(3, "his from before", who="b-c", agent="a", session="s2")
+    earlier = make(agent="a", namespace="a-{person}")
+    await earlier.store(batch(before))
+    assert list(await his.probe(batch(before))) == ["s2:3"]
+    found = await his.find(query("his from before", who="b-c", agent="a"))
+    assert sorted(it.text for it in found) == ["b-c: his", "b-c: his from before"]
+    assert sorted([it.text async for it in his.export("b-c")]) == ["b-c: his", "b-c: his from before"]
+    assert (await his.forget("b-c")).deleted == 2
+    assert service.texts() == ["c: hers"]
+    await earlier.store(batch(before))
+    assert (await hers.forget("c")).deleted == 1
+    assert service.texts() == ["b-c: his from before"]
+
+
 async def test_any_changed_setting_changes_the_signature_and_shows_no_key(make: Make) -> None:
     first = make(api_key="sm-one").cache_busting_signature()
     assert first == make(api_key="sm-one").cache_busting_signature()

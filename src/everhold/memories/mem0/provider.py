@@ -15,7 +15,8 @@ from everhold.errors import EverholdError, InDoubt
 from everhold.memories.faults import partly
 from everhold.memories.mem0.backends import Backend, Local, Platform
 from everhold.memories.mem0.tools import tools_of
-from everhold.memories.scope import alone, handle, marks, may_hear, token
+from everhold.memories.scope import alone, marks, may_hear, only_for, places
+from everhold.memories.settings import filled
 from everhold.memories.signature import signature
 from everhold.memories.wording import packed, told, unpacked
 from everhold.ports.log import Log
@@ -114,7 +115,7 @@ class Mem0Memory:
 
     async def _there(self, item: Exchange | Note) -> list[dict[str, Any]]:
         """The memory of an item. If a request was carried out twice there are several: all but one are deleted."""
-        found = await self.backend.those(self.user(item.stamp.audience), {"everhold": [item.key]})
+        found = await self._those(item.stamp.audience, {"everhold": [item.key]})
         found = [one for one in found if _about(one).get("everhold") == item.key]
         if len(found) > 1 and not self.settings.infer:
             found.sort(key=lambda one: (str(one.get("created_at") or ""), str(one["id"])))
@@ -129,26 +130,34 @@ class Mem0Memory:
         where = {"everhold": [item.supersedes]} if item.supersedes else {"everhold_fact": [item.fact]}
         if not any(value for values in where.values() for value in values):
             return []
-        found = await self.backend.those(self.user(item.stamp.audience), where)
+        found = await self._those(item.stamp.audience, where)
         return [one for one in found if _about(one).get("everhold") != item.key]
 
     async def _undone(self, batch: Batch, item: Retraction) -> list[dict[str, Any]]:
         found = []
-        for user in dict.fromkeys(self.user(batch.heard_by.get(key, ())) for key in item.keys):
-            found += await self.backend.those(user, {"everhold": list(item.keys)})
+        for audience in dict.fromkeys(batch.heard_by.get(key, ()) for key in item.keys):
+            found += await self._those(audience, {"everhold": list(item.keys)})
         return [one for one in found if _about(one).get("everhold") in item.keys]
+
+    async def _those(self, audience: Sequence[str], where: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+        """What is kept for these people and has these values."""
+        user, *before = self._users(audience)
+        found = list(await self.backend.those(user, where))
+        for shared in before:
+            found += [one for one in await self.backend.those(shared, where) if may_hear(audience, _about(one))]
+        return found
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
     async def find(self, query: Query) -> Sequence[Found]:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
-        found = await self.backend.search(
-            query.text.strip(),
-            user=self.user(query.audience),
-            marks=self._marks(query),
-            limit=max(1, min(100, query.limit)),
-        )
+        text, limit = query.text.strip(), max(1, min(100, query.limit))
+        user, *before = self._users(query.audience)
+        found = list(await self.backend.search(text, user=user, marks=self._marks(query), limit=limit))
+        for shared in before:
+            those = await self.backend.search(text, user=shared, marks=marks(query.audience), limit=limit)
+            found += [one for one in those if may_hear(query.audience, _about(one))]
         return [_found(one, alone(query.audience)) for one in found if self._may_hear(one, query)]
 
     def _marks(self, query: Query) -> dict[str, str]:
@@ -180,8 +189,8 @@ class Mem0Memory:
     async def _heard_alone(self, person: str) -> list[dict[str, Any]]:
         audience = (f"person:{person}",)
         where = {} if "{person}" in self.settings.user else {name: [value] for name, value in marks(audience).items()}
-        found = await self.backend.those(self.user(audience), where)
-        return [one for one in found if sum(name.startswith("everhold_for_") for name in _about(one)) <= 1]
+        found = await self._those(audience, where)
+        return [one for one in found if only_for(audience, _about(one))]
 
     async def export(self, person: str) -> AsyncIterator[Found]:
         for one in await self._heard_alone(person):
@@ -204,9 +213,12 @@ class Mem0Memory:
 
     def user(self, audience: Sequence[str]) -> str:
         """The user_id that stands for those who are present."""
-        who = alone(audience) or token(audience) or "nobody"
-        agent = "shared" if self.settings.share_agents else self.agent
-        return handle(self.settings.user.replace("{agent}", agent).replace("{person}", who))
+        return self._users(audience)[0]
+
+    def _users(self, audience: Sequence[str]) -> tuple[str, ...]:
+        """That one, and the one which others may share where something was kept earlier."""
+        template = filled(self.settings.user, "shared") if self.settings.share_agents else self.settings.user
+        return places(template, agent=self.agent, audience=audience)
 
     def _metadata(self, item: Exchange | Note) -> dict[str, Any]:
         seq = (*item.heard, *item.said)[0].seq if isinstance(item, Exchange) else item.seq

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.faults import partly
-from everhold.memories.scope import alone, handle, marks, may_hear, token
+from everhold.memories.scope import alone, handle, marks, may_hear, only_for, places
+from everhold.memories.settings import filled
 from everhold.memories.signature import signature
 from everhold.memories.supermemory.client import Client, Gone, matching
 from everhold.memories.supermemory.tools import tools_of
@@ -101,15 +102,16 @@ class SupermemoryMemory:
         gone: dict[str, list[str]] = {}
         if isinstance(item, Retraction):
             for key in item.keys:
-                gone.setdefault(self.namespace(batch.heard_by.get(key, ())), []).append(document_id(key))
+                for ns in self._namespaces(batch.heard_by.get(key, ())):
+                    gone.setdefault(ns, []).append(document_id(key))
         elif isinstance(item, Note) and item.action != "add":
-            ns = self.namespace(item.stamp.audience)
-            if item.supersedes:
-                gone[ns] = [document_id(item.supersedes)]
-            elif item.fact:
-                # the version before was noted in another session: it is known by the fact it is about
-                listed = await self.client.documents(ns, {"everhold_fact": item.fact})
-                gone[ns] = [one.id for one in listed if one.id != document_id(item.key)]
+            for ns in self._namespaces(item.stamp.audience):
+                if item.supersedes:
+                    gone[ns] = [document_id(item.supersedes)]
+                elif item.fact:
+                    # the version before was noted in another session: it is known by the fact it is about
+                    listed = await self.client.documents(ns, {"everhold_fact": item.fact})
+                    gone[ns] = [one.id for one in listed if one.id != document_id(item.key)]
         return gone
 
     # -- asking what is there ----------------------------------------------------------------------------------------
@@ -126,8 +128,8 @@ class SupermemoryMemory:
             document = self._document(item)
             here = document is None
             if document is not None and not isinstance(item, Retraction):
-                found = await self.client.document(self.namespace(item.stamp.audience), document["id"])
-                here = found is not None and found.system.status != "failed"
+                found = [await self.client.document(ns, document["id"]) for ns in self._namespaces(item.stamp.audience)]
+                here = any(one is not None and one.system.status != "failed" for one in found)
             if here and not left:
                 arrived.append(item.key)
         return arrived
@@ -137,15 +139,25 @@ class SupermemoryMemory:
     async def find(self, query: Query) -> Sequence[Found]:
         if query.agent != self.agent or not query.audience or not query.text.strip():
             return ()
+        ns, *before = self._namespaces(query.audience)
+        found = [one for one in await self._search(ns, query) if self._may_hear(one, query)]
+        for shared in before:
+            those = await self._search(shared, query, shared=True)
+            found += [
+                one for one in those if may_hear(query.audience, one.metadata or {}) and self._may_hear(one, query)
+            ]
+        return [_found(one, alone(query.audience)) for one in found]
+
+    async def _search(self, ns: str, query: Query, *, shared: bool = False) -> Sequence[Any]:
         options: dict[str, Any] = {}
-        if "{person}" not in self.settings.namespace:
-            # everybody's is in one place: what may not be heard must not crowd out what may
+        if shared or "{person}" not in self.settings.namespace:
+            # several people's is in one place: what may not be heard must not crowd out what may
             options["filter"] = matching(marks(query.audience))
         try:
             answer = await self.client.ask(
                 "searching",
                 lambda sdk: sdk.search(
-                    self.namespace(query.audience),
+                    ns,
                     query=query.text.strip(),
                     search_mode=self.settings.search_mode,
                     limit=max(1, min(100, query.limit)),
@@ -157,7 +169,8 @@ class SupermemoryMemory:
             return ()
         if answer is None or answer.results is None:
             raise Transient("Supermemory gave an answer that cannot be read")
-        return [_found(one, alone(query.audience)) for one in answer.results if self._may_hear(one, query)]
+        results: Sequence[Any] = answer.results
+        return results
 
     def _may_hear(self, result: Any, query: Query) -> bool:
         about = result.metadata or {}
@@ -177,16 +190,14 @@ class SupermemoryMemory:
 
     async def forget(self, person: str) -> Forgotten:
         """What was said to the agent alone. What others heard, too, is not deleted, and named."""
-        ns = self.namespace((f"person:{person}",))
-        mine = await self._documents_of(person)
-        return Forgotten(
-            deleted=sum([await self.client.delete(ns, mine[at : at + 100]) for at in range(0, len(mine), 100)]),
-            kept=("documents of what was said in company",),
-        )
+        deleted = 0
+        for ns, mine in (await self._documents_of(person)).items():
+            deleted += sum([await self.client.delete(ns, mine[at : at + 100]) for at in range(0, len(mine), 100)])
+        return Forgotten(deleted=deleted, kept=("documents of what was said in company",))
 
     async def export(self, person: str) -> AsyncIterator[Found]:
-        ns = self.namespace((f"person:{person}",))
-        for id_ in await self._documents_of(person):
+        listed = await self._documents_of(person)
+        for ns, id_ in [(ns, id_) for ns, ids in listed.items() for id_ in ids]:
             document = await self.client.document(ns, id_)
             if document is not None:
                 about = document.metadata or {}
@@ -198,11 +209,15 @@ class SupermemoryMemory:
                     key=str(about.get("everhold", "")),
                 )
 
-    async def _documents_of(self, person: str) -> list[str]:
+    async def _documents_of(self, person: str) -> dict[str, list[str]]:
+        """Namespace -> documents of what a person said to the agent alone."""
         audience = (f"person:{person}",)
-        where = {} if "{person}" in self.settings.namespace else marks(audience)
-        found = await self.client.documents(self.namespace(audience), where)
-        return [one.id for one in found if sum(name.startswith("everhold_for_") for name in one.metadata or ()) <= 1]
+        mine: dict[str, list[str]] = {}
+        for number, ns in enumerate(self._namespaces(audience)):
+            apart = "{person}" in self.settings.namespace and number == 0
+            found = await self.client.documents(ns, {} if apart else marks(audience))
+            mine[ns] = [one.id for one in found if only_for(audience, one.metadata or {})]
+        return mine
 
     async def health(self) -> Health:
         try:
@@ -221,9 +236,13 @@ class SupermemoryMemory:
 
     def namespace(self, audience: Sequence[str]) -> str:
         """The namespace of those who are present."""
-        who = alone(audience) or token(audience) or "nobody"
-        agent = "shared" if self.settings.share_agents else self.agent
-        return handle(self.settings.namespace.replace("{agent}", agent).replace("{person}", who))
+        return self._namespaces(audience)[0]
+
+    def _namespaces(self, audience: Sequence[str]) -> tuple[str, ...]:
+        """That one, and the one which others may share where something was kept earlier."""
+        template = self.settings.namespace
+        template = filled(template, "shared") if self.settings.share_agents else template
+        return places(template, agent=self.agent, audience=audience)
 
     def _document(self, item: Memory) -> dict[str, Any] | None:
         """What is added for an item; None if there is nothing in it."""
