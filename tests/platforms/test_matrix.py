@@ -132,9 +132,47 @@ async def test_a_first_look_answers_nothing_that_was_answered(desk: Desk, stage:
 
 async def test_a_homeserver_that_was_set_back_is_looked_at_anew(desk: Desk, stage: MatrixStage) -> None:
     await desk.context().station.positions.move("since", "s9999999_nonsense")  # type: ignore[union-attr]
+    stage.door.cap = 3
+    for number in range(8):
+        await stage.write(f"meanwhile {number}", to=stage.chat)
     desk.start()
     await stage.write("hello", to=stage.chat)
     await desk.until_heard("hello")
+    assert await desk.texts() == [*(f"meanwhile {number}" for number in range(8)), "hello"], "by pages, too"
+    assert any("does not know the position" in trouble for trouble in desk.troubles)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        Answer(403, b"<html>blocked</html>", "text/html"),
+        Answer(404, b"<html>nginx</html>", "text/html"),
+        Answer(400, b"{}", "application/json"),
+        Answer.json({"errcode": "M_FORBIDDEN", "error": "not now"}, status=403),
+    ],
+)
+async def test_a_look_that_is_turned_away_leaves_the_position_where_it_is(
+    desk: Desk, stage: MatrixStage, refused: Answer
+) -> None:
+    """A proxy in between, or a homeserver that has something else against it, says nothing about our position."""
+    stage.door.cap = 3
+    desk.start()
+    await stage.write("before", to=stage.chat)
+    await desk.until_heard("before")
+    stage.door.fault("sync", "hang")
+    async with asyncio.timeout(20):
+        await stage.door.held.wait()
+    for number in range(8):
+        await stage.write(f"meanwhile {number}", to=stage.chat)
+    stage.door.fault("sync", "answer", answer=refused)
+    calls = len(stage.door.calls)
+    stage.door.disconnect()
+    stage.door.reconnect()
+    await desk.until_heard("meanwhile 7")
+    assert await desk.texts() == ["before", *(f"meanwhile {number}" for number in range(8))]
+    looks = [call for name, call in stage.door.calls[calls:] if name == "sync"]
+    assert all("since" in look for look in looks), "nothing is looked at anew"
+    assert len({look["since"] for look in looks[:2]}) == 1
 
 
 async def test_our_own_words_are_not_heard(desk: Desk, stage: MatrixStage) -> None:

@@ -138,6 +138,8 @@ def test_without_a_position_what_is_old_is_not_heard_for_the_first_time() -> Non
         "leave": {"!c": {"timeline": {"events": [new]}}},
         "invite": {"!d": {}},
     }
+    gap = {"timeline": {"events": [new], "limited": True, "prev_batch": "x"}}
+    assert reading.lately({"rooms": {"join": {"!a": gap}}})["rooms"]["join"]["!a"] == gap, "more may be of that day"
 
 
 def test_an_encrypted_message_is_told_of() -> None:

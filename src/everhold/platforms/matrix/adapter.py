@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
@@ -37,6 +38,10 @@ MOST_SENDERS: Final = 5_000
 ASK_AGAIN_SECONDS: Final = 300.0
 """How often it is asked again whether an invitation may be followed: who may speak can change."""
 SINCE: Final = "since"
+LATELY: Final = ""
+"""Stands for a position that was lost: about a day ago."""
+MOST_PAGES: Final = 50
+"""How far a room is read back then, where events do not tell their age."""
 HEIR: Final = "heir/"
 MOST_HEIRS: Final = 20
 """How often a room may have been replaced. Rooms that replace each other in a circle lead somewhere, too."""
@@ -102,9 +107,8 @@ class Matrix:
                 if self._invites and self._context.clock.monotonic() - asked > ASK_AGAIN_SECONDS:
                     asked = self._context.clock.monotonic()
                     await self._follow(dict(self._invites), accept)
-                news = await self._news(since)
-                self._station.report()
-                since = await self._hear(news, since, accept)
+                news, begin = await self._news(since)
+                since = await self._hear(news, begin, accept)
                 failures = 0
             except (Transient, InDoubt, Refused) as error:
                 failures += 1
@@ -118,16 +122,22 @@ class Matrix:
                 raise Refused(f"the token is {me}'s, not {wanted}'s", remedy="give it the token of its own user")
             self._me = me
 
-    async def _news(self, since: str | None) -> dict[str, Any]:
+    async def _news(self, since: str | None) -> tuple[dict[str, Any], str | None]:
+        """What is new, and since when: that is LATELY where our position is good for nothing any more."""
         seconds = 0 if since is None else self._settings.poll_seconds
         try:
-            return await self._client.sync(since, seconds=seconds)
-        except Refused as error:
-            if since is None:
-                raise
-            # the homeserver was set back, or is another one: then there is nothing behind our position
+            news = await self._client.sync(since, seconds=seconds)
+        except client.Misplaced as error:
+            # the homeserver was set back, or is another one
             self._log.warning("position.refused", error=error)
-            return reading.lately(await self._client.sync(None, seconds=0))
+            news = reading.lately(await self._client.sync(None, seconds=0))
+            self._rooms.clear()
+            self._station.report(
+                error.message, "the last day is read again; what is older and was not heard is missing"
+            )
+            return news, LATELY
+        self._station.report()
+        return news, since
 
     async def _trouble(self, error: EverholdError, failures: int) -> None:
         """Say what is wrong and wait, longer each time."""
@@ -183,16 +193,17 @@ class Matrix:
     async def _missed(self, chat: str, start: str, end: str) -> list[Any]:
         """What a look left out because it was too much, in its order."""
         found: list[Any] = []
-        while True:
+        for _ in range(MOST_PAGES) if end == LATELY else itertools.count():
             try:
                 page = await self._client.page(chat, start=start, end=end)
             except Refused as error:
                 self._log.warning("gap.closed", chat=chat, found=len(found), error=error)
                 break
             chunk = page.get("chunk") or []
-            found += chunk
+            recent = reading.young(chunk) if end == LATELY else chunk
+            found += recent
             following = page.get("end")
-            if not chunk or not following or following == start:
+            if not chunk or len(recent) < len(chunk) or not following or following == start:
                 break
             start = str(following)
         found.reverse()

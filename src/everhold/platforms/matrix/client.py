@@ -41,6 +41,21 @@ FILTER: Final[Mapping[str, Any]] = {
 INVITES: Final[Mapping[str, Any]] = {**FILTER, "room": {**FILTER["room"], "timeline": {"limit": 1, "types": []}}}
 """No room's news, but the invitations that wait."""
 
+NO_POSITION: Final = frozenset({"M_UNKNOWN", "M_INVALID_PARAM", "M_BAD_JSON", "M_UNKNOWN_POS"})
+"""What homeservers call a position that is none of theirs. If they refuse news for another reason, it still holds."""
+
+
+class Declined(Refused):
+    """A homeserver said no, and by its code why."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Misplaced(Refused):
+    """The position that news were asked for from is unknown there."""
+
 
 class Client:
     """One account's connection."""
@@ -63,11 +78,16 @@ class Client:
     async def sync(self, since: str | None, *, seconds: float, only: Mapping[str, Any] = FILTER) -> dict[str, Any]:
         """What is new since a position, at once or within `seconds`."""
         call = Api.sync("", since=since, timeout=int(seconds * 1000), filter=dict(only), set_presence="offline")
-        return await self._call("news", *call, deadline=seconds + DEADLINE_SECONDS)
+        try:
+            return await self._call("news", *call, deadline=seconds + DEADLINE_SECONDS)
+        except Declined as error:
+            if since is None or error.code not in NO_POSITION:
+                raise
+            raise Misplaced(f"{self.homeserver} does not know the position we were at: {error.message}") from error
 
     async def page(self, room: str, *, start: str, end: str) -> dict[str, Any]:
-        """What was said in a room before `start`, the latest first, down to `end`."""
-        call = Api.room_messages("", room, start=start, end=end, direction=MessageDirection.back, limit=PAGE)
+        """What was said in a room before `start`, the latest first, down to `end` if that is known."""
+        call = Api.room_messages("", room, start=start, end=end or None, direction=MessageDirection.back, limit=PAGE)
         return await self._call("what was said meanwhile", *call)
 
     async def members(self, room: str, *, at: str = "") -> list[dict[str, Any]]:
@@ -184,8 +204,10 @@ class Client:
                 return Transient(text, remedy="log in again and put the new access token into .env")
             case _, "M_TOO_LARGE":
                 return TooLong(text)
-            case 400 | 403 | 404 | 405 | 410 | 413, _:
+            case 413, _:
                 return Refused(text)
+            case 400 | 403 | 404 | 405 | 410, str() if code:  # without a code it is not the homeserver that speaks
+                return Declined(text, code)
             case _:
                 return InDoubt(f"{self.homeserver} failed at {what}: {status}")
 

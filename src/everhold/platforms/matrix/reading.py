@@ -151,14 +151,27 @@ def unanswered(events: Sequence[Any], me: str) -> list[Any]:
 
 
 def lately(news: Mapping[str, Any]) -> dict[str, Any]:
-    """A look without a position as one from a day ago: what was said long before is not answered for the first time."""
+    """A look without a position as one from a day ago: what was said long before is not answered for the first time.
+
+    Where the day begins before what is shown, there is a gap, as with a position.
+    """
     rooms = dict(news.get("rooms") or {})
     for kind in ("join", "leave"):
-        rooms[kind] = {
-            chat: {**room, "timeline": {"events": [raw for raw in _timeline(room) if _age(raw) < YOUNG_MS]}}
-            for chat, room in (rooms.get(kind) or {}).items()
-        }
+        rooms[kind] = {chat: {**room, "timeline": _of_a_day(room)} for chat, room in (rooms.get(kind) or {}).items()}
     return {**news, "rooms": rooms}
+
+
+def young(events: Sequence[Any]) -> list[Any]:
+    """Of some events, those of a day."""
+    return [raw for raw in events if _age(raw) < YOUNG_MS]
+
+
+def _of_a_day(room: Any) -> dict[str, Any]:
+    events = _timeline(room)
+    recent = young(events)
+    if len(recent) < len(events):
+        return {"events": recent}
+    return {**_told(_told(room).get("timeline")), "events": recent}
 
 
 def read(
