@@ -180,6 +180,7 @@ class Agents:
             job_limits=lambda: job_limits_of(settings),
             review_every=settings.review_every,
             facts=self.facts if "memory" in settings.tools else None,
+            notes=self.facts,
             memory_notices=settings.memory_notices,
             recalls=tuple(memory.name for memory in settings.memories),
             searches=(BUILTIN,),

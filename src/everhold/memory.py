@@ -16,7 +16,7 @@ from everhold.core.entries import Heard, Kind, Noted, Said
 from everhold.core.facts import Fact
 from everhold.core.recall import Recalled, merge, trace, worth
 from everhold.errors import EverholdError, Misuse, NotFound
-from everhold.flow import backfill, health, memo, remember, replay
+from everhold.flow import backfill, health, memo, recall, remember, replay
 from everhold.flow.perform import hand_over
 from everhold.forgetting import Forgetful
 from everhold.ports.memory import Capability, Found, Query
@@ -59,22 +59,18 @@ class Memory(Forgetful):
             except EverholdError as error:
                 silent.append(f"{name}: {error}")
         merged = merge(answers, budget=SEARCH_TOKENS, precedence=runtime.known)
-        allowed = [item for item in merged.shown if await self._may_see(item, agent, person)]
+        allowed = await self._seen_by(person, merged.shown, agent=agent)
         fitting = set(worth([trace(item) for item in allowed]))
         shown = [_found(item) for item in allowed if trace(item) in fitting]
         return {"agent": agent, "person": person, "memories": shown, "silent": silent}
 
-    async def _may_see(self, item: Recalled, agent: str, person: str) -> bool:
-        """What stands in the log is shown to those it was for, whoever found it."""
-        found = item.found
-        if not (found.session and found.seq):
-            return True
-        try:
-            session, entry = await self.store.session(found.session), await self.store.entry(found.session, found.seq)
-        except NotFound:
-            return True
-        stamp = forgetting.stamp_of(entry)
-        return session.agent == agent and stamp is not None and f"person:{person}" in stamp.audience
+    async def _seen_by(self, person: str, items: Sequence[Recalled], *, agent: str) -> list[Recalled]:
+        """What stands in the log is shown to those it was for, whoever found it, and while it holds."""
+        places = {(it.found.session, it.found.seq) for it in items if it.found.session and it.found.seq}
+        notes = self.runtimes.runtime(agent, {}).notes
+        judged = await recall.judge(self.store, notes, places, agent=agent, present={f"person:{person}"})
+        refused = {place for place, (entry, why) in judged.items() if why or forgetting.stamp_of(entry) is None}
+        return [it for it in items if (it.found.session, it.found.seq) not in refused]
 
     async def facts(self, agent: str, person: str) -> list[Fact]:
         """What an agent keeps in mind of a person, what held before included."""

@@ -231,9 +231,9 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[House], None]]] = {
     "an index that knows no audience": (lookup, "scopes", all_scopes, test_two_people_do_not_meet),
     "an index that knows no agents": (lookup, "scopes", any_agent, test_two_agents_share_nothing),
     "a provider that is believed": (
-        recalling.Sight,
-        "_objection",
-        lambda *_: "",
+        recalling,
+        "objection",
+        lambda *_, **__: "",
         test_two_people_do_not_meet,
     ),
     "a group is a private chat": (

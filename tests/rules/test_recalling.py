@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from everhold.core.entries import Thought
+from everhold.core.entries import Noted, Thought
+from everhold.memory import Memory
 from everhold.ports.memory import Found, Query
 from everhold.ports.store import Step
 from everhold.testing.fakes import FakeProvider
 from everhold.testing.house import House
 
+from .noting import Finding, add, asked_for, furnish
 from .test_working import die_at
 
 
@@ -176,3 +178,67 @@ def test_nothing_can_forge_the_end_of_the_fence(house: House) -> None:
     house.say("hello again")
     again = next(text for text in shown(house) if text.startswith("<recalled"))
     assert again.splitlines()[0] != block.splitlines()[0]  # whoever saw one end knows no other
+
+
+def found_by(house: House, words: str) -> list[str]:
+    """What searching the memories as a person in charge finds."""
+    memory = Memory(house.control, agents=lambda: ["main"])
+    return [one["text"] for one in house.run(memory.search(words, agent="main", person="ada"))["memories"]]
+
+
+def test_what_was_undone_is_not_shown_whoever_still_has_it(house: House) -> None:
+    provider = Remembering("my pin is 4711")
+    recalling(house, a=provider)
+    heard = house.say("my pin is 4711")
+    provider.place = (heard.session, heard.seq)
+    assert found_by(house, "pin") == ["my pin is 4711"]
+    house.say("/undo")
+    house.say("what is my pin?")
+    assert not any("4711" in text for text in shown(house))
+    assert [line["reason"] for line in house.diary.of("recall.withheld")] == ["undone"]
+    assert found_by(house, "pin") == []
+
+
+def test_what_goes_again_after_an_undo_is_shown(house: House) -> None:
+    provider = Remembering("my pin is 4711")
+    recalling(house, a=provider)
+    heard = house.say("my pin is 4711")
+    provider.place = (heard.session, heard.seq)
+    house.say("/retry")
+    house.say("/new")
+    house.say("what is my pin?")
+    assert any("4711" in text for text in shown(house))
+
+
+def test_a_note_that_was_taken_back_is_not_shown_whoever_still_has_it(house: House) -> None:
+    provider = Remembering("the safe code is 991")
+    recalling(house, a=provider)
+    session = house.say("hello").session
+    house.say("/memory note the safe code is 991")
+    provider.place = (session, next(entry.seq for entry in house.log(session) if isinstance(entry.body, Noted)))
+    house.say("/new")
+    house.say("what is the code?")
+    assert any("991" in text for text in shown(house))
+    house.say(f"/resume {session}")
+    house.say("/memory forget safe code")
+    house.say("/new")
+    house.say("what is the code?")
+    assert not any("991" in text for text in shown(house))
+    assert [line["reason"] for line in house.diary.of("recall.withheld")] == ["taken back"]
+    assert found_by(house, "code") == []
+
+
+def test_of_a_fact_only_what_holds_is_shown(house: House) -> None:
+    provider = Finding()
+    house.furniture.memories = {"a": provider}
+    house.furniture.settings.update(recalls=("a",), recall_seconds=1.0)
+    furnish(house)
+    session = house.say(asked_for(add("Ada drives a Saab"))).session
+    (first,) = [entry for entry in house.log(session) if isinstance(entry.body, Noted)]
+    replaced = ("memory", {"action": "replace", "old_text": "Saab", "content": "Ada drives a Volvo"})
+    house.say(asked_for(replaced))
+    provider.answers = [Found(text="Ada drives a Saab", session=session, seq=first.seq, person="ada")]
+    house.say("/new")
+    house.say("what do I drive?")
+    assert "Volvo" in shown(house)[0]
+    assert not any("Saab" in text for text in shown(house))

@@ -119,6 +119,15 @@ def same(fact: Fact, other: Fact) -> bool:
     )
 
 
+def version(entry: Entry, facts: Iterable[Fact]) -> Fact | None:
+    """The fact that holds and says what a note about it says, whichever of them said so first; None if none does."""
+    note = entry.body
+    if not isinstance(note, Noted) or note.action == "remove":
+        return None
+    said = _fact(entry, note, agent="")
+    return next((fact for fact in facts if fact.holds and same(fact, said)), None)
+
+
 def holding(facts: Iterable[Fact], present: Collection[str]) -> list[Fact]:
     """The facts that hold and that everybody present may hear of."""
     return [fact for fact in facts if fact.holds and visible(fact, present)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from everhold.core.entries import Entry, Erased
-from everhold.core.facts import Fact, curated, fold, holding
+from everhold.core.entries import Entry, Erased, Noted
+from everhold.core.facts import Fact, curated, fold, holding, version
 from everhold.ports.store import Store
 
 PAGE = 500
@@ -20,6 +20,8 @@ class Facts:
         self._position = 0
         self._notes: dict[str, dict[tuple[str, int], Entry]] = {}
         """Agent -> its notes about facts, in commit order."""
+        self._superseding: dict[tuple[str, int], dict[int, frozenset[str]]] = {}
+        """Where a note stands -> the notes of its session that take its place, and for whom they are."""
         self._agents: dict[str, str] = {}
         self._folded: dict[str, list[Fact]] = {}
         self._looking = asyncio.Lock()
@@ -35,6 +37,21 @@ class Facts:
             self._folded[agent] = fold(self._notes.get(agent, {}).values(), agent=agent)
         return self._folded[agent]
 
+    async def gone(self, agent: str, entries: Iterable[Entry]) -> set[tuple[str, int]]:
+        """Where, among these entries of an agent, notes stand that were replaced or taken back."""
+        noted = [entry for entry in entries if isinstance(entry.body, Noted)]
+        facts = await self.all(agent) if noted else []
+        return {(entry.session, entry.seq) for entry in noted if not self._holds(entry, facts)}
+
+    def _holds(self, entry: Entry, facts: Iterable[Fact]) -> bool:
+        assert isinstance(entry.body, Noted)
+        if curated(entry):
+            return version(entry, facts) is not None
+        superseding = self._superseding.get((entry.session, entry.seq), {}).values()
+        # nobody takes back what others heard and they did not
+        taken_back = any(audience and audience <= set(entry.body.stamp.audience) for audience in superseding)
+        return entry.body.action != "remove" and not taken_back
+
     async def _look(self) -> None:
         async with self._looking:
             while page := await self.store.notes(after=self._position, limit=PAGE):
@@ -43,7 +60,13 @@ class Facts:
                 self._position = page[-1].pos
 
     async def _take(self, entry: Entry) -> None:
+        if isinstance(entry.body, Noted) and entry.body.supersedes:
+            place = entry.session, entry.body.supersedes
+            self._superseding.setdefault(place, {})[entry.seq] = frozenset(entry.body.stamp.audience)
         if isinstance(entry.body, Erased):
+            for (session, _), superseding in self._superseding.items():
+                for seq in entry.body.seqs if session == entry.session else ():
+                    superseding.pop(seq, None)
             agent = self._agents.get(entry.session)
             for seq in entry.body.seqs if agent is not None else ():
                 if agent is not None and self._notes[agent].pop((entry.session, seq), None) is not None:

@@ -16,11 +16,12 @@ from everhold.core.facts import fence as fence_facts
 from everhold.core.recall import Asked, Recalled as Item, Trace, Why, delimiter, fence, merge, trace
 from everhold.errors import EverholdError
 from everhold.flow import remember
+from everhold.flow.facts import Facts
 from everhold.flow.gates import Gates
 from everhold.flow.perform import hand_over
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.ports.memory import Found, Query
-from everhold.ports.store import Session
+from everhold.ports.store import Cited, Session, Store
 
 MOST_FOUND: Final = 40
 LONGEST_QUERY: Final = 4_000
@@ -62,7 +63,14 @@ async def recall(
         return Recalled()
     asked, found = await _steady(gates, runtimes, runtime, session, takes, text if asking else "", stamp, visible)
     answered = {name: answer for name, answer in found.items() if answer is not None}
-    sight = Sight(gates, session, stamp, visible=visible, facts={(fact.session, fact.seq) for fact in facts})
+    sight = Sight(
+        gates,
+        session,
+        stamp,
+        visible=visible,
+        facts={(fact.session, fact.seq) for fact in facts},
+        notes=runtime.notes,
+    )
     merged = merge(await sight.admitted(answered), budget=runtime.recall_tokens, precedence=runtime.recalls)
     shown = tuple(sight.marked(item) for item in merged.shown)
     silent = tuple(name for name, answer in found.items() if answer is None)
@@ -110,6 +118,7 @@ class Sight:
         *,
         visible: Collection[int],
         facts: Collection[tuple[str, int]],
+        notes: Facts | None,
     ) -> None:
         self.store = gates.store
         self.log = gates.log.bind(session=session.id)
@@ -117,6 +126,7 @@ class Sight:
         self.present = set(stamp.audience)
         self.visible = visible
         self.facts = facts
+        self.notes = notes
         self.refused: list[Trace] = []
         self._origins: dict[tuple[str, int], str] = {}
 
@@ -126,8 +136,8 @@ class Sight:
         """
         unseen = {name: [found for found in answer if self._unseen(name, found)] for name, answer in answers.items()}
         places = {(it.session, it.seq) for answer in unseen.values() for it in answer if it.session and it.seq}
-        cited = await self.store.cited(places) if places else {}
-        return {name: [it for it in answer if self._allowed(name, it, cited)] for name, answer in unseen.items()}
+        judged = await judge(self.store, self.notes, places, agent=self.session.agent, present=self.present)
+        return {name: [it for it in answer if self._allowed(name, it, judged)] for name, answer in unseen.items()}
 
     def marked(self, item: Item) -> Item:
         origin = self._origins.get((item.found.session, item.found.seq), "")
@@ -141,29 +151,48 @@ class Sight:
             return False
         return True
 
-    def _allowed(self, provider: str, found: Found, cited: Mapping[tuple[str, int], tuple[str, Entry]]) -> bool:
+    def _allowed(self, provider: str, found: Found, judged: Mapping[tuple[str, int], tuple[Entry, str]]) -> bool:
         """Whether it may be shown. What does not stand in this log is its finder's to judge."""
         place = (found.session, found.seq)
-        stands = cited.get(place)
+        stands = judged.get(place)
         if stands is None:
             return True
-        objection = self._objection(*stands)
+        entry, objection = stands
         if objection:
             self.log.warning("recall.withheld", memory=provider, reason=objection, found=f"{place[0]}:{place[1]}")
-        elif origin := origin_of(stands[1]):
+        elif origin := origin_of(entry):
             self._origins[place] = origin
         return not objection
 
-    def _objection(self, agent: str, entry: Entry) -> str:
-        """Why an entry must not be shown here; nothing if it may."""
-        if entry.body is None:
-            return "erased"
-        if isinstance(entry.body, Heard | Said | Noted):
-            if agent != self.session.agent:
-                return "another agent's"
-            if not self.present.issubset(entry.body.stamp.audience):
-                return "not for everybody present"
-        return ""
+
+async def judge(
+    store: Store, notes: Facts | None, places: Collection[tuple[str, int]], *, agent: str, present: Collection[str]
+) -> dict[tuple[str, int], tuple[Entry, str]]:
+    """What stands at these places, and why it must not be shown to those present; nothing if it may.
+
+    A memory need not have heard yet, or ever, that something was undone or taken back: the log has.
+    """
+    cited = await store.cited(places) if places else {}
+    gone = await notes.gone(agent, (it.entry for it in cited.values() if it.agent == agent)) if notes else set()
+    return {
+        place: (it.entry, objection(it, agent=agent, present=present, taken_back=place in gone))
+        for place, it in cited.items()
+    }
+
+
+def objection(cited: Cited, *, agent: str, present: Collection[str], taken_back: bool) -> str:
+    """Why an entry must not be shown; nothing if it may."""
+    body = cited.entry.body
+    if body is None:
+        return "erased"
+    if isinstance(body, Heard | Said | Noted):
+        if cited.agent != agent:
+            return "another agent's"
+        if not set(present).issubset(body.stamp.audience):
+            return "not for everybody present"
+    if cited.undone:
+        return "undone"
+    return "taken back" if taken_back else ""
 
 
 def origin_of(entry: Entry) -> str:

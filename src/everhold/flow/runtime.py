@@ -97,6 +97,8 @@ class Runtime:
     recall_tokens: int = 1_700
     facts: Facts | None = None
     """Where the facts are that an agent keeps in mind; None: it keeps none."""
+    notes: Facts | None = None
+    """Who knows which notes still hold, whether the agent keeps facts or not; None: all of them are taken to."""
     memory_notices: bool = False
     """Say in the chat when something was remembered."""
     review_every: int = 0

@@ -336,6 +336,15 @@ class Session(Struct, frozen=True, kw_only=True):
     """memory instance -> the name it files this session under."""
 
 
+class Cited(Struct, frozen=True, kw_only=True):
+    """An entry, whose session it stands in, and whether it was said in a turn that is undone."""
+
+    agent: str
+    entry: Entry
+    undone: bool = False
+    """Of what was heard, the last turn that consumed it counts: what goes again is not undone."""
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     """One operation, as derived from its entries. `first` is the lowest seq that belongs to it."""
 
@@ -454,10 +463,8 @@ class Store(Protocol):
 
     async def entry(self, session: str, seq: int) -> Entry: ...
 
-    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Entry]]:
-        """Those of these places, session and seq, where an entry stands: whose session it is (its agent), and the
-        entry. All of them are read at once.
-        """
+    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
+        """Those of these places, session and seq, where an entry stands. All of them are read at once."""
 
     async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
         """Where the entry with this dedup key stands: session, seq, operation."""

@@ -20,6 +20,7 @@ from everhold.control import Control
 from everhold.core.access import Admission
 from everhold.core.entries import Body, Entry, Place
 from everhold.flow.accept import Accept
+from everhold.flow.facts import Facts
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.memory import Attached
 from everhold.flow.pulse import Pulse
@@ -87,6 +88,7 @@ class Furniture:
         self.memories: dict[str, MemoryProvider] = {}
         self._known: dict[tuple[str, str], tuple[MemoryProvider, Attached]] = {}
         self._pulses: dict[tuple[str, str], Pulse] = {}
+        self.notes: Facts | None = None
         self.clock: Clock | None = None
         self.diary = Diary()
         self.policy = "resend"
@@ -108,6 +110,7 @@ class Furniture:
             memories=tuple(self.memories),
             text_limit=self._limit,
             file_limit=self._file_limit,
+            notes=self.notes,
             **self.settings,
         )
 
@@ -196,6 +199,7 @@ class Process:
         self._mortal = MortalStore(opened)
         self.store = cast(Store, self._mortal)
         self.gates = MortalGates(store=self.store, clock=house.clock, chance=house.chance, log=house.diary, owner=owner)
+        house.furniture.notes = Facts(self.store)
         self.bells = Bells()
         self.supervisor = Supervisor(self.gates, runtimes=house.furniture, bells=self.bells)
         self.accept = Accept(self.gates, reception=house.reception, bells=self.bells)

@@ -190,10 +190,33 @@ def query(
 
 
 ONE: Final = f"select {_COLUMNS} from entries where session = ? and seq = ?"
-CITED: Final = (
-    f"select s.agent, {', '.join(f'e.{column}' for column in _COLUMNS.split(', '))} from json_each(?) j"
-    " cross join entries e on e.session = j.value ->> 0 and e.seq = j.value ->> 1 join sessions s on s.id = e.session"
+# Most sessions have nothing undone: those that have are gone through once, however many of their places are asked for.
+# Only of a message in reach of something undone it is looked up who consumed it last.
+CITED: Final = f"""
+with places as materialized (
+  select e.*, s.agent from json_each(?) j
+  cross join entries e on e.session = j.value ->> 0 and e.seq = j.value ->> 1
+  join sessions s on s.id = e.session
+),
+gone as materialized (
+  select o.session, o.first, o.last
+  from (select distinct session from places where kind = 'heard') p
+  cross join operations o on o.session = p.session where o.undone_at > 0
 )
+select agent, case
+  when kind = 'said' then exists (
+    select 1 from operations o where o.session = e.session and o.op = e.op and o.undone_at > 0)
+  when kind <> 'heard'
+    or not exists (select 1 from gone o where o.session = e.session and e.seq between o.first and o.last)
+    or exists (select 1 from pending p where p.session = e.session and p.seq = e.seq) then 0
+  else (
+    select o.undone_at > 0 from operations o
+    where o.session = e.session and o.first <= e.seq and (o.last >= e.seq or o.state = 'running') and exists (
+      select 1 from entries t, json_each(t.body, '$.takes') k
+      where t.session = o.session and t.seq >= o.op and (t.seq <= o.last or o.state = 'running') and t.op = o.op
+        and t.kind in ('began', 'took') and k.value = e.seq)
+    order by o.op desc limit 1)
+  end, {_COLUMNS} from places e"""
 FEED: Final = f"select {_COLUMNS} from entries where pos > ? order by pos limit ?"
 # the index is named: nothing else may ever be walked through for this
 NOTES: Final = (

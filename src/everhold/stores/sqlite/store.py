@@ -21,6 +21,7 @@ from everhold.ports.clock import Chance
 from everhold.ports.store import (
     Backlog,
     Change,
+    Cited,
     Claim,
     Committed,
     Glance,
@@ -300,10 +301,10 @@ class SqliteStore:
             raise NotFound(f"session {session!r} has no entry {seq}")
         return entries.of(found[0])
 
-    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Entry]]:
+    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
         wanted = msgspec.json.encode(list(places)).decode()
         found = self._rows(entries.CITED, (wanted,))
-        return {(row[1], row[2]): (row[0], entries.of(row[1:])) for row in found}
+        return {(row[2], row[3]): Cited(agent=row[0], undone=bool(row[1]), entry=entries.of(row[2:])) for row in found}
 
     async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         return [entries.of(row) for row in self._rows(entries.FEED, (after, limit))]

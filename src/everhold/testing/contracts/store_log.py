@@ -29,7 +29,7 @@ from everhold.core.entries import (
     Undone,
 )
 from everhold.errors import Conflict, LeaseLost, Misuse, NotFound, Refused
-from everhold.ports.store import Opening, Position, Spend, Step
+from everhold.ports.store import Cited, Opening, Position, Spend, Step
 from everhold.testing.contracts.scene import Scene, heard, own, promise, text_of
 
 
@@ -129,9 +129,40 @@ class LogContract:
         one, two = await scene.store.entry("s", 1), await scene.store.entry("s", 2)
         three = await scene.store.entry("t", 1)
         found = await scene.store.cited([("t", 1), ("s", 2), ("s", 1), ("s", 99), ("nobody's", 1)])
-        assert found == {("s", 1): ("main", one), ("s", 2): ("main", two), ("t", 1): ("aide", three)}
-        assert found["s", 2][1].body is None
+        assert found == {
+            ("s", 1): Cited(agent="main", entry=one),
+            ("s", 2): Cited(agent="main", entry=two),
+            ("t", 1): Cited(agent="aide", entry=three),
+        }
+        assert found["s", 2].entry.body is None
         assert await scene.store.cited([]) == {}
+
+    @promise
+    async def test_a_place_tells_whether_its_turn_is_undone(self, scene: Scene) -> None:
+        async def undone() -> list[int]:
+            cited = await scene.store.cited([("s", entry.seq) for entry in await scene.store.entries("s")])
+            return sorted(seq for (_, seq), it in cited.items() if it.undone)
+
+        stays = await scene.hear("stays", wake="")
+        first = await scene.begin(stays)
+        steered, waits = await scene.hear("steered", wake=""), await scene.hear("waits", wake="")
+        await scene.take(first, steered)
+        to = Place(platform="p", account="a", chat="c")
+        said, noted = (Draft(body=it, author="agent:main", op=first) for it in (Said(text="1", to=to), Noted(text="2")))
+        answer, _ = (await scene.commit(said, noted, op=first)).seqs
+        await scene.end(first)
+        second = await scene.begin(waits)
+        assert await undone() == []
+        await scene.end(second)
+        await scene.alter(Undone(ops=(second,)))
+        assert await undone() == [waits]  # heard while the first one ran, and no part of it
+        await scene.alter(Undone(ops=(first,), again=True))
+        assert await undone() == [waits, answer]
+        third = await scene.begin(stays, steered)
+        assert await undone() == [waits, answer]
+        await scene.end(third)
+        await scene.alter(Undone(ops=(third,)))
+        assert await undone() == [stays, steered, waits, answer]
 
     @promise
     async def test_equal_bodies_have_different_digests(self, scene: Scene) -> None:

@@ -17,6 +17,7 @@ from everhold.flow.gates import Bells, Gates
 from everhold.ports.store import (
     Backlog,
     Change,
+    Cited,
     Claim,
     Committed,
     Glance,
@@ -284,7 +285,7 @@ class GatedStore:
         await self._late()
         return await self.disk.entry(session, seq)
 
-    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[str, Entry]]:
+    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
         await self._late()
         return await self.disk.cited(places)
 
