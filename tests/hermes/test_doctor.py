@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from everhold.doctor import foreign, mend
-from everhold.errors import HomeBusy, Misuse, StoreBusy, StoreDamaged
+from everhold.errors import HomeBusy, Misuse, Refused, StoreBusy, StoreDamaged
 from everhold.hermes.database import Database
 from tests.hermes.built import NOW, Built, dump
 
@@ -282,6 +282,39 @@ def test_every_damage_is_found_mended_once_and_taken_back(tmp_path: Path, damage
         assert check in checks(path)
 
 
+@pytest.mark.parametrize("damage", [it for it, (_, fixable) in DAMAGES.items() if fixable and it is not unindexed])
+def test_what_was_changed_since_a_fix_is_not_undone(tmp_path: Path, damage: Callable[[Built], None]) -> None:
+    built = healthy(tmp_path)
+    damage(built)
+    path = built.close()
+    done = mend.fix(path, now=NOW)
+    assert done.journal
+    changes = json.loads(done.journal.read_text())["changes"]
+    db = apsw.Connection(str(path))
+    # the first one that no later one has gone over
+    assert any(_go_over(db, change) for change in changes if change["table"] != "sessions.json")
+    db.close()
+    since = dump(path)
+    with pytest.raises(Refused, match="was changed since"):
+        mend.undo(path, done.journal)
+    assert dump(path) == since
+
+
+def _go_over(db: apsw.Connection, change: dict[str, Any]) -> bool:
+    """Change what a fix has changed."""
+    table = change["table"]
+    if "removed" in change:
+        row = change["removed"]
+        names, marks = ", ".join(row), ", ".join("?" * len(row))
+        db.execute(f"insert into {table}({names}) values ({marks})", list(row.values()))
+    else:
+        key = {"id": change["appended"]} if "appended" in change else {**change["key"], **change["after"]}
+        where = " and ".join(f"{name} is ?" for name in key)
+        name = [name for name in change["after"] if name not in ("id", "session_id")][-1]
+        db.execute(f"update {table} set {name} = 777777 where {where}", list(key.values()))
+    return db.changes() == 1
+
+
 def _texts(path: Path) -> set[tuple[int, str]]:
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     found = {(int(id), str(text)) for id, text in db.execute("select id, content from messages")}
@@ -342,8 +375,18 @@ def test_the_mirror_of_the_routing_follows_and_goes_back(tmp_path: Path) -> None
     told = json.loads(mirror.read_text())
     assert told == {"_README": "x", "agent:main:telegram:dm:8008": {"session_id": "e-2", "a": 1}}
     assert done.journal
+    told["agent:main:telegram:dm:8008"]["session_id"] = "e-3"
+    mirror.write_text(json.dumps(told))
+    rows = dump(path)
+    with pytest.raises(Refused, match="was changed since"):
+        mend.undo(path, done.journal)
+    assert dump(path) == rows
+    told["agent:main:telegram:dm:8008"] = {"session_id": "e-2", "a": 2}
+    mirror.write_text(json.dumps(told))
     mend.undo(path, done.journal)
-    assert json.loads(mirror.read_text())["agent:main:telegram:dm:8008"]["session_id"] == "e-1"
+    assert json.loads(mirror.read_text())["agent:main:telegram:dm:8008"] == {"session_id": "e-1", "a": 2}
+    with pytest.raises(Misuse, match="undone already"):
+        mend.undo(path, done.journal)
 
 
 # -- the file itself ---------------------------------------------------------------------------------------------------

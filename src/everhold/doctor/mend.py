@@ -20,7 +20,7 @@ import apsw
 from everhold.doctor import foreign, places
 from everhold.doctor.case import Case
 from everhold.doctor.finding import Edit, Finding
-from everhold.errors import HomeBusy, Misuse, StoreBusy, StoreDamaged, StoreError
+from everhold.errors import HomeBusy, Misuse, Refused, StoreBusy, StoreDamaged, StoreError
 from everhold.hermes.database import Database
 from everhold.home import write_file
 from everhold.stores.sqlite import migrate
@@ -98,11 +98,24 @@ def undo(path: Path, journal: Path) -> int:
     record = json.loads(journal.read_text("utf-8"))
     if record.get("database") != path.name or not isinstance(record.get("changes"), list):
         raise Misuse(f"{journal} is no journal of {path.name}", remedy="it stands beside the database it belongs to")
+    if record.get("undone"):
+        raise Misuse(f"{journal} was undone already", remedy="there is nothing left to undo")
     with _writing(path) as db:
         for change in reversed(record["changes"]):
-            _take_back(db, change)
+            if not _take_back(db, change):
+                raise _changed_since(change, record)
+        _check_mirror(path, record)
     _write_mirror(path, record["changes"], undo=True)
+    write_file(journal, json.dumps({**record, "undone": True}, ensure_ascii=False, indent=1).encode())
     return len(record["changes"])
+
+
+def _changed_since(change: dict[str, Any], record: dict[str, Any]) -> Refused:
+    which = change.get("key") or change.get("appended") or "a row that was removed"
+    return Refused(
+        f"{change['table']}: {which} was changed since",
+        remedy=f"nothing was undone; {record.get('backup')}, beside it, is how everything was before",
+    )
 
 
 # -- one change --------------------------------------------------------------------------------------------------------
@@ -146,7 +159,8 @@ def _append(db: Database, edit: Edit) -> dict[str, Any]:
     given = [new[name] for name in columns if name in new]
     sql = f"insert into messages({', '.join(columns)}) select {chosen} from messages where id = ?"
     db.db.execute(sql, [*given, edit.copies])
-    return {"table": "messages", "appended": db.db.last_insert_rowid(), "copy_of": edit.copies}
+    after = {name: new[name] for name in columns if name in new}
+    return {"table": "messages", "appended": db.db.last_insert_rowid(), "copy_of": edit.copies, "after": after}
 
 
 def _index(db: Database, table: str) -> None:
@@ -160,23 +174,30 @@ def _index(db: Database, table: str) -> None:
     db.db.execute(f"insert into {table}(rowid, content) select messages.id, {values} from messages")
 
 
-def _take_back(db: Database, change: dict[str, Any]) -> None:
+def _take_back(db: Database, change: dict[str, Any]) -> bool:
+    """Undo one change; whether everything was as it had left it."""
     table = change["table"]
     if table == "sessions.json":
-        return
+        return True
     if table not in _KEYS:
         raise Misuse(f"the journal speaks of {table}", remedy="it was not written by everhold")
-    if "appended" in change:
-        db.db.execute("delete from messages where id = ?", (change["appended"],))
-    elif "removed" in change:
+    if "removed" in change:
         row = change["removed"]
         marks = ", ".join("?" * len(row))
-        db.db.execute(f"insert into {table}({', '.join(row)}) values ({marks})", list(row.values()))
+        try:
+            db.db.execute(f"insert into {table}({', '.join(row)}) values ({marks})", list(row.values()))
+        except apsw.ConstraintError:
+            return False  # there is one again
+        return True
+    now = {"id": change["appended"]} if "appended" in change else dict(change["key"])
+    now |= change.get("after", {})
+    where = " and ".join(f"{name} is ?" for name in now)
+    if "appended" in change:
+        db.db.execute(f"delete from messages where {where}", list(now.values()))
     else:
-        now = {**change["key"], **{k: v for k, v in change["after"].items() if k in change["key"]}}
-        where = " and ".join(f"{name} is ?" for name in now)
         names = ", ".join(f"{name} = ?" for name in change["before"])
         db.db.execute(f"update {table} set {names} where {where}", [*change["before"].values(), *now.values()])
+    return db.db.changes() == 1
 
 
 def _count_again(db: Database, journal: list[dict[str, Any]]) -> None:
@@ -299,6 +320,21 @@ def _remember_mirror(path: Path, journal: list[dict[str, Any]]) -> None:
             change["before"] = known.get(change["key"]["session_key"])
 
 
+def _check_mirror(path: Path, record: dict[str, Any]) -> None:
+    """Refuse to lead chats back that were led elsewhere since."""
+    there, left = _mirror(path), {}
+    changes = [change for change in record["changes"] if change["table"] == "sessions.json"]
+    for change in changes:
+        if change.get("before") is not None:
+            left[change["key"]["session_key"]] = change["before"]
+    _replay_mirror(left, changes)
+    for change in changes if _mirror_path(path).is_file() else ():
+        key = change["key"]["session_key"]
+        led, expected = (entries.get(key, {}).get("session_id") for entries in (there, left))
+        if change.get("before") is not None and led != expected:
+            raise _changed_since(change, record)
+
+
 def _write_mirror(path: Path, journal: list[dict[str, Any]], *, undo: bool) -> None:
     """The mirror file follows the table."""
     changes = [change for change in journal if change["table"] == "sessions.json"]
@@ -309,8 +345,8 @@ def _write_mirror(path: Path, journal: list[dict[str, Any]], *, undo: bool) -> N
     for change in reversed(changes) if undo else changes:
         key = change["key"]["session_key"]
         if undo:
-            if change.get("before") is not None:
-                found[key] = change["before"]
+            if (before := change.get("before")) is not None:
+                found[key] = {**found[key], "session_id": before.get("session_id")} if key in found else before
         elif key in found:
             to = change["after"].get("session_id")
             if to is None:
