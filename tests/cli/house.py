@@ -65,6 +65,8 @@ class Obedient:
             raise Overloaded("out to lunch", retry_after=0.3)
         elif word == "refuse":
             raise Refused("not that")
+        elif word == "cut":
+            return Answer(text="Once upon a", model=self.name, finish="length")
         elif word == "escape":
             text = "red \\x1b[31malert\\x07"
         say(text)

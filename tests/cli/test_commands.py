@@ -140,6 +140,13 @@ def test_a_reply_cannot_steer_the_terminal(busy: House) -> None:
     assert busy.ask("send", "escape", "--session", "danger").ok().out == "red \\x1b[31malert\\x07\n"
 
 
+def test_a_reply_that_was_cut_off_says_so_beside_it(busy: House) -> None:
+    done = busy.ask("send", "cut", "--session", "cut").ok()
+    assert done.out == "Once upon a\n"
+    assert "cut off at the model's length limit" in done.err
+    assert "cut off" in busy.ask("sessions", "show", "last").ok().out
+
+
 def test_a_turn_that_fails_exits_1_with_its_notice(busy: House) -> None:
     done = busy.ask("send", "refuse", "--session", "refusals")
     assert done.code == 1

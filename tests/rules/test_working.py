@@ -110,6 +110,17 @@ class TestRule6Fences:
         assert house.heard_back() == ["I can"]
         assert house.bodies(session, Thought)[0].model == "second"
 
+    def test_an_answer_that_was_cut_off_is_delivered_and_marked(self, house: House) -> None:
+        house.furniture.model = ScriptedModel([Answer(text="Once upon a", finish="length"), Answer(text="time")])
+        session = house.say("tell me a story").session
+        assert house.heard_back()[0] == "Once upon a"
+        assert "cut off at the model's length limit" in house.heard_back()[1]
+        house.say("go on")
+        assert house.heard_back()[2:] == ["time"]
+        assert [body.finish for body in house.bodies(session, Thought)] == ["length", ""]
+        assert [body.outcome for body in house.bodies(session, Ended)] == ["done", "done"]
+        house.sound()
+
     def test_a_model_lost_in_the_middle_of_a_turn_keeps_what_was_done(self, house: House) -> None:
         tool = FakeTool("once", Effect.ONCE)
         house.furniture.model = ScriptedModel(calling("once"))

@@ -386,6 +386,26 @@ async def test_without_a_session_nothing_is_kept(
     assert sent["temperature"] == 0.3
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-everhold-session": "work"}], ids=["alone", "session"])
+@pytest.mark.parametrize("cut", [True, False])
+async def test_an_answer_that_was_cut_off_at_its_limit_says_so(
+    client: httpx2.AsyncClient, model: ModelServer, headers: dict[str, str], cut: bool
+) -> None:
+    model.default = Reply(text="Once upon a", finish="length" if cut else "")
+    chat, responses = KINDS
+    finish, status = ("length", "incomplete") if cut else ("stop", "completed")
+    details = {"reason": "max_output_tokens"} if cut else None
+    whole = await client.post(chat, json=asking(chat, "tell me"), headers=headers)
+    assert (text_of(whole), whole.json()["choices"][0]["finish_reason"]) == ("Once upon a", finish)
+    text, seen = await streamed(client, chat, asking(chat, "tell me"), **headers)
+    assert (text, seen[-1]["choices"][0]["finish_reason"]) == ("Once upon a", finish)
+    made = (await client.post(responses, json=asking(responses, "tell me"), headers=headers)).json()
+    assert (made["status"], made["incomplete_details"], made["output"][0]["status"]) == (status, details, status)
+    assert made["output"][0]["content"][0]["text"] == "Once upon a"
+    text, seen = await streamed(client, responses, asking(responses, "tell me"), **headers)
+    assert (text, seen[-1]["type"], seen[-1]["response"]["status"]) == ("Once upon a", f"response.{status}", status)
+
+
 CHAT_TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
 TOOL = {"type": "function", "name": "add", "description": "adds", "parameters": {"type": "object"}}
 

@@ -17,6 +17,8 @@ class Answer:
         """It was taken up once and waits again, for a model that cannot be asked now."""
         self.said: list[str] = []
         self.told: list[str] = []
+        self.beside = ""
+        """What there is to know about the reply itself."""
 
     def see(self, entry: dict[str, Any]) -> bool:
         """Take the next entry behind `seq` into account; whether the message is answered now."""
@@ -29,6 +31,7 @@ class Answer:
             self.said.append(body.get("text", ""))
         elif kind == "told":
             self.told.append(body.get("text", ""))
+            self.beside = body.get("text", "") if self.said and body.get("about") == "turn" else self.beside
         elif kind == "ended":
             if body.get("outcome") == "released":  # it waits for a model: somebody will take it up again
                 self.op, self.released = None, True

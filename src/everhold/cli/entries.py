@@ -32,7 +32,8 @@ def summary(entry: dict[str, Any]) -> str:
             return _joined(_list("takes", body.get("takes")), _named("under fold", body.get("fold")))
         case "thought":
             calls = ", ".join(call["tool"] for call in body.get("calls", ()))
-            return _joined(body.get("model", ""), f"calls {calls}" if calls else "", body.get("text", ""))
+            cut = "cut off" if body.get("finish") == "length" else ""
+            return _joined(body.get("model", ""), f"calls {calls}" if calls else "", cut, body.get("text", ""))
         case "called":
             return f"{body['tool']} ({body['effect']})"
         case "returned":

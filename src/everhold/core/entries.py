@@ -159,6 +159,8 @@ class Thought(Record, frozen=True):
     stubs: tuple[int, ...] = ()
     """Entries whose long texts stood in the request as stubs."""
     usage: Usage = Usage()
+    finish: str = ""
+    """`length` if the answer was cut off at the model's limit; empty if it came to its own end."""
 
 
 class Called(Record, frozen=True):

@@ -42,6 +42,7 @@ SEND_LESS: Final = (
     "send it in smaller parts, or choose a model with a larger window (/model) and then /retry. What you write next is "
     "answered with only its beginning and end in view; /undo takes it out altogether"
 )
+CUT_OFF: Final = "My answer was cut off at the model's length limit. Say “go on”, and I do."
 START_OVER: Final = "/retry tries it again, /new begins without what was said before"
 
 
@@ -268,7 +269,8 @@ def _answered(turn: Turn, thought: Thought, effects: Mapping[str, Effect]) -> Ta
                 bodies=(thought,),
                 notice=_failure_notice(reason),
             )
-        return Finish(ended=Ended(usage=usage), bodies=(thought,), reply=reply, attached=turn.attached)
+        notice = CUT_OFF if thought.finish == "length" else ""
+        return Finish(ended=Ended(usage=usage), bodies=(thought,), reply=reply, attached=turn.attached, notice=notice)
     # the first call's start can be recorded together with the thought: both come before anything runs
     first = thought.calls[0]
     effect = effects.get(first.tool, Effect.ONCE)

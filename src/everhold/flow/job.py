@@ -50,6 +50,7 @@ READER: Final = TASKS
 REVIEW: Final = "review"
 MOST_ROUNDS: Final = 8
 DEADLINE_SECONDS: Final = 300.0
+CUT: Final = " … (cut off at the model's length limit)"
 BEYOND: Final = 2**62
 """Further than any session goes: a lane that is idle at it is idle whatever was said meanwhile."""
 
@@ -192,7 +193,8 @@ class Jobs:
             thought = await self._ask(runtime, Request(system=runtime.system, messages=shown, tools=specs), session)
             thoughts = (*thoughts, thought)
             if not thought.calls:
-                return thought.text or "(nothing)", thoughts
+                cut = CUT if thought.finish == "length" else ""
+                return (thought.text or "(nothing)") + cut, thoughts
             shown = (*shown, Message(role="assistant", text=thought.text, calls=thought.calls))
             for call in thought.calls:
                 context = ToolContext(
@@ -334,7 +336,9 @@ class Jobs:
         await self._unchanged(session)
 
         def record(answer: Answer) -> Thought:
-            return Thought(text=answer.text, calls=answer.calls, model=answer.model, usage=answer.usage)
+            return Thought(
+                text=answer.text, calls=answer.calls, model=answer.model, usage=answer.usage, finish=answer.finish
+            )
 
         weight = runtime.weigh(request)
         reading = runtime.meter.most(weight)

@@ -248,6 +248,7 @@ class TurnWork:
                 why=hashlib.sha256(why).hexdigest() if why else "",
                 stubs=tuple(sorted(stubs)),
                 usage=answer.usage,
+                finish=answer.finish,
             )
 
         sketch = self.sketch = self._sketch()

@@ -181,7 +181,8 @@ async def _ask(call: Call, asked: Asked, pieces: asyncio.Queue[str | None]) -> R
     match event:
         case Answered(thought):
             id = office.control.gates.chance.bytes(12).hex()
-            return Reply(id=id, text=thought.text, usage=thought.usage, calls=thought.calls)
+            cut = thought.finish == "length"
+            return Reply(id=id, text=thought.text, usage=thought.usage, calls=thought.calls, cut=cut)
         case Unreachable(reason=reason, retry_after=wait):
             headers = {"retry-after": seconds(wait)} if wait is not None else {}
             raise Refusal(503, "overloaded", office.scrub(reason), remedy="try again", headers=headers)
@@ -215,7 +216,12 @@ async def _pay(office: Office, agent: str, person: str, usage: Usage) -> None:
 
 def _thought(answer: Answer) -> Thought:
     return Thought(
-        text=answer.text, calls=answer.calls, reasoning=answer.reasoning, model=answer.model, usage=answer.usage
+        text=answer.text,
+        calls=answer.calls,
+        reasoning=answer.reasoning,
+        model=answer.model,
+        usage=answer.usage,
+        finish=answer.finish,
     )
 
 

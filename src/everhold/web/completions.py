@@ -130,7 +130,7 @@ def _call(made: ToolCall) -> Json:
 
 
 def _finish(reply: Reply) -> str:
-    return "tool_calls" if reply.calls else "stop"
+    return "tool_calls" if reply.calls else "length" if reply.cut else "stop"
 
 
 def _usage(usage: Usage) -> Json:

@@ -52,6 +52,8 @@ class Reply:
     text: str
     usage: Usage
     calls: tuple[ToolCall, ...] = ()
+    cut: bool = False
+    """It ends where the model's length limit is, not where the model would have."""
 
 
 Growth: TypeAlias = Words | Turned | Reply
@@ -105,6 +107,7 @@ class _Reader:
         """The chat heard that no model can be asked."""
         self.pieces: list[Piece] = []
         self.text = ""
+        self.cut = False
         self.notice = ""
 
     def words(self) -> Words | None:
@@ -136,13 +139,16 @@ class _Reader:
             case Ended():
                 return self._ended(body)
             case _:
+            case Thought(finish=finish):
+                self.cut = finish == "length"
                 pass
         return None
 
     def _ended(self, ended: Ended) -> Growth | None:
         match ended.outcome:
             case "done":
-                return Reply(id=f"{self.session}-{self.op}", text=self.text or self.notice, usage=ended.usage)
+                text = self.text or self.notice
+                return Reply(id=f"{self.session}-{self.op}", text=text, usage=ended.usage, cut=self.cut)
             case "released":
                 self.op = 0
                 return Turned()

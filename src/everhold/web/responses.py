@@ -127,13 +127,15 @@ def _frame(call: Call, given: Ask) -> Json:
 
 
 def _completed(frame: Json, reply: Reply, text: str) -> Json:
-    output = [_message(frame, text)] if text or not reply.calls else []
+    status = "incomplete" if reply.cut else "completed"
+    output = [_message(frame, text, status=status)] if text or not reply.calls else []
     output += [_function(frame, index, made) for index, made in enumerate(reply.calls)]
-    return {**frame, "status": "completed", "output": output, "usage": _usage(reply.usage)}
+    details = {"reason": "max_output_tokens"} if reply.cut else None
+    return {**frame, "status": status, "incomplete_details": details, "output": output, "usage": _usage(reply.usage)}
 
 
-def _message(frame: Json, text: str, *, status: str = "completed") -> Json:
-    content = [_part(text)] if status == "completed" else []
+def _message(frame: Json, text: str, *, status: str) -> Json:
+    content = [] if status == "in_progress" else [_part(text)]
     return {"id": f"msg_{frame['id']}", "type": "message", "role": "assistant", "status": status, "content": content}
 
 
@@ -216,7 +218,7 @@ def _closed(sheet: _Sheet, frame: Json, at: Json, reply: Reply, ink: Ink) -> byt
             lines += sheet.event("response.function_call_arguments.delta", **place, delta=item["arguments"])
             lines += sheet.event("response.function_call_arguments.done", **place, arguments=item["arguments"])
         lines += sheet.event("response.output_item.done", output_index=index, item=item)
-    return lines + sheet.event("response.completed", response=done)
+    return lines + sheet.event(f"response.{done['status']}", response=done)
 
 
 def _failed(sheet: _Sheet, frame: Json, refusal: Refusal) -> bytes:

@@ -80,6 +80,8 @@ def _tell(screen: Screen, verdict: dict[str, Any], answer: Answer) -> int:
         )
     elif answer.outcome and answer.text:
         screen.say(safe(answer.text))
+        if answer.beside:
+            screen.note(safe(answer.beside))
     if answer.outcome == "done":
         return wire.DONE
     if answer.outcome:
