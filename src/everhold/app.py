@@ -499,7 +499,7 @@ class App:
                 count += len(takes_of(entry for entry in its if entry.op == turn.op))
         return count
 
-    def _on_text(self, session: str, op: int, piece: str) -> None:
+    def _on_text(self, session: str, op: int, piece: str | None) -> None:
         for watcher in self.watchers:
             watcher(session, op, piece)
 

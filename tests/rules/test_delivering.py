@@ -268,6 +268,15 @@ class TestRule12Destinations:
         house.rest(30)
         assert [(out.text, out.edits) for out in platform.shown] == [("piece by piece it grew", "draft-1")]
 
+    def test_a_draft_is_brought_up_to_date_until_the_reply_is_made(self, house: House) -> None:
+        platform = growing(house)
+        house.say("write", rest=False)
+        house.rest(30)
+        lengths = [len(text) for text in platform.seen]
+        assert len(lengths) >= 8, "twenty pieces in ten seconds, shown once a second"
+        assert lengths == sorted(set(lengths))
+        assert [out.edits for out in platform.shown] == ["draft-1"]
+
     def test_a_draft_opens_only_when_its_lane_is_empty(self, house: House) -> None:
         """It would stand above a reply that was made before."""
         platform = growing(house)
@@ -330,6 +339,26 @@ class TestRule12Destinations:
         assert (reply.text, reply.edits) == ("You said: write", "")
         house.sound()
 
+    def test_a_draft_that_another_model_begins_anew_shows_nothing_of_the_first_one(self, house: House) -> None:
+        platform = growing(house, fails=Overloaded("gone in the middle"))
+        house.furniture.fallbacks = (SlowModel("all over again "),)
+        house.say("write", rest=False)
+        house.rest(30)
+        mixed = [text for text in platform.seen if "piece by piece" in text and "all over" in text]
+        assert not mixed
+        assert platform.seen[-1].startswith("all over again all over again")
+        assert [(out.text, out.edits) for out in platform.shown] == [("piece by piece it grew", "draft-1")]
+
+    def test_a_word_that_the_reply_was_cut_off_does_not_take_its_place(self, house: House) -> None:
+        platform = growing(house)
+        house.furniture.model = SlowModel("piece by piece ", finish="length")
+        house.say("write", rest=False)
+        house.rest(30)
+        reply, notice = platform.shown
+        assert (reply.text, reply.edits) == ("piece by piece it grew", "draft-1")
+        assert (notice.edits, notice.notice) == ("", True)
+        assert "cut off" in notice.text
+
     def test_what_is_stopped_unseen_says_nothing_more(self, house: House) -> None:
         platform = growing(house)
         house.say("write", rest=False)
@@ -357,24 +386,32 @@ class Growing(FakePlatform):
         self.seen.append(out.text)
 
 
+class SlowModel(ScriptedModel):
+    """Says the same again and again, and may fail after that."""
+
+    def __init__(self, words: str, fails: EverholdError | None = None, finish: str = "") -> None:
+        super().__init__()
+        self.finish = finish
+        self.words = words
+        self.fails = fails
+
+    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        assert on_text is not None
+        for _ in range(20):
+            on_text(self.words)
+            await asyncio.sleep(0.5)
+        if self.fails is not None:
+            raise self.fails
+        return Answer(text="piece by piece it grew", finish=self.finish)
+
+
 def growing(house: House, *, piece: str = "piece by piece ", fails: EverholdError | None = None) -> Growing:
     """Have replies grow slowly, and seen."""
-
-    class Slow(ScriptedModel):
-        async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-            assert on_text is not None
-            for _ in range(20):
-                on_text(piece)
-                await asyncio.sleep(0.5)
-            if fails is not None:
-                raise fails
-            return Answer(text="piece by piece it grew")
-
     platform = Growing()
     house.platform = platform
     house.furniture.platforms[("fake", "main")] = platform
     house.furniture.drafts[("fake", "main")] = platform
-    house.furniture.model = Slow()
+    house.furniture.model = SlowModel(piece, fails)
     return platform
 
 

@@ -406,6 +406,29 @@ async def test_an_answer_that_was_cut_off_at_its_limit_says_so(
     assert (text, seen[-1]["type"], seen[-1]["response"]["status"]) == ("Once upon a", f"response.{status}", status)
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-everhold-session": "work"}], ids=["alone", "session"])
+@pytest.mark.parametrize("path", KINDS)
+async def test_an_answer_that_another_model_begins_anew_stands_apart_from_what_came_before(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, path: str, headers: dict[str, str]
+) -> None:
+    back = f"  back: {{provider: openai, base_url: {model.openai}, name: back, api_key_env: MODEL_KEY}}\n"
+    more = f"{back}defaults: {{model: fake, fallback: [back]}}\nagents:"
+    gateway.configure(configuration(model.openai).replace("agents:", more))
+
+    def answer(received: Received) -> Reply:
+        if received.json["model"] == "back":
+            return Reply(text="The answer of back.", pause=0.02)
+        return Reply(text="The answer of fake is lost.", pause=0.02, cut=Cut(how="drop", after=3))
+
+    model.default = answer
+    text, _ = await streamed(client, path, asking(path, "hello"), **headers)
+    assert text.endswith("\n\nThe answer of back.")
+    assert text.startswith("The answer")
+    assert text.count("The answer") == 2
+    whole = await client.post(path, json=asking(path, "hello"), headers=headers)
+    assert text_of(whole) == "The answer of back."
+
+
 CHAT_TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
 TOOL = {"type": "function", "name": "add", "description": "adds", "parameters": {"type": "object"}}
 

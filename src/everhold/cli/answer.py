@@ -31,7 +31,7 @@ class Answer:
             self.said.append(body.get("text", ""))
         elif kind == "told":
             self.told.append(body.get("text", ""))
-            self.beside = body.get("text", "") if self.said and body.get("about") == "turn" else self.beside
+            self.beside = body.get("text", "") if body.get("about") == "reply" else self.beside
         elif kind == "ended":
             if body.get("outcome") == "released":  # it waits for a model: somebody will take it up again
                 self.op, self.released = None, True

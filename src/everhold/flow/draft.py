@@ -84,20 +84,31 @@ class Sketch:
         self.deadline = deadline
         self.text = ""
         self.remote = ""
-        self._closing = asyncio.Event()
+        self._anew = False
+        self._closing = False
+        self._bell = asyncio.Event()
+        """Rings when the pace is over, too: that it rang does not say that the reply is made."""
         self._grown = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, piece: str) -> None:
-        """More of the text. Never waits and never fails: it is called from inside a model's answer."""
-        self.text += piece
+    def add(self, piece: str | None) -> None:
+        """More of the text; None: it begins anew with the next piece, and until then what is seen may stay.
+
+        Never waits and never fails: it is called from inside a model's answer.
+        """
+        if piece is None:
+            self._anew = True
+            return
+        self.text = piece if self._anew else self.text + piece
+        self._anew = False
         self._grown.set()
         if self._task is None and len(self.text) >= FIRST_CHARACTERS:
             self._task = asyncio.get_running_loop().create_task(self._show())
 
     async def close(self) -> None:
         """The reply is made: show nothing more, and wait for what is on its way, or it would land on the final text."""
-        self._closing.set()
+        self._closing = True
+        self._bell.set()
         self._grown.set()
         if self._task is not None:
             with contextlib.suppress(asyncio.CancelledError):
@@ -118,11 +129,12 @@ class Sketch:
             if not self.remote:
                 self.remote = await self._draw(self.platform.draft)
                 await self.gates.store.commit(self._receipt())
-            while not self._closing.is_set():
+            while not self._closing:
                 self._grown.clear()
-                await self.gates.sleep(PACE_SECONDS, bell=self._closing)
+                await self.gates.sleep(PACE_SECONDS, bell=self._bell)
+                self._bell.clear()
                 await self._grown.wait()
-                if not self._closing.is_set():
+                if not self._closing:
                     await self._draw(functools.partial(self.platform.revise, self.remote))
         except EverholdError as error:
             self.gates.log.debug("draft.lost", session=self.claim.session, op=self.op, error=error)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -32,19 +31,17 @@ async def ask(
     *,
     deadline: float,
     record: Callable[[Answer], Thought],
-    on_text: Callable[[str], None] | None = None,
+    on_text: Callable[[str | None], None] | None = None,
 ) -> Event:
-    """Ask the first model, and the next where one cannot answer. Asking again is harmless, so a lost answer is too."""
+    """Ask the first model, and the next where one cannot answer. Asking again is harmless, so a lost answer is too.
+
+    `on_text` gets the text as it grows, and None where what it got so far is no part of an answer after all.
+    """
     reasons: list[str] = []
     waits: list[float] = []
-    hear = None if on_text is None else functools.partial(_hear, on_text)
     for model in models:
         try:
-            answer = await gates.call(
-                f"model {model.name}",
-                lambda model=model: model.answer(request, on_text=hear),  # type: ignore[misc]
-                deadline=deadline,
-            )
+            answer = await _answer(gates, model, request, deadline=deadline, on_text=on_text)
         except TooLong as error:
             return Overlong(reason=str(error))
         except (Overloaded, Transient) as error:
@@ -65,9 +62,25 @@ async def ask(
     return Unreachable(reason="; ".join(reasons), retry_after=min(waits) if waits else None)
 
 
-def _hear(on_text: Callable[[str], None], piece: str) -> None:
-    """Whoever reads along gets text: half a character cannot be sent on."""
-    on_text(clean(piece)[0])
+async def _answer(
+    gates: Gates, model: Model, request: Request, *, deadline: float, on_text: Callable[[str | None], None] | None
+) -> Answer:
+    what = f"model {model.name}"
+    if on_text is None:
+        return await gates.call(what, lambda: model.answer(request), deadline=deadline)
+    grown = False
+
+    def hear(piece: str) -> None:
+        nonlocal grown
+        grown = True
+        on_text(clean(piece)[0])  # whoever reads along gets text: half a character cannot be sent on
+
+    try:
+        return await gates.call(what, lambda: model.answer(request, on_text=hear), deadline=deadline)
+    except Exception:  # whatever it was, no more of this will come; who asked decides what it means
+        if grown:
+            on_text(None)
+        raise
 
 
 async def wait_for_tools(gates: Gates, coming: Callable[[], Awaitable[None]]) -> bool:

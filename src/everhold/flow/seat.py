@@ -29,7 +29,7 @@ class Seat:
         purses: Purses,
         before: Before | None = None,
         day: Callable[[], str] = lambda: "",
-        on_text: Callable[[str, int, str], None] | None = None,
+        on_text: Callable[[str, int, str | None], None] | None = None,
         draft_deadline: float = draft.DEADLINE_SECONDS,
     ) -> None:
         self.gates = gates

@@ -47,7 +47,7 @@ class Supervisor:
         runtimes: Runtimes,
         bells: Bells,
         day: Callable[[], str] = lambda: "",
-        on_text: Callable[[str, int, str], None] | None = None,
+        on_text: Callable[[str, int, str | None], None] | None = None,
         most: int = 256,
         most_per_reader: int = 64,
         poll: float = POLL_SECONDS,

@@ -255,8 +255,8 @@ class TurnWork:
         watcher = self.seat.on_text
         grown: list[str] = []
 
-        def on_text(piece: str) -> None:
-            grown.append(piece)
+        def on_text(piece: str | None) -> None:
+            grown.append(piece or "")
             if sketch is not None:
                 sketch.add(piece)
             if watcher is not None:
@@ -498,7 +498,9 @@ class TurnWork:
         notice = task.notice or await draft.cut_off(task.ended, self.sketch or self._sketch())
         if notice and self.origin is not None:
             parts = split(notice, self.runtime.text_limit(self.origin))
-            bodies.append(Told(text=notice, about="turn", to=self.origin, parts=parts))
+            # what stands beside a reply must not take the place of its draft
+            about = "reply" if task.reply else "turn"
+            bodies.append(Told(text=notice, about=about, to=self.origin, parts=parts))
         bodies.append(task.ended)
         # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
         # store keeps it due should something arrive before that

@@ -37,8 +37,11 @@ class Followers:
         if self._bells:
             self._ring(change.session)
 
-    def grew(self, session: str, op: int, piece: str) -> None:
-        """A reply grew by `piece`."""
+    def grew(self, session: str, op: int, piece: str | None) -> None:
+        """A reply grew by `piece`; None: it begins anew."""
+        if piece is None:
+            self._growing.pop(session, None)
+            return
         before = self._growing.get(session)
         text = before[1] if before is not None and before[0] == op else ""
         if len(text) < MOST_CHARS:

@@ -126,7 +126,7 @@ async def _heard_before(office: Office, session: str, start: str) -> str:
 
 async def _without(call: Call, asked: Asked) -> AsyncIterator[Growth]:
     """Ask the agent's model. With a key a repeat gets the same answer; without, leaving ends the call."""
-    pieces: asyncio.Queue[str | None] = asyncio.Queue()
+    pieces: asyncio.Queue[Growth | None] = asyncio.Queue()
     key = header(call, KEY)
     if key:
         digest = hashlib.sha256(call.raw).digest()
@@ -136,14 +136,14 @@ async def _without(call: Call, asked: Asked) -> AsyncIterator[Growth]:
     task.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:
-            yield Words(piece)
+            yield piece
         yield await asyncio.shield(task)
     finally:
         if not key and not task.done():
             task.cancel()
 
 
-async def _ask(call: Call, asked: Asked, pieces: asyncio.Queue[str | None]) -> Reply:
+async def _ask(call: Call, asked: Asked, pieces: asyncio.Queue[Growth | None]) -> Reply:
     office = call.office
     runtime = office.agents.runtime(asked.agent, {})
     person = await office.person(call.caller.speaks_for(header(call, PERSON)))
@@ -159,9 +159,9 @@ async def _ask(call: Call, asked: Asked, pieces: asyncio.Queue[str | None]) -> R
     reading, writing = runtime.meter.most(weight), asked.most_output or runtime.most_output
     worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
 
-    def on_text(piece: str) -> None:
-        grown.append(piece)
-        pieces.put_nowait(piece)
+    def on_text(piece: str | None) -> None:
+        grown.append(piece or "")
+        pieces.put_nowait(Turned() if piece is None else Words(piece))
 
     async with _allowed(office, limits, worst):
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -85,11 +85,16 @@ async def _pieces(call: Call, watch: Watch) -> bytes:
     """What was said since the last look; neighbouring pieces of one reply go as one."""
     joined: list[Piece] = []
     for piece in watch.pieces():
-        if joined and joined[-1][:2] == piece[:2]:
+        if joined and joined[-1][:2] == piece[:2] and not piece.anew:
             joined[-1] = joined[-1]._replace(text=joined[-1].text + piece.text)
         elif await call.office.may_see(call.caller, piece.session):
             joined.append(piece)
-    return b"".join([b"event: piece\ndata: %b\n\n" % _encode(piece._asdict()) for piece in joined])
+    return b"".join([b"event: piece\ndata: %b\n\n" % _encode(_shown(piece)) for piece in joined])
+
+
+def _shown(piece: Piece) -> dict[str, Any]:
+    shown = {"session": piece.session, "op": piece.op, "text": piece.text}
+    return {**shown, "anew": True} if piece.anew else shown
 
 
 async def _entries(call: Call, page: list[Entry], only: str) -> bytes:

@@ -72,7 +72,7 @@ async def follow(office: Office, *, session: str, seq: int, growing: bool = True
             reader.pieces += watch.pieces()
             watch.grown = False
             page = await office.store.entries(session, after=after, limit=PAGE) if due else []
-            if words := reader.words():
+            for words in reader.grown():
                 yield words
             for entry in page:
                 after = entry.seq
@@ -81,7 +81,7 @@ async def follow(office: Office, *, session: str, seq: int, growing: bool = True
                     yield growth
                 if isinstance(growth, Reply):
                     return
-            if words := reader.words():
+            for words in reader.grown():
                 yield words
             if len(page) == PAGE:
                 continue
@@ -110,13 +110,21 @@ class _Reader:
         self.cut = False
         self.notice = ""
 
-    def words(self) -> Words | None:
+    def grown(self) -> list[Growth]:
         """What was said in our operation since the last look; while it is not known which that is, all is kept."""
         if not self.op or not self.pieces:
-            return None
-        text = "".join(piece.text for piece in self.pieces if piece.op == self.op)
+            return []
+        growths: list[Growth] = []
+        text = ""
+        for piece in self.pieces:
+            if piece.op != self.op:
+                continue
+            if piece.anew:
+                growths += [Words(text), Turned()] if text else [Turned()]
+                text = ""
+            text += piece.text
         self.pieces.clear()
-        return Words(text) if text else None
+        return [*growths, Words(text)] if text else growths
 
     def read(self, entry: Entry) -> Growth | None:
         body = entry.body
@@ -131,6 +139,8 @@ class _Reader:
         match body:
             case Thought(calls=calls) if calls:
                 return Turned()
+            case Thought(finish=finish):
+                self.cut = finish == "length"
             case Said(text=text):
                 self.text = text
             case Told(text=text, about=about):
@@ -139,8 +149,6 @@ class _Reader:
             case Ended():
                 return self._ended(body)
             case _:
-            case Thought(finish=finish):
-                self.cut = finish == "length"
                 pass
         return None
 

@@ -104,8 +104,8 @@ def _messages() -> Iterable[Way]:
         summary="Everything as it happens",
         about="Server-sent events. `entry` is an entry with its `session`, the moment it is committed; its id is its "
         "`pos`. Come back with the last id you saw and nothing is missed, also across restarts. `piece` "
-        "(`{session, op, text}`) is a reply while it is made: it has no id and may be lost. `hello` tells where the "
-        "stream starts.",
+        "(`{session, op, text}`) is a reply while it is made: it has no id and may be lost; `anew` says that what came "
+        "before was no part of it after all. `hello` tells where the stream starts.",
         parameters=(
             Parameter(name="Last-Event-ID", where="header", about="The last id you saw; without it: from now on."),
             Parameter(name="after", about="The same, for clients that cannot set headers.", schema=_NUMBER),

@@ -26,6 +26,8 @@ class Piece(NamedTuple):
     session: str
     op: int
     text: str
+    anew: bool = False
+    """What came before was no part of the reply after all: another model begins it anew."""
 
 
 class Watch:
@@ -112,11 +114,11 @@ class Tail:
                 if watch.heeds(change):
                     watch.ring()
 
-    def grew(self, session: str, op: int, text: str) -> None:
-        """More of a reply. Called from inside a model's answer: never waits, never fails."""
+    def grew(self, session: str, op: int, text: str | None) -> None:
+        """More of a reply; None: it begins anew. Called from inside a model's answer: never waits, never fails."""
         for watch in self.watches:
             if not watch.until and (not watch.session or watch.session == session):
-                watch.add(Piece(session, op, text))
+                watch.add(Piece(session, op, text or "", anew=text is None))
 
     def shown(self, entry: Entry, show: Callable[[Entry], bytes]) -> bytes:
         """What `show` makes of an entry; made once for everybody who watches."""

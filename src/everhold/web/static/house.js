@@ -179,9 +179,9 @@ export class House {
     this.changed();
   }
 
-  piece({ session, op, text }) {
+  piece({ session, op, text, anew }) {
     const draft = this.drafts.get(session);
-    this.drafts.set(session, draft?.op === op ? { op, text: draft.text + text } : { op, text });
+    this.drafts.set(session, draft?.op === op && !anew ? { op, text: draft.text + text } : { op, text });
     this.changed();
   }
 
