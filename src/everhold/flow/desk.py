@@ -266,6 +266,7 @@ class Desk:
             )
         )
         self.log.info("session.branched", parent=session.id, branch=done.session)
+        self.log.info("session.bound", session=done.session, address=address, previous=leads_to)
         self.bells.ring(done.session)
         return f"Branched into session {done.session}. /resume {session.id} brings you back."
 
@@ -298,6 +299,7 @@ class Desk:
                 wakes=(Wake(reader="tie"),),
             )
         )
+        self.log.info("session.bound", session=target.id, address=bound.address, previous=leads_to)
         self.bells.ring(target.id)
         return f"Resumed session {target.id}. /resume {session.id} brings you back."
 

@@ -6,7 +6,7 @@ What a load is, and how it is handed over, is the courier's business (voice, rem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Final, Literal, Protocol
 
 from msgspec import Struct, structs
@@ -79,6 +79,8 @@ class Courier(Protocol):
     policy: str
     event: str
     """What a delivered load is called in the log."""
+    parking: str
+    """And one that was given up."""
 
     @property
     def delivery(self) -> Delivery: ...
@@ -234,7 +236,7 @@ class Lane:
             except (Transient, InDoubt, Refused) as error:
                 return await self._later(load, structs.replace(flight, state="doubt"), error)
             if set(there) >= {item.key for item in load.items}:
-                receipts = self._receipts(load.items, self._seen(there))
+                receipts = self._found(load.items)
                 return await self._land(load.upto, load.items, flight=flight, receipts=receipts)
             if there and not refused:
                 return await self._complete(load, flight, set(there))
@@ -246,7 +248,7 @@ class Lane:
         """Part of a load arrived: that part is done, and the rest goes again by itself, under its own keys."""
         rest = structs.replace(flight, items=tuple(item for item in load.items if item.key not in there))
         missing = await self._again(rest)
-        receipts = self._receipts([item for item in load.items if item.key in there], self._seen(there))
+        receipts = self._found([item for item in load.items if item.key in there])
         if missing is None:
             return await self._land(load.upto, load.items, flight=flight, receipts=receipts, parks=self._lost(rest))
         parks = self._lost(rest, missing.items)
@@ -262,7 +264,7 @@ class Lane:
         left = tuple(item for item in load.items if item.key not in there)
         state: Literal["unsent", "doubt"] = "doubt" if self._gambled(flight) else "unsent"
         behind = structs.replace(flight, items=left, digest="", state=state)
-        receipts = self._receipts([item for item in load.items if item.key in there], self._seen(there))
+        receipts = self._found([item for item in load.items if item.key in there])
         self.log.info("delivery.one_by_one", keys=[item.key for item in left])
         return await self._land(load.upto, flight=structs.replace(flight, behind=behind), receipts=receipts)
 
@@ -300,7 +302,6 @@ class Lane:
         """It will not be taken, or not all of it: find out what is to blame, and park that."""
         load, partial = leg.load, isinstance(error, Partial)
         if len(load.items) == 1:
-            self.log.warning("delivery.parked", keys=[load.items[0].key], reason=str(error))
             parks = self._parks(load.items, str(error), doubtful=leg.doubtful or partial)
             return await self._land(load.upto, load.items, flight=leg.flight, parks=parks)
         if not partial:
@@ -467,9 +468,15 @@ class Lane:
         await self._commit(Step.LATER, update, entries=notice.entries, wakes=notice.wakes)
         return None
 
-    def _seen(self, there: Iterable[str]) -> Mapping[str, str]:
-        """What stands for the ids of those whose answer was lost: nothing, unless being seen is all there ever is."""
-        return dict.fromkeys(there, SEEN) if self.courier.delivery is Delivery.UNACKNOWLEDGED else {}
+    def _found(self, items: Sequence[Item]) -> tuple[Receipt, ...]:
+        """Receipts of those that arrived although the answer was lost. What stands for their ids: nothing, unless being
+        seen is all there ever is."""
+        keys = [item.key for item in items]
+        if keys:
+            self.log.info(self.courier.event, keys=keys, found=True)
+        return self._receipts(
+            items, dict.fromkeys(keys, SEEN) if self.courier.delivery is Delivery.UNACKNOWLEDGED else {}
+        )
 
     def _receipts(
         self, items: Sequence[Item], remotes: Mapping[str, str], *, doubtful: bool = False
@@ -539,3 +546,5 @@ class Lane:
             )
         )
         self.rests = done.rests
+        for parked in parks:
+            self.log.warning(self.courier.parking, keys=[parked.key], reason=parked.reason, doubtful=parked.doubtful)

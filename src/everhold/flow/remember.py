@@ -47,6 +47,7 @@ class Remember:
     """Hands one session's memories to one provider, in order, a batch at a time."""
 
     event = "memory.stored"
+    parking = "memory.parked"
 
     def __init__(
         self,

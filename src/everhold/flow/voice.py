@@ -38,6 +38,7 @@ class Voice:
     """Delivers one session's replies through one platform account, part by part."""
 
     event = "delivery.done"
+    parking = "delivery.parked"
 
     def __init__(
         self,
