@@ -148,11 +148,17 @@ class Memory(Forgetful):
         agents = self._having(instance, agent)
         if per_minute < 1:
             raise Misuse("less than one a minute is never", remedy="--per-minute 60")
+        notes = {name: self.runtimes.runtime(name, {}).notes for name in agents}
         stretches = [
             found
             async for session in self._sessions()
             if session.agent in agents
-            and (found := await backfill.stretch(self.store, session, instance, since=since, until=until)) is not None
+            and (
+                found := await backfill.stretch(
+                    self.store, session, instance, notes=notes[session.agent], since=since, until=until
+                )
+            )
+            is not None
         ]
         if really:
             for one in stretches:

@@ -8,9 +8,11 @@ import pytest
 
 from everhold.errors import Misuse, NotFound, Transient
 from everhold.memory import Memory
-from everhold.ports.memory import Exchange
+from everhold.ports.memory import Exchange, Note
 from everhold.testing.fakes import FakeProvider
 from everhold.testing.house import House
+
+from .noting import add, asked_for, furnish
 
 
 def memory(house: House) -> Memory:
@@ -92,6 +94,34 @@ def test_only_a_part_if_somebody_says_so(house: House) -> None:
     backfill(house, since=middle, until=end, really=True)
     house.rest(60)
     assert words(provider) == ["then"]
+
+
+def test_what_was_undone_or_taken_back_meanwhile_is_passed_over(house: House) -> None:
+    furnish(house)
+    house.say("hello")
+    house.say("my pin is 4711")
+    house.say("/memory note the safe code is 991")
+    house.say("/memory note the door is green")
+    house.say(asked_for(add("Ada drives a Saab")))
+    house.say(asked_for(("memory", {"action": "replace", "old_text": "Saab", "content": "Ada drives a Volvo"})))
+    house.say("undone before")
+    house.say("/undo")
+    provider = late(house)
+    house.say("new")
+    before = backfill(house)
+    house.say("/undo 4")
+    house.say("/memory forget safe code")
+    after = backfill(house, really=True)
+    assert (before["items"], after["items"]) == (7, 3)
+    assert after["tokens"] < before["tokens"]
+    handed = len(provider.writes)
+    house.rest(60)
+    assert len(provider.writes) - handed == after["items"]
+    past = [item for items in provider.kept.values() for item in items][handed:]
+    assert [item.heard[0].text for item in past if isinstance(item, Exchange)] == ["hello"]
+    assert [item.text for item in past if isinstance(item, Note)] == ["the door is green", "Ada drives a Volvo"]
+    assert backfill(house)["items"] == 0
+    house.sound()
 
 
 def test_it_goes_on_after_a_crash_and_an_outage(house: House) -> None:

@@ -1,7 +1,8 @@
 """History -> a memory that came later: a bounded range of each session, at a rate, beside what is being said.
 
 A lane of its own for each session, so it survives whatever the log survives. It ends where the memory's own lane began:
-nothing is handed over twice. What it has to do is written down with the commit that starts it.
+nothing is handed over twice. What it has to do is written down with the commit that starts it. What was undone,
+replaced or taken back by now is passed over: the memory was told so before it had it, or never will be.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from msgspec import Struct, structs
 from everhold.core.entries import Ended, Entry, Heard, Kind, Noted, Said
 from everhold.core.exchange import matters
 from everhold.core.tokens import weigh
+from everhold.flow.facts import Facts
 from everhold.flow.gates import Gates
 from everhold.flow.lane import Look
 from everhold.flow.remember import MOST_ITEMS, PAGE, Remember, reader_of
@@ -63,14 +65,18 @@ class Backfill(Remember):
 
     event = "memory.backfilled"
 
-    def __init__(self, *args: Any, meter: Meter, per_minute: int, **options: Any) -> None:
+    def __init__(self, *args: Any, meter: Meter, per_minute: int, notes: Facts | None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.meter = meter
+        self.notes = notes
         self.per_minute = per_minute
 
     @property
     def _hears_of_jobs(self) -> bool:
         return False  # of the past only what was said and noted goes: what came of a task was heard by the next turn
+
+    async def _wanted(self, session: Session, places: list[Entry]) -> list[Entry]:
+        return await holding(self.store, self.notes, session, places)
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         now = self.gates.clock.monotonic()
@@ -95,8 +101,28 @@ async def order_of(store: Store, instance: str, session: str) -> Order:
     return Order(upto=int(upto), per_minute=int(per_minute))
 
 
+async def holding(store: Store, notes: Facts | None, session: Session, places: Sequence[Entry]) -> list[Entry]:
+    """Those of these places at which something stands that holds by now: turns that are not undone, and notes."""
+    ops = [entry.op for entry in places if entry.op is not None and isinstance(entry.body, Ended)]
+    turns = await store.operations(session.id, what=("turn",), after=min(ops) - 1, before=max(ops) + 1) if ops else []
+    stand = {turn.op for turn in turns if not turn.undone_at}
+    gone = await notes.gone(session.agent, places) if notes is not None else set()
+    return [
+        entry
+        for entry in places
+        if (isinstance(entry.body, Ended) and entry.op in stand)
+        or (isinstance(entry.body, Noted) and (entry.session, entry.seq) not in gone)
+    ]
+
+
 async def stretch(
-    store: Store, session: Session, instance: str, *, since: float = 0.0, until: float = float("inf")
+    store: Store,
+    session: Session,
+    instance: str,
+    *,
+    notes: Facts | None,
+    since: float = 0.0,
+    until: float = float("inf"),
 ) -> Stretch | None:
     """What of a session a memory was never handed and would be, within a time; None if there is nothing."""
     begun = await store.lane(lane_of(instance), session.id)
@@ -107,14 +133,13 @@ async def stretch(
     at = after
     while at < upto:
         page = await store.entries(session.id, after=at, upto=upto, kinds=_READ, limit=PAGE)
-        for entry in page:
-            if not since <= entry.at < until:
-                continue
-            tokens += _weight(entry)
-            if matters(entry) and (not isinstance(entry.body, Ended) or await _was_a_turn(store, entry)):
-                items += 1
-                first, last = first or entry.seq, entry.seq
-                earliest, latest = earliest or entry.at, entry.at
+        within = [entry for entry in page if since <= entry.at < until]
+        places = await holding(store, notes, session, [entry for entry in within if matters(entry)])
+        for entry in places:
+            items += 1
+            first, last = first or entry.seq, entry.seq
+            earliest, latest = earliest or entry.at, entry.at
+        tokens += await _weight(store, session, within, places)
         if len(page) < PAGE:
             break
         at = page[-1].seq
@@ -138,15 +163,11 @@ async def _own_beginning(store: Store, session: Session, instance: str) -> int:
     return min(taken) - 1 if taken else lane.position
 
 
-async def _was_a_turn(store: Store, entry: Entry) -> bool:
-    if entry.op is None:
-        return False
-    found = await store.operations(entry.session, what=("turn",), after=entry.op - 1, before=entry.op + 1)
-    return bool(found)
-
-
-def _weight(entry: Entry) -> int:
-    return weigh(entry.body.text) if isinstance(entry.body, Heard | Said | Noted) else 0
+async def _weight(store: Store, session: Session, page: Sequence[Entry], places: Sequence[Entry]) -> int:
+    """Tokens of what was said on a page and is not undone, and of the notes among `places`."""
+    said = {(session.id, entry.seq) for entry in page if isinstance(entry.body, Heard | Said)}
+    stand = [it.entry for it in (await store.cited(said)).values() if not it.undone]
+    return sum(weigh(it.body.text) for it in (*stand, *places) if isinstance(it.body, Heard | Said | Noted))
 
 
 def requests(stretches: Sequence[Stretch]) -> int:

@@ -116,7 +116,7 @@ class Remember:
             page = await self.store.entries(claim.session, after=after, upto=upto, kinds=READ, limit=PAGE)
             ready, wait = await self._ready(session, page)
             self.turns.update({entry.seq: entry for entry in ready if is_turn(entry)})
-            places = [entry for entry in ready if matters(entry)]
+            places = await self._wanted(session, [entry for entry in ready if matters(entry)])
             items: list[tuple[int, Handed]] = []
             for entry in places[:most]:
                 if (memory := await self._memory(session, entry, jobs=self._hears_of_jobs)) is not None:
@@ -133,6 +133,10 @@ class Remember:
                     wait=wait,
                 )
             after = (places[most - 1] if len(places) > most else page[-1]).seq
+
+    async def _wanted(self, session: Session, places: list[Entry]) -> list[Entry]:
+        """Those of these places of which something is handed over at all: of the present, everything."""
+        return places
 
     async def _ready(self, session: Session, page: Sequence[Entry]) -> tuple[list[Entry], float]:
         """What of a page is to be handed over now, and after how many seconds the rest is, if there is one."""

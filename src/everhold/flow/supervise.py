@@ -294,6 +294,7 @@ class Supervisor:
                     upto=order.upto,
                     meter=self.meters.setdefault(rest, backfill.Meter()),
                     per_minute=order.per_minute,
+                    notes=runtime.notes,
                 )
                 return await self.lane(claim, courier).run()
             case "memory":
