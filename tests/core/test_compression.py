@@ -11,6 +11,7 @@ from msgspec import structs
 
 from everhold.core import compression
 from everhold.core.compression import (
+    MOST_ASKED,
     MOST_EFFECTS,
     MOST_KEPT,
     Plan,
@@ -224,6 +225,11 @@ def test_what_stays_is_bounded_and_one_long_question_costs_no_rule() -> None:
     op = chronicle.commit(chapter, Began(what="turn", takes=(heard,)))
     chronicle.commit(chapter, Ended(outcome="failed", reason="too long"), op=op)
     assert [kept.text for kept in planned(chronicle, chapter).kept] == ["Never do that."]
+    for length in (MOST_KEPT - 10, MOST_ASKED - 20, 20):
+        heard = chronicle.commit(chapter, Heard(origin=HERE, text="y" * length, sender="ada", stamp=STAMP))
+        op = chronicle.commit(chapter, Began(what="turn", takes=(heard,)))
+        chronicle.commit(chapter, Ended(outcome="stopped"), op=op)
+    assert [len(kept.text) for kept in planned(chronicle, chapter).kept] == [14, MOST_ASKED - 20, 20]
     many = talk(*((f"always {n} {'x' * 900}", ()) for n in range(40)))
     kept = planned(*many).kept
     assert sum(len(one.text) for one in kept) <= MOST_KEPT

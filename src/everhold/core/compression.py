@@ -33,7 +33,10 @@ ASK: Final = (
 
 
 MOST_KEPT: Final = 12_000
-"""Characters that may stay verbatim in a fold; beyond it the oldest are left to the summary."""
+"""Characters of rules and corrections that stay verbatim in a fold; beyond it the oldest are left to the summary."""
+MOST_ASKED: Final = 4_000
+"""Characters of questions that may stay beside them. A room of their own: whatever was stopped is a question, however
+long, and must not cost a rule."""
 MOST_EFFECTS: Final = 200
 """Lines of what was done outside; beyond it the oldest are left to the summary."""
 
@@ -145,12 +148,13 @@ def _kept(part: View) -> tuple[Kept, ...]:
         for entry in exchange.heard:
             if isinstance(entry.body, Heard) and (why := _why_kept(entry.body, outcome)):
                 found.append(Kept(seq=entry.seq, text=entry.body.text, who=entry.body.sender, why=why))
-    room = MOST_KEPT
+    room = {"rule": MOST_KEPT, "question": MOST_ASKED}
     newest: list[Kept] = []
     for kept in reversed(found):
-        if len(kept.text) > room:
-            continue  # one long question must not cost all the rules before it
-        room -= len(kept.text)
+        which = "question" if kept.why == "question" else "rule"
+        if len(kept.text) > room[which]:
+            continue  # one long question must not cost all the others before it
+        room[which] -= len(kept.text)
         newest.append(kept)
     return tuple(reversed(newest))
 
