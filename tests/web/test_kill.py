@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from everhold.testing.kill import web
+from everhold.testing.kill.gateway import Gateway
 from everhold.testing.modelserver import ModelServer, Reply
+from tests.web import planted
 from tests.web.conftest import configuration, events_of, eventually
+from tests.web.planted import BUGS
 from tests.web.process import Process
 
 TEXT = "one two three four five six seven eight nine ten"
@@ -98,3 +103,38 @@ async def test_killed_again_and_again_with_callers_mid_stream(tmp_path: Path, mo
     finally:
         reading.cancel()
         await gateway.end()
+
+
+async def storm(path: Path, *, seed: int, kills: int, mutant: str = "", at: str = "") -> web.Outcome:
+    async with ModelServer(key=web.KEY) as vendor:
+        configuration = web.configuration(vendor.openai)
+        program = (planted.__file__, mutant) if mutant else ("-m", "everhold")
+        gateway = Gateway(path / "home", configuration, secrets=web.SECRETS, program=program)
+        try:
+            return await web.storm(gateway, vendor, seed=seed, kills=kills, at=at, ill=not mutant)
+        finally:
+            await gateway.end()
+
+
+@pytest.mark.slow
+async def test_killed_between_callers_who_insist_and_a_model_that_is_ill(tmp_path: Path) -> None:
+    outcome = await storm(tmp_path, seed=1, kills=6)
+    assert not outcome.failures, str(outcome)
+    assert set(outcome.ills) == set(web.ILLS), str(outcome)
+    assert outcome.answered > 10, str(outcome)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+async def test_a_planted_bug_is_found(tmp_path: Path, bug: str) -> None:
+    _, at, found_by = BUGS[bug]
+    outcome = await storm(tmp_path, seed=2, kills=1 if at else 0, mutant=bug, at=at)
+    assert any(found_by in failure for failure in outcome.failures), str(outcome)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(100, 100 + max(1, int(os.environ.get("EVERHOLD_KILLS", "1000")) // 50)))
+async def test_many_kills_between_callers_and_a_model(tmp_path: Path, seed: int) -> None:
+    outcome = await storm(tmp_path, seed=seed, kills=50)
+    assert not outcome.failures, str(outcome)

@@ -126,9 +126,11 @@ class Books(Struct, kw_only=True):
     """What the office marked as read."""
 
 
-async def read(home: Path, *, identities: Sequence[str] = (), purses: Sequence[str] = ()) -> Books:
+async def read(
+    home: Path, *, name: str = "log.db", identities: Sequence[str] = (), purses: Sequence[str] = ()
+) -> Books:
     """Open what the last process left behind, and have it verified."""
-    path = home / "log.db"
+    path = home / name
     store = SqliteStore.open(path, chance=_NoChance())
     try:
         problems = [f"the store contradicts itself: {text}" for text in await store.verify()]
@@ -171,7 +173,7 @@ def failures(town: Town, people: People, books: Books, home: Path) -> list[str]:
     """Everything that is not as it was promised."""
     found = list(books.problems)
     found += _heard(town, books)
-    found += _answered(books)
+    found += answered(books)
     found += _worked(books)
     for square in town.squares.values():
         found += _shown(square, books)
@@ -223,7 +225,7 @@ def _worked(books: Books) -> Iterator[str]:
             yield f"{log.session}: the tasks {tasks} came to {results}"
 
 
-def _answered(books: Books) -> Iterator[str]:
+def answered(books: Books) -> Iterator[str]:
     """Every message that asks was answered by one turn, or its turn ended otherwise, visibly."""
     for log in books.logs:
         for entry in log.entries:
