@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 
-from everhold.core.entries import Began, Call, Ended, Folded, Told
-from everhold.errors import Misuse, Overloaded
+from everhold.core.entries import Began, Call, Ended, Folded, Told, Usage
+from everhold.core.tokens import weigh_request
+from everhold.errors import Misuse, Overloaded, TooLong
 from everhold.ports.model import Answer, Request
 from everhold.ports.store import Claim
 from everhold.ports.tool import Effect
@@ -149,6 +153,66 @@ class TestNothingIsMissed:
         assert "prod" in effects[0]
         assert "done" in effects[0]
         assert effects[0] in texts(wide, session)[0]
+
+
+class Narrow(ScriptedModel):
+    """A summariser of a small window, which holds `most` tokens whatever it says, and is down for some questions."""
+
+    def __init__(self, *, window: int, most: int = 0, down_at: int = 0) -> None:
+        super().__init__()
+        self.context_tokens = window
+        self.most = most or window
+        self.down_at = down_at
+        self.summarised: list[str] = []
+
+    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        if weigh_request(request) > self.most:
+            raise TooLong("too many tokens")
+        if len(self.summarised) + 1 == self.down_at:
+            raise Overloaded("busy")
+        self.summarised.append(request.messages[-1].text)
+        return Answer(text=f"summary {len(self.summarised)}", usage=Usage(output=10))
+
+
+class TestPortions:
+    """A summariser that does not hold all of it is asked in portions, and one fold comes of them."""
+
+    @pytest.mark.parametrize("window, most", [(1_000, 1_000), (100_000, 1_000), (2_000, 1_000)])
+    def test_everything_is_summarised_once_in_order_and_from_the_summary_before(
+        self, wide: House, window: int, most: int
+    ) -> None:
+        session = talk(wide, 20)
+        small = wide.furniture.summariser = Narrow(window=window, most=most)
+        wide.say("/compress here 0")
+        asked = small.summarised
+        assert len(asked) > 2
+        found = [int(n) for text in asked for n in re.findall(r"^ada: message (\d+) ", text, re.MULTILINE)]
+        assert found == list(range(20))
+        assert all(f"summary {number}\n" in text for number, text in enumerate(asked[1:], 1))
+        (fold,) = wide.bodies(session, Folded)
+        assert (fold.summary, fold.messages) == (f"summary {len(asked)}", 20)
+        assert [body.usage.output for body in wide.bodies(session, Ended) if body.usage.output == 10 * len(asked)]
+        wide.say("and now?")
+        assert len(wide.furniture.model.asked[-1].messages) == 2
+        wide.sound()
+
+    def test_a_portion_that_fails_leaves_everything_as_it_was(self, wide: House) -> None:
+        session = talk(wide, 20)
+        small = wide.furniture.summariser = Narrow(window=1_000, down_at=3)
+        wide.say("/compress here 0")
+        assert len(small.summarised) == 2
+        assert wide.bodies(session, Folded) == []
+        assert any("Not compressed" in text for text in wide.heard_back())
+        wide.sound()
+
+    def test_a_conversation_goes_on_with_a_model_it_is_much_too_long_for(self, wide: House) -> None:
+        session = talk(wide, 20)
+        wide.furniture.model = wide.furniture.summariser = Narrow(window=1_200)
+        wide.say("hello again?")
+        wide.rest(100)
+        assert wide.heard_back()[-1].startswith("summary")
+        assert not [body.reason for body in wide.bodies(session, Ended) if body.reason]
+        wide.sound()
 
 
 class TestAhead:

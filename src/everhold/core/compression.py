@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from typing import Final, Literal
 
@@ -15,13 +16,14 @@ from everhold.core.entries import (
     Folded,
     Heard,
     Kept,
+    Kind,
     Noted,
     Place,
     Returned,
     Said,
     Thought,
 )
-from everhold.core.tokens import weigh_messages
+from everhold.core.tokens import weigh_messages, weigh_request
 from everhold.ports.model import Message, Request
 
 ASK: Final = (
@@ -73,6 +75,9 @@ _OPEN_HINTS: Final = (
 LEAST: Final = 0.5
 """What a fold ahead of need has to be about, as a share of the room between the soft and the hard mark: one a turn
 would cost more than it saves."""
+
+PORTION: Final = 0.75
+"""How much of the summariser's window a portion fills, where the whole does not fit: its summary has to, as well."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -240,6 +245,32 @@ def request(plan_: Plan, *, focus: str = "", advice: str = "", tight: bool = Fal
         stubs = stubs.union(*(oversized(plan_.part, most=SHORT_TEXT, what=what) for what in (Returned, Heard)))
     text = "\n".join(_line(message) for message in messages(_unkept(plan_), stubs=stubs)) + advised(advice)
     return Request(system=system, messages=(Message(role="user", text=text),))
+
+
+def portion(plan_: Plan, *, most: int, focus: str = "", advice: str = "") -> Plan:
+    """The longest beginning of a plan, in whole exchanges and at least one, that can be asked for in `most` tokens."""
+
+    def first(count: int) -> Plan:
+        part = View(fold=plan_.part.fold, exchanges=plan_.part.exchanges[:count])
+        return structs.replace(plan_, part=part)
+
+    def weight(count: int) -> int:
+        return weigh_request(request(first(count), focus=focus, advice=advice))
+
+    whole = len(plan_.part.exchanges)
+    if whole <= 1 or weight(whole) <= most:
+        return plan_
+    return first(max(1, bisect.bisect_right(range(whole), most * PORTION, lo=1, key=weight) - 1))
+
+
+def remaining(plan_: Plan, done: Plan, summary: str) -> Plan | None:
+    """What of a plan is left to summarise when `summary` stands for a portion of it; None if nothing is."""
+    left = plan_.part.exchanges[len(done.part.exchanges) :]
+    if not left:
+        return None
+    # it stands where the last of what it speaks of stood
+    last = structs.replace(done.part.exchanges[-1].steps[-1], kind=Kind.FOLDED, body=Folded(summary=summary, covers=0))
+    return structs.replace(plan_, part=View(fold=last, exchanges=left))
 
 
 def _unkept(plan_: Plan) -> View:

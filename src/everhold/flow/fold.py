@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from msgspec import structs
 
 from everhold.core import compression
+from everhold.core.compression import Plan
 from everhold.core.context import View
 from everhold.core.entries import (
     Began,
@@ -21,9 +22,11 @@ from everhold.core.entries import (
     Place,
     Thought,
     Told,
+    Usage,
     Wanted,
 )
 from everhold.core.retry import wait_seconds
+from everhold.core.tokens import weigh_request
 from everhold.core.turn import Answered, Broken, Event, Overlong, Unreachable
 from everhold.errors import Conflict
 from everhold.flow import perform
@@ -121,9 +124,7 @@ class Fold:
         )
         log.info("compression.started", tokens=plan.tokens_before)
         advice = await self.before.advice(session, plan.part) if self.before is not None else ""
-        asked = await self._summary(compression.request(plan, focus=focus, advice=advice))
-        if isinstance(asked, Overlong):
-            asked = await self._summary(compression.request(plan, focus=focus, advice=advice, tight=True))
+        asked = await self._summarise(plan, focus=focus, advice=advice)
         if not isinstance(asked, Answered):
             reason = asked.reason if isinstance(asked, Unreachable | Overlong | Broken) else "cut short"
             return await self._refuse(op, f"no summary: {reason}", log)
@@ -152,6 +153,32 @@ class Fold:
             return await self._refuse(op, "the view changed while the summary was made", log)
         log.info("compression.done", tokens_before=folded.tokens_before, tokens_after=folded.tokens_after)
         return Outcome.DONE
+
+    async def _summarise(self, plan: Plan, *, focus: str, advice: str) -> Event:
+        """The summary of all of a plan, or why there is none.
+
+        What does not fit the summariser at once is summarised a portion at a time, each from the summary of those
+        before it. Only the last summary is ever shown to anybody: if one of them fails, nothing has happened.
+        """
+        most = self.runtime.summariser.context_tokens
+        used = Usage()
+        while True:
+            portion = compression.portion(plan, most=most, focus=focus, advice=advice)
+            asked = await self._summary(compression.request(portion, focus=focus, advice=advice))
+            if isinstance(asked, Overlong):
+                tight = compression.request(portion, focus=focus, advice=advice, tight=True)
+                asked = await self._summary(tight)
+                if isinstance(asked, Overlong) and len(portion.part.exchanges) > 1:
+                    most = min(most, weigh_request(tight)) // 2  # it holds less than it says, or counts otherwise
+                    continue
+            if not isinstance(asked, Answered):
+                return asked
+            used += asked.thought.usage
+            summary = asked.thought.text
+            left = compression.remaining(plan, portion, summary) if summary.strip() else None
+            if left is None:
+                return structs.replace(asked, thought=structs.replace(asked.thought, usage=used))
+            plan = left
 
     async def _summary(self, request: Request) -> Event:
         return await perform.ask(
