@@ -148,7 +148,12 @@ def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: House, tmp_pat
     (lived.path / ".env").chmod(0o600)
     lived.run("send", "my number is 4915112345678 and the word is marzipan").ok()
     logs = lived.path / "logs" / "everhold.log"
-    logs.write_text(f"2026 error turn.failed text='the word is marzipan' key={SECRET} person=4915112345678\n")
+    ids = ("123456789", "-100123456", "@ada:example.org", "U012AB3CDEF", "ada@example.org", "bob-at-home")
+    said = [f"2026 error turn.failed text='the word is marzipan' key={SECRET} person=4915112345678"]
+    said += [f"2026 error denied some:{id} is not allowed here, nor is some:{id}: no" for id in ids[:-1]]
+    said += [f"2026 error session agent:main:some:dm:{id} lost, agent:main:some:group:room:{id}." for id in ids]
+    said += ["2026 error " + "x" * (480 - number) + " " + SECRET for number in range(0, 40, 5)]
+    logs.write_text("\n".join(said) + "\n")
     target = tmp_path / "bundle.tar.gz"
     lived.run("doctor", "--bundle", str(target))
     assert target.stat().st_mode & 0o777 == 0o600
@@ -158,8 +163,9 @@ def test_a_bundle_holds_no_text_no_key_and_nobody_s_number(lived: House, tmp_pat
     whole = "\n".join(told.values())
     assert "turn.failed" in whole
     assert "sqlite" in whole
-    for hidden in ("marzipan", SECRET, "4915112345678"):
+    for hidden in ("marzipan", SECRET, SECRET[:8], "4915112345678", *ids, "example.org"):
         assert hidden not in whole
+    assert "agent:main:some:dm:id-" in whole, "what is nobody's stays"
 
 
 @pytest.mark.parametrize("service", [HonchoService, HindsightService, SupermemoryService, Mem0Service])

@@ -23,7 +23,16 @@ from everhold import __version__
 from everhold.logs import Redaction
 
 MOST_LINES: Final = 2_000
-_ID: Final = re.compile(r"(?<![\w.:-])[@#!-]?\d{5,}(?![\w:])|[\w.+-]+@[\w-]+\.[\w.]+|@[A-Za-z]\w{2,}")
+MOST_CHARACTERS: Final = 500
+"""Of a line, once it is scrubbed: half a key is not known for one."""
+_ADDRESS: Final = re.compile(r"(agent:[^:\s]+:[^:\s]+:[^:\s]+:)([^\s'\",;)\]}]*[\w+/=-])")
+_ID: Final = re.compile(
+    r"[@!#$][\w.=/+-]+:[\w.-]+\w(?::\d+)?"  # at a server
+    r"|(?<![\w.-])[@#!-]?\d{5,}(?!\w)"
+    r"|(?<![\w-])[A-Z](?=[A-Z]*\d)[A-Z0-9]{8,}(?![\w-])"
+    r"|[\w.+-]+@[\w-]+\.[\w.]+"
+    r"|@[A-Za-z]\w{2,}"
+)
 _QUOTED: Final = re.compile(r"'[^']{3,}'|\"[^\"]{3,}\"|«[^»]*»")
 _PATH: Final = re.compile(r"/(?:home|Users)/[^/\s]+")
 _KEPT: Final = re.compile(r"compression|WARNING|ERROR|CRITICAL|Traceback")
@@ -53,6 +62,7 @@ class Scrubber:
             return name
 
         text = _SESSION.sub(keep, text)
+        text = _ADDRESS.sub(lambda found: found[1] + self.alias(found[2]), text)
         text = _PATH.sub("~", text)
         text = _ID.sub(lambda found: self.alias(found[0]), text)
         text = _QUOTED.sub(lambda found: f"<{len(found[0]) - 2} characters>", text)
@@ -65,7 +75,7 @@ class Scrubber:
             case str():
                 return self.line(value)
             case Mapping():
-                return {str(key): self.value(item) for key, item in value.items()}
+                return {self.line(str(key)): self.value(item) for key, item in value.items()}
             case list() | tuple():
                 return [self.value(item) for item in value]
             case _:
@@ -112,7 +122,7 @@ def _log(path: Path, scrub: Scrubber) -> str:
             lines = [line.rstrip("\n") for line in file if _KEPT.search(line) or " error" in line.lower()]
     except OSError as error:
         return f"{error.strerror}\n"
-    return "\n".join(scrub.line(line[:500]) for line in lines[-MOST_LINES:]) + "\n"
+    return "\n".join(scrub.line(line)[:MOST_CHARACTERS] for line in lines[-MOST_LINES:]) + "\n"
 
 
 def _store(path: Path, scrub: Scrubber) -> dict[str, Any]:
