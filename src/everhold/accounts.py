@@ -106,6 +106,8 @@ class Accounts:
         self._listening = False
         self._closing = asyncio.Event()
         self._leaving: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], Account] = {}
+        """Whose listener is being ended, and may hold its tokens still."""
 
     # -- what is wanted ----------------------------------------------------------------------------------------------
 
@@ -189,9 +191,10 @@ class Accounts:
             return
         self.accounts[key] = account
         self._platforms[key] = account.platform
-        ended = self._leave(former) if former is not None else None
+        if former is not None:
+            self._leave(former)
         if self._listening:
-            self._start(account, behind=ended)
+            self._start(account)
         self._log.info("account.taken", platform=key[0], account=key[1], agent=settings.agent)
 
     def _unavailable(self, key: Key, error: EverholdError) -> None:
@@ -246,10 +249,13 @@ class Accounts:
 
     # -- listening ---------------------------------------------------------------------------------------------------
 
-    def _start(self, account: Account, *, behind: asyncio.Task[None] | None = None) -> None:
+    def _start(self, account: Account) -> None:
+        # two listeners of one account would take each other's messages, also if it has another name now
+        behind = [task for task, former in self._ending.items() if _same(account, former)]
+
         async def listen() -> None:
-            if behind is not None:
-                await asyncio.wait([behind])  # two listeners of one account would take each other's messages
+            if behind:
+                await asyncio.wait(behind)
             while True:
                 with self._alone(account) as alone:
                     if alone:
@@ -276,7 +282,7 @@ class Accounts:
             account.trouble = "" if isinstance(error, asyncio.CancelledError) else type(error).__name__
             raise
 
-    def _leave(self, account: Account) -> asyncio.Task[None]:
+    def _leave(self, account: Account) -> None:
         """End an account: its listener at once, its connections when nothing can be under way through them."""
 
         async def leave() -> None:
@@ -294,10 +300,11 @@ class Accounts:
                 await account.platform.aclose()
 
         ended = asyncio.get_running_loop().create_task(leave())
+        self._ending[ended] = account
+        ended.add_done_callback(self._ending.pop)
         for task in (ended, asyncio.get_running_loop().create_task(close())):
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
-        return ended
 
     @contextlib.contextmanager
     def _alone(self, account: Account) -> Iterator[bool]:
@@ -321,6 +328,12 @@ class Accounts:
                     yield False
                     return
             yield True
+
+
+def _same(one: Account, other: Account) -> bool:
+    """Whether two accounts are one to the far side: of one name, or with one token."""
+    tokens = {secret.reveal() for secret in one.secrets} & {secret.reveal() for secret in other.secrets}
+    return one.key == other.key or (one.key[0] == other.key[0] and bool(tokens))
 
 
 class Ledger:

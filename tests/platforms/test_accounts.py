@@ -108,10 +108,10 @@ async def place(tmp_path: Path) -> AsyncIterator[Callable[..., Accounts]]:
     async def accept(incoming: Incoming) -> Verdict:
         return Verdict(outcome="accepted")
 
-    def build() -> Accounts:
+    def build(look_again: float = 0.001) -> Accounts:
         accounts = Accounts(
             platforms={}, accept=accept, store=store, log=Diary(), clock=Clock(), chance=Dice(),
-            directory=tmp_path, keep=keep, catalogue=Shelf("platforms"), locks=lambda: tmp_path, look_again=0.001,
+            directory=tmp_path, keep=keep, catalogue=Shelf("platforms"), locks=lambda: tmp_path, look_again=look_again,
         )  # fmt: skip
         built.append(accounts)
         return accounts
@@ -166,6 +166,22 @@ async def test_a_new_listener_waits_for_the_old_one_to_be_gone(place: Any) -> No
     assert not beside_the_old, "two would take each other's messages"
     await new.listening.wait()
     assert not old.listening.is_set()
+
+
+@pytest.mark.parametrize("between", ["", "platforms: {toy: {a: {token_env: A, enabled: false}}}"])
+async def test_a_token_that_goes_to_another_name_is_listened_to_at_once(place: Any, between: str) -> None:
+    """Renamed, or switched off and on: it waits for its own listener, and blames nobody for it."""
+    accounts = place(look_again=3600.0)
+    accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}}", A="1"))
+    accounts.listen()
+    await toys(accounts)["a"].listening.wait()
+    if between:
+        accounts.adopt(settings(between, A="1"))
+    name = "a" if between else "b"
+    accounts.adopt(settings(f"platforms: {{toy: {{{name}: {{token_env: A}}}}}}", A="1"))
+    async with asyncio.timeout(20):
+        await toys(accounts)[name].listening.wait()
+    assert not list(accounts.problems())
 
 
 async def test_who_may_speak_is_nothing_an_adapter_is_built_anew_for(place: Any) -> None:
