@@ -97,6 +97,35 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) 
     assert (place.home.config.read_bytes(), place.home.env.read_text()) == before
 
 
+def test_what_was_changed_here_since_is_not_brought_a_second_time(tmp_path: Path, place: Place) -> None:
+    home = tmp_path / "there"
+    for name in ("", "coder"):
+        folder = home / "profiles" / name if name else home
+        Built(folder).close()
+        (folder / "SOUL.md").write_text(f"You are {name or 'calm'}.")
+        (folder / ".env").write_text(
+            f"TELEGRAM_BOT_TOKEN={len(name)}11:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\nOPENROUTER_API_KEY=or-{name}12345678\n"
+            f"HONCHO_API_KEY=hk-{name}12345678\n"
+        )
+        (folder / "config.yaml").write_text(
+            f"model: {{default: big-1, provider: openrouter, context_length: 1{len(name)}0000}}\n"
+            "memory: {provider: honcho}\n"
+        )
+        (folder / "honcho.json").write_text(json.dumps({"peerName": "ada", "workspace": f"w{name}"}))
+    assert place.bring(home).settings.refused == []
+    config, env = place.home.config, place.home.env
+    for old, new in (("100000", "90000"), ("150000", "95000"), ("workspace: w", "workspace: x")):
+        assert old in config.read_text()
+        config.write_text(config.read_text().replace(old, new))
+    env.write_text(env.read_text().replace("11:aaa", "22:bbb").replace("12345678", "87654321"))
+    (place.home.path / "SOUL.md").write_text("You are mine.")
+    before = (config.read_text(), env.read_text(), sorted(path.name for path in place.home.path.glob("SOUL*")))
+    again = place.bring(home)
+    assert again.settings.written == []
+    assert (config.read_text(), env.read_text(), sorted(path.name for path in place.home.path.glob("SOUL*"))) == before
+    assert {"models.big-1 stays as it is here", "memories.honcho-coder stays as it is here"} <= set(again.settings.kept)
+
+
 def test_what_is_configured_here_stays(tmp_path: Path, place: Place) -> None:
     place.home.config.write_text("agents: {main: {persona: You are mine., busy: queue}}  # my own\n")
     home = tmp_path / "there"

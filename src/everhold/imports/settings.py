@@ -59,6 +59,7 @@ class Settler:
     ) -> None:
         self.home = home
         self.document: Any = thaw(settings.document)
+        self.personas = {name: agent.persona_file for name, agent in settings.agents.items()}
         self.environ = environ
         self.validate = validate
         self.dry = dry
@@ -71,8 +72,8 @@ class Settler:
     def carry(self, profile: Profile, groups: Mapping[str, Collection[str]]) -> None:
         """Everything about one agent that has a place here; `groups` are those it was in, by platform."""
         agent = profile.name
+        self._model(profile)  # first: of several models, an agent that is there already would have to say which
         self._persona(profile)
-        self._model(profile)
         self._memory(profile)
         busy = profile.config.get("busy_input_mode")
         if busy in ("queue", "steer", "interrupt"):
@@ -91,6 +92,8 @@ class Settler:
         name = "SOUL.md" if profile.name == MAIN else f"SOUL-{profile.name}.md"
         target = self.home.path / name
         text = profile.soul + "\n"
+        if self.personas.get(profile.name) == name and target.exists():
+            return  # it was brought before, and may have been written on since
         if target.exists() and target.read_text("utf-8", "replace") != text:
             name = f"SOUL-{profile.name}-imported.md"
             target = self.home.path / name
@@ -111,17 +114,18 @@ class Settler:
         base = str(given.get("base_url") or url)
         if base and base != "https://api.openai.com/v1":
             section["base_url"] = base
+        alias = re.sub(r"[^A-Za-z0-9_-]+", "-", str(given["default"])).strip("-").lower() or "imported"
+        alias = alias if alias != "offline" else "imported"
+        used = self._used(profile, "models", alias, self._at("agents", profile.name, "model"))
         key = str(given.get("api_key") or "")
         secret = Secret(key) if len(key) >= 8 else profile.env.get(variable)
         if secret is not None and secret.reveal().strip():
-            section["api_key_env"] = self._secret(variable, secret, profile.name)
+            known_as = self._at("models", used, "api_key_env")
+            section["api_key_env"] = self._secret(variable, secret, profile.name, known_as=known_as)
         if isinstance(given.get("context_length"), int):
             section["context_tokens"] = given["context_length"]
-        alias = re.sub(r"[^A-Za-z0-9_-]+", "-", str(given["default"])).strip("-").lower() or "imported"
-        alias = alias if alias != "offline" else "imported"
-        known = self.document.get("models", {}).get(alias)
-        if known is not None and {**known} != section:
-            alias = f"{alias}-{profile.name}"
+        known = self._at("models", alias)
+        alias = used or (alias if known in (None, section) else f"{alias}-{profile.name}")
         if self._set(f"models.{alias}", section):
             self._set(f"agents.{profile.name}.model", alias)
 
@@ -145,10 +149,12 @@ class Settler:
             if problem.fatal and problem.path and problem.path[0] in section:  # one odd value costs that value only
                 del section[str(problem.path[0])]
                 self.done.unknown.append(f"{profile.name}: {PROVIDERS[name]}: {problem.path[0]} {problem.message}")
+        used = self._used(profile, "memories", name, *(self._at("agents", profile.name, "memories") or ()))
         if found.key is not None and found.key.reveal().strip():
-            section["api_key_env"] = self._secret(found.variable, found.key, profile.name)
-        known = self.document.get("memories", {}).get(name)
-        instance = name if known is None or known == section else f"{name}-{profile.name}"
+            known_as = self._at("memories", used, "api_key_env")
+            section["api_key_env"] = self._secret(found.variable, found.key, profile.name, known_as=known_as)
+        known = self._at("memories", name)
+        instance = used or (name if known in (None, section) else f"{name}-{profile.name}")
         if instance != name:
             section = {"provider": name, **section}
         if self._set(f"memories.{instance}", section):
@@ -177,7 +183,10 @@ class Settler:
                 if value is not None and value.reveal().strip():
                     variable = keys[key]
                     named = key.endswith("_env")
-                    section[key] = self._secret(variable, value, profile.name) if named else value.reveal()
+                    known_as = self._at("platforms", platform, profile.name, key)
+                    section[key] = (
+                        self._secret(variable, value, profile.name, known_as=known_as) if named else value.reveal()
+                    )
             if allowed:
                 section["access"] = allowed
             self._set(f"platforms.{platform}.{profile.name}", section)
@@ -188,8 +197,26 @@ class Settler:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def _secret(self, variable: str, value: Secret, agent: str) -> str:
-        """The variable a secret stands in here: its own name, or the agent's if another agent has that one."""
+    def _at(self, *path: str) -> Any:
+        """What the configuration has at a place, None if nothing."""
+        here: Any = self.document
+        for part in path:
+            here = here.get(part) if isinstance(here, dict) else None
+        return here
+
+    def _used(self, profile: Profile, room: str, name: str, *chosen: Any) -> str:
+        """The section that an earlier import made for an agent, if it still uses it: whatever it says by now, it is
+        not brought a second time under another name."""
+        ours = [it for it in (name, f"{name}-{profile.name}") if it in chosen and self._at(room, it) is not None]
+        return ours[-1] if ours else ""
+
+    def _secret(self, variable: str, value: Secret, agent: str, *, known_as: Any) -> str:
+        """The variable a secret stands in here: its own name, or the agent's if another agent has that one.
+
+        One that the configuration names already may have been changed since, and is left alone.
+        """
+        if isinstance(known_as, str) and known_as in self.secrets:
+            return known_as
         for name in (variable, f"{re.sub('[^A-Z0-9]', '_', agent.upper())}_{variable}"):
             there = self.secrets.get(name)
             if there is None or there == value.reveal():
@@ -205,9 +232,7 @@ class Settler:
     def _set(self, key: str, value: Any) -> bool:
         """Write one value, unless something stands there; whether it stands there now."""
         path = split_key(key)
-        here: Any = self.document
-        for part in path:
-            here = here.get(part) if isinstance(here, dict) else None
+        here = self._at(*map(str, path))
         if here is not None:
             if here != value:
                 self.done.kept.append(f"{key} stays as it is here")
