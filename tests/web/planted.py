@@ -49,8 +49,8 @@ def says_what_it_has_not_kept() -> None:
     """Ends a reply with what grew, not with what was committed."""
     grew = Tail.grew
 
-    def louder(self: Tail, session: str, op: int, text: str) -> None:
-        grew(self, session, op, text + text)
+    def louder(self: Tail, session: str, op: int, text: str | None) -> None:
+        grew(self, session, op, text and text + text)
 
     Tail.grew = louder  # type: ignore[method-assign]
 
