@@ -161,6 +161,7 @@ class Agents:
             system="\n\n".join([settings.persona.strip(), MANNERS, *self.memories.prompts(settings.name)]).strip(),
             models=models,
             model=names[0],
+            whom=" ".join(self.settings.model_signatures.get(name, name) for name in dict.fromkeys(names)),
             choices=tuple(sorted(self.settings.models)),
             unfit=lambda name: self._unfit(settings, name),
             summariser=self._model(summariser) if summariser else models[0],

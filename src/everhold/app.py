@@ -20,6 +20,7 @@ from everhold.config.settings import ValidatePlugin, waiting_for_restart
 from everhold.control import Control
 from everhold.core.entries import Kind, takes_of
 from everhold.errors import StoreError, StoreFull
+from everhold.flow import waits
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.supervise import Supervisor
@@ -283,6 +284,7 @@ class App:
         await self.reception.open()
         self._connect_agents()
         self.mcp.adopt(self.agents.settings.mcp, self.agents.settings.agents.values())
+        await waits.look_through(self.gates, self.agents, self.bells)
         for name, work in (
             ("dispatch", self.supervisor.dispatch),
             ("renew", self.supervisor.renew),
@@ -413,6 +415,7 @@ class App:
 
         What was held back for a fuller batch goes out, too: what becomes of its memory nobody knows.
         """
+        await waits.look_through(self.gates, self.agents, self.bells)
         await self.supervisor.release()
         if await self.store.hasten(at=self.clock.now()):
             self.bells.work.set()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
 from everhold.core.entries import Changed, Chose, Heard
-from everhold.ports.model import Answer
+from everhold.errors import Overloaded
+from everhold.flow import waits
+from everhold.ports.model import Answer, Request
 from everhold.testing.fakes import ScriptedModel
 from everhold.testing.house import House
 
@@ -63,6 +68,66 @@ def test_the_word_alone_shows_the_model_and_changes_nothing(models: House) -> No
     assert say(models, "/model").startswith(
         "Model for this session: first, as configured, since second cannot be used."
     )
+
+
+def busy(house: House, *, seconds: float) -> str:
+    """The first model asks for time, and a message waits for it. Its session."""
+    house.furniture.model.faults.fail(Overloaded("too much", retry_after=seconds), times=9)
+    session = house.say("hello", rest=False).session
+    house.tick(1)
+    assert "Your message is kept" in house.heard_back()[-1]
+    return session
+
+
+def test_what_one_model_asked_for_does_not_hold_up_another(models: House) -> None:
+    session = busy(models, seconds=3_600.0)
+    models.say("anybody?", rest=False)
+    models.tick(60)
+    assert len(models.furniture.model.asked) == 1, "a wait that was asked for is not shortened"
+    models.say("/model second", rest=False)
+    models.tick(1)
+    assert models.heard_back()[-1] == "I am the second"
+    assert models.run(models.store.session(session)).pending == 0
+    models.sound()
+
+
+def test_another_chat_s_choice_ends_no_wait(models: House) -> None:
+    busy(models, seconds=3_600.0)
+    models.say("/model second", chat="other", rest=False)
+    models.say("/model first", rest=False)
+    models.tick(60)
+    assert len(models.furniture.model.asked) == 1
+
+
+def test_a_model_that_is_exchanged_while_it_is_asked_is_not_waited_for(models: House) -> None:
+    class Slow(ScriptedModel):
+        async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+            await asyncio.sleep(10)
+            raise Overloaded("too much", retry_after=3_600.0)
+
+    models.furniture.model = models.furniture.others["first"] = Slow(name="first")
+    models.say("hello", rest=False)
+    models.tick(5)
+    models.say("/model second", rest=False)
+    models.tick(10)
+    assert models.heard_back()[-1] == "I am the second"
+
+
+def test_another_configuration_ends_a_wait_that_concerns_nobody_any_more(models: House) -> None:
+    session = busy(models, seconds=3_600.0)
+    process = models.process
+    assert process is not None
+
+    def look() -> None:
+        models.run(waits.look_through(process.gates, models.furniture, process.bells))
+        models.tick(1)
+
+    look()
+    assert len(models.furniture.model.asked) == 1, "the same models: the same wait"
+    models.furniture.model = models.furniture.others["second"]
+    look()
+    assert models.heard_back()[-1] == "I am the second"
+    assert models.run(models.store.session(session)).pending == 0
 
 
 # -- /queue, /usage ----------------------------------------------------------------------------------------------------

@@ -163,6 +163,36 @@ async def test_another_model_is_chosen_and_answers(
     assert [asked.json["model"] for asked in model.requests] == ["fake", "second", "fake"]
 
 
+@pytest.mark.parametrize("how", ["command", "config", "restart"])
+async def test_a_wait_that_one_model_asked_for_does_not_hold_up_another(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, how: str
+) -> None:
+    second = f"  second: {{provider: openai, base_url: {model.openai}, name: second, api_key_env: MODEL_KEY}}\n"
+    text = gateway.home.config.read_text().replace("models:\n", f"models:\n{second}")
+    gateway.configure(text.replace("memories: []", "memories: [], model: fake"))
+    model.script(rate_limited("3600"))
+    headers = {"x-everhold-session": "x", "idempotency-key": "k1"}
+    assert (await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers=headers)).status_code == 503
+    session = await only_session(client)
+    # an edit that is about something else, and a new life, shorten nothing
+    gateway.configure(gateway.home.config.read_text().replace("a test", "another test"))
+    await gateway.stop()
+    await gateway.start()
+    assert (await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers=headers)).status_code == 503
+    if how == "command":
+        await client.post("/api/messages", json={"chat": "x", "text": "/model second"})
+    else:
+        if how == "restart":
+            await gateway.stop()
+        gateway.configure(gateway.home.config.read_text().replace("model: fake", "model: second"))
+        if how == "restart":
+            await gateway.start()
+        await client.post("/api/messages", json={"chat": "other", "text": "hello"})
+    assert said(await gateway.rested(session)) == ["You said: hi"]
+    assert "second" in [asked.json["model"] for asked in model.requests]
+    assert [asked.json["model"] for asked in model.requests].count("fake") == 1
+
+
 @pytest.mark.parametrize("about", [OUTAGE, "model"])
 async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about: str) -> None:
     reader = reply._Reader("s", 1)

@@ -16,7 +16,7 @@ from everhold.config.expand import expand, written
 from everhold.config.explain import problems_of
 from everhold.config.fill import Effective, ReadPersona
 from everhold.config.problems import ConfigError, KeyPath, Problem
-from everhold.config.revision import revision_of, signature_of
+from everhold.config.revision import model_signature_of, revision_of, signature_of
 from everhold.config.secrets import Environment, EnvLine, parse_env
 from everhold.config.settings import OWN_TOOLS, Settings, ValidatePlugin
 from everhold.config.sight import Mark, Seen, digest_of, mark_of
@@ -114,6 +114,9 @@ def parse(
             "revision": revision_of(settings, salt=salt),
             "signatures": freeze(
                 {name: signature_of(settings, agent, salt=salt) for name, agent in settings.agents.items()}
+            ),
+            "model_signatures": freeze(
+                {name: model_signature_of(model, salt=salt) for name, model in settings.models.items()}
             ),
         }
     )

@@ -7,13 +7,23 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from everhold.config.settings import AgentSettings, Settings
+from everhold.config.settings import AgentSettings, ModelSettings, Settings
 from everhold.config.values import Part
 from everhold.secret import Secret
 
 LENGTH: Final = 12
 _NOT_IN_FORCE: Final = frozenset(
-    {"revision", "signatures", "problems", "seen", "document", "persona_file", "defaults", "memories"}
+    {
+        "revision",
+        "signatures",
+        "model_signatures",
+        "problems",
+        "seen",
+        "document",
+        "persona_file",
+        "defaults",
+        "memories",
+    }
 )
 """Fields of Settings and AgentSettings that say where something came from, or what it would be for others."""
 
@@ -31,6 +41,12 @@ def signature_of(settings: Settings, agent: AgentSettings, *, salt: bytes) -> st
     parts += [settings.tools[name] for name in sorted(set(agent.tools) & set(settings.tools))]
     parts += [settings.mcp[name] for name in sorted(set(servers))]
     return _digest([settings.timezone, *(_canonical(part, salt) for part in parts)], salt)
+
+
+def model_signature_of(model: ModelSettings, *, salt: bytes) -> str:
+    """Of who is asked under a model's name: at which provider, where, for which model, with which account."""
+    asked = (model.provider, model.name, str(model.base_url or ""), model.api_key, model.extra)
+    return _digest(_canonical(asked, salt), salt)
 
 
 def _digest(value: Any, salt: bytes) -> str:

@@ -442,6 +442,8 @@ class Settings(Part):
     """Changes if and only if something in force changes, secrets included."""
     signatures: Mapping[str, str] = Field(default_factory=nothing, validation_alias="=signatures")
     """Per agent: changes with what this agent depends on, and with nothing else."""
+    model_signatures: Mapping[str, str] = Field(default_factory=nothing, validation_alias="=model_signatures")
+    """Per model: changes with who is asked under its name, and with nothing else."""
     problems: tuple[Problem, ...] = Field(default=(), validation_alias="=problems")
     """What does not work for want of something, and the remedy."""
     seen: Mapping[Path, Seen] = Field(default_factory=nothing, validation_alias="=seen", repr=False)

@@ -34,7 +34,7 @@ from everhold.core.ids import session_id
 from everhold.core.naming import Origin
 from everhold.core.split import split
 from everhold.errors import Conflict
-from everhold.flow import access, amend, fold, health, job, memo
+from everhold.flow import access, amend, fold, health, job, memo, waits
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.plan import plan
 from everhold.flow.runtime import Runtime, Runtimes
@@ -158,7 +158,7 @@ class Desk:
             case "link":
                 reply = "Say this in a direct chat with me."
             case "model":
-                changes, reply = self._model(session, runtime, command.argument)
+                changes, reply, wakes = self._model(session, runtime, command.argument)
             case "branch":
                 reply = await self._branch(session, entry)
             case "resume":
@@ -210,7 +210,7 @@ class Desk:
             changes += [Changed(change=Named(memory=it, name=runtime.naming(it, origin))) for it in runtime.memories]
         return tuple(changes), f"Named “{title}”." + (" Memories follow." if memory else "")
 
-    def _model(self, session: Session, runtime: Runtime, name: str) -> tuple[tuple[Body, ...], str]:
+    def _model(self, session: Session, runtime: Runtime, name: str) -> tuple[tuple[Body, ...], str, list[Wake]]:
         """Another model for this session, the configured one again, or just a word about the one it has."""
         if not name:
             chosen = session.choices.get("model", "")
@@ -218,13 +218,15 @@ class Desk:
             if chosen not in ("", runtime.model):
                 how = f"as configured, since {chosen} cannot be used"
             there = f"There are: {', '.join(runtime.choices)}. /model NAME chooses, /model {DEFAULT} goes back."
-            return (), f"Model for this session: {runtime.model}, {how}. {there}"
+            return (), f"Model for this session: {runtime.model}, {how}. {there}", []
         value = "" if name == DEFAULT and name not in runtime.choices else name
         if value and (unfit := runtime.unfit(value)):
-            return (), unfit
-        model = self.runtimes.runtime(session.agent, {**session.choices, "model": value}).model
-        reply = f"Model for this session: {model}{'' if value else ', as configured'}."
-        return (Changed(change=Chose(setting="model", value=value)),), reply
+            return (), unfit, []
+        then = self.runtimes.runtime(session.agent, {**session.choices, "model": value})
+        reply = f"Model for this session: {then.model}{'' if value else ', as configured'}."
+        # what waits for the one before, however long that asked for, is put to this one now
+        wakes = [Wake(reader=reader, whom=then.whom) for reader in waits.READERS if then.whom]
+        return (Changed(change=Chose(setting="model", value=value)),), reply, wakes
 
     async def _compress(
         self, session: Session, runtime: Runtime, heard: Heard, argument: str

@@ -120,7 +120,7 @@ class Jobs:
                 lane=LaneUpdate(
                     attempts=attempts,
                     error=failure.reason,
-                    wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm),
+                    wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm, whom=runtime.whom),
                     release=True,
                 ),
                 spends=self._spends(runtime, tuple(self.asked)),

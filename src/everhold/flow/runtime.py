@@ -63,6 +63,8 @@ class Runtime:
     summariser: Model
     model: str = ""
     """The name of the first one in the configuration."""
+    whom: str = ""
+    """Stands for all of them: another word, if anybody else is asked. Empty: nobody keeps count."""
     choices: tuple[str, ...] = ()
     """The names of those that a session may choose from."""
     tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)

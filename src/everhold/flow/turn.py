@@ -55,7 +55,7 @@ from everhold.core.turn import (
     step,
 )
 from everhold.errors import LeaseLost, Refused
-from everhold.flow import draft, job, perform
+from everhold.flow import draft, job, perform, waits
 from everhold.flow.draft import Sketch
 from everhold.flow.fold import Fold, Outcome
 from everhold.flow.purse import Reservation, Worst
@@ -469,7 +469,7 @@ class TurnWork:
         update = LaneUpdate(
             attempts=attempts,
             error=task.reason,
-            wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm),
+            wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm, whom=self.runtime.whom),
             release=True,
         )
         try:
@@ -484,6 +484,9 @@ class TurnWork:
         except LeaseLost:
             # if only the operation was ended by somebody else, the model's word still counts for the next one
             await self.seat.commit(Step.LATER, (), lane=update)
+        await waits.look_at(
+            self.gates, self.seat.runtimes, self.seat.bells, reader=self.seat.claim.reader, session=self.session.id
+        )
 
     async def _half_shown(self, place: Place) -> bool:
         """Whether people look at the beginning of a reply that this turn will not end."""

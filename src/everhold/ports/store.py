@@ -87,6 +87,8 @@ class Wait(Struct, frozen=True, kw_only=True):
 
     seconds: float = 0.0
     firm: bool = False
+    whom: str = ""
+    """Whose wish it is, or who failed: whoever is going to ask somebody else need not wait. Empty: it concerns all."""
 
 
 class Wake(Struct, frozen=True, kw_only=True):
@@ -94,6 +96,8 @@ class Wake(Struct, frozen=True, kw_only=True):
 
     reader: str
     wait: Wait = Wait()
+    whom: str = ""
+    """Only if the lane waits for somebody else than this: then it does not any more, firmly or not."""
     start: int | None = None
     """Where a lane that is new begins to read; None: with what this change appends."""
     owner: str = ""
@@ -117,6 +121,8 @@ class Lane(Struct, frozen=True, kw_only=True):
     owner: str = ""
     fence: int = 0
     error: str = ""
+    whom: str = ""
+    """Whom it waits for, if that matters."""
 
 
 class Backlog(Struct, frozen=True, kw_only=True):

@@ -103,6 +103,7 @@ class Furniture:
             system="You are a test.",
             models=(model, *self.fallbacks),
             model=model.name,
+            whom=" ".join(one.name for one in (model, *self.fallbacks)),
             choices=tuple(self.others),
             unfit=lambda name: "" if name in self.others else f"There is no model {name!r}.",
             summariser=self.summariser,

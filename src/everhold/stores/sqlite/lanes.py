@@ -22,8 +22,12 @@ _WAKE: Final = (
     "since = excluded.since, wait = excluded.wait, due = excluded.due, firm = excluded.firm "
     "where lanes.due is null or (lanes.firm = 0 and lanes.attempts = 0 and excluded.due < lanes.due)"
 )
+_ASK_ANOTHER: Final = (
+    "update lanes set since = ?, wait = 0, due = ?, firm = 0, attempts = 0, error = '', whom = '' "
+    "where session = ? and reader = ? and due is not null and whom not in ('', ?)"
+)
 _GUARD: Final = (
-    "select l.position, l.flight, l.attempts, l.since, l.wait, l.due, l.firm, l.error, l.owner, "
+    "select l.position, l.flight, l.attempts, l.since, l.wait, l.due, l.firm, l.error, l.whom, l.owner, "
     "exists(select 1 from parked p where p.state = 'replaying' and p.session = l.session and p.reader = l.reader), "
     "l.fence, s.next_seq, s.generation, s.parent "
     "from lanes l join sessions s on s.id = l.session where l.session = ? and l.reader = ?"
@@ -36,7 +40,7 @@ _READERS: Final = (
     "select name from readers where name is not null"
 )
 _FREE: Final = "(owner = '' or :at >= lease_since + lease_wait or :at < lease_since)"
-_COLUMNS: Final = "reader, session, position, flight, attempts, since, wait, firm, owner, fence, error"
+_COLUMNS: Final = "reader, session, position, flight, attempts, since, wait, firm, owner, fence, error, whom"
 _TAKE: Final = (
     "update lanes set owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
     "where session = ? and reader = ?{only} "
@@ -65,6 +69,7 @@ class Held(NamedTuple):
     due: float | None
     firm: int
     error: str
+    whom: str
     owner: str
     replays: int
     """Whether somebody took something back for it from the parked ones."""
@@ -78,9 +83,9 @@ def guard(cur: apsw.Cursor, claim: Claim) -> Held:
     """The lane's row, if it is still held under this claim's fence."""
     lane = claim.lane
     row: tuple[Any, ...] | None = cur.execute(_GUARD, (lane.session, lane.reader)).get
-    if row is None or row[8] != lane.owner or row[10] != lane.fence:
+    if row is None or row[9] != lane.owner or row[11] != lane.fence:
         raise LeaseLost(f"lane {lane.reader} of session {lane.session} is no longer held under fence {lane.fence}")
-    return Held._make((*row[:10], head_of(cur, *row[11:])))
+    return Held._make((*row[:11], head_of(cur, *row[12:])))
 
 
 # -- what a change does ------------------------------------------------------------------------------------------------
@@ -92,6 +97,9 @@ def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, 
     for one in wakes:
         wait = one.wait
         seconds = wait.seconds
+        if one.whom:
+            cur.execute(_ASK_ANOTHER, (at, at, session, one.reader, one.whom))
+            continue
         if one.owner and not seconds:
             row = cur.execute(
                 _TAKE_IDLE, (at, seconds, at, wait.firm, one.owner, at, one.lease, session, one.reader)
@@ -115,9 +123,10 @@ def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at
     """
     lane = claim.lane
     key = (lane.session, lane.reader)
-    since, wait, due, firm = held.since, held.wait, held.due, held.firm
+    since, wait, due, firm, whom = held.since, held.wait, held.due, held.firm, held.whom
     if wanted.wait is not None:
         since, wait, due, firm = at, wanted.wait.seconds, at + wanted.wait.seconds, int(wanted.wait.firm)
+        whom = wanted.wait.whom
     if wanted.idle_at is not None:
         if grown_to is None:
             grown_to = held.head[0] - 1
@@ -127,7 +136,7 @@ def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at
             since, wait, due, firm = None, 0.0, None, 0
     cur.execute(
         "update lanes set position = ?, flight = ?, attempts = ?, since = ?, wait = ?, due = ?, firm = ?, error = ?, "
-        "owner = ? where session = ? and reader = ?",
+        "whom = ?, owner = ? where session = ? and reader = ?",
         (
             held.position if wanted.position is None else wanted.position,
             _flight(held.flight, wanted),
@@ -137,6 +146,7 @@ def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at
             due,
             firm,
             held.error if wanted.error is None else wanted.error,
+            "" if due is None else whom,
             "" if wanted.release else held.owner,
             *key,
         ),
@@ -358,8 +368,9 @@ def backlog_of(row: Sequence[Any]) -> Backlog:
 
 
 def of(row: Sequence[Any]) -> Lane:
-    reader, session, position, flight, attempts, since, wait, firm, owner, fence, error = row
+    reader, session, position, flight, attempts, since, wait, firm, owner, fence, error, whom = row
     return Lane(
         reader=reader, session=session, position=position, flight=None if flight is None else _flights.decode(flight),
         attempts=attempts, since=since, wait=wait, firm=bool(firm), owner=owner, fence=fence, error=error,
+        whom=whom,
     )  # fmt: skip

@@ -225,6 +225,31 @@ class LanesContract:
         await scene.update(claim, at=4.0, idle_at=1, release=True)
         assert await scene.claimed(at=4.0, owner="you") == ["mind"]
 
+    @promise
+    async def test_a_firm_wait_ends_for_whoever_asks_somebody_else(self, scene: Scene) -> None:
+        await scene.hear()
+        claim = await scene.claim()
+        wait = Wait(seconds=60.0, firm=True, whom="a")
+        await scene.update(claim, at=2.0, attempts=3, error="a: busy", wait=wait, release=True)
+        assert (await scene.lane()).whom == "a"
+        for wake in (Wake(reader="mind"), Wake(reader="mind", whom="a")):
+            await scene.commit(at=3.0, wakes=(wake,))
+            assert await scene.claimed(at=3.0) == [], "what somebody asked for is never shortened for them"
+        await scene.commit(at=4.0, wakes=(Wake(reader="mind", whom="b"), Wake(reader="fold", whom="b")))
+        lane = await scene.lane()
+        assert (lane.attempts, lane.error, lane.firm, lane.whom) == (0, "", False, "")
+        assert await scene.claimed(at=4.0) == ["mind"]
+        assert await scene.store.lane("fold", "s") is None, "nothing else is woken by it"
+
+    @promise
+    async def test_a_wait_that_is_over_is_for_nobody(self, scene: Scene) -> None:
+        await scene.hear()
+        claim = await scene.claim()
+        await scene.update(claim, at=2.0, wait=Wait(seconds=1.0, whom="a"), release=True)
+        claim = await scene.claim(at=4.0)
+        await scene.update(claim, at=4.0, idle_at=9, release=True)
+        assert (await scene.lane()).whom == ""
+
     # -- clocks
 
     @promise
