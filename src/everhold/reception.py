@@ -173,7 +173,10 @@ class Reception:
         """Agents fall silent after so many answers to each other, and when a human says so."""
         origin = incoming.origin
         order = self._order(incoming, settings)
-        if order is not None and origin.platform not in LOCAL:
+        if origin.platform in LOCAL:
+            if (word := order or self._link(incoming)) is not None:
+                return msgspec.structs.replace(found, command=Command(name="alone", argument=word))
+        elif order is not None:
             if not await self._repeated(incoming):
                 await self._halt(incoming, found, speaker, order)
             return msgspec.structs.replace(found, command=Command(name=order), asks=True)
@@ -233,6 +236,10 @@ class Reception:
         return words.get(incoming.text.strip()) or (
             command.name if command is not None and command.name in ("halt", "wake") else None
         )
+
+    def _link(self, incoming: Incoming) -> str | None:
+        command = None if incoming.bot else parse_command(incoming.text)
+        return command.name if command is not None and command.name == "link" else None
 
     async def _repeated(self, incoming: Incoming) -> bool:
         """Whether an order was obeyed and kept before: a late repeat must not undo what a human said since. One that

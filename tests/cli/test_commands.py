@@ -12,6 +12,7 @@ import pytest
 from everhold import __version__
 from everhold.cli.main import parse
 from everhold.cli.parser import build, leaves
+from everhold.flow.desk import ALONE
 from tests.cli.house import House
 
 
@@ -113,6 +114,16 @@ def test_a_message_larger_than_the_window_fails_and_the_next_one_is_answered(bus
 
 def test_a_command_in_a_message_is_answered_by_the_gateway(busy: House) -> None:
     assert "/undo" in busy.ask("send", "/help", "--session", "help").ok().out
+    said = busy.ask("send", "/halt", "--session", "help").ok().out
+    assert said == "Nothing is running. " + ALONE["halt"] + "\n"
+    assert busy.ask("send", "hello", "--session", "help").ok().out == "You said: hello\n", "and it is so"
+
+
+def test_whoever_has_something_answered_again_gets_the_new_answer(busy: House) -> None:
+    busy.ask("send", "once", "--session", "again").ok()
+    assert busy.ask("send", "/retry", "--session", "again").ok().out == "You said: once\n"
+    piped = busy.run("chat", "--session", "again", input="/retry\n").ok().out
+    assert piped.splitlines()[-1] == "You said: once"
 
 
 def test_an_agent_that_is_not_there_is_named(busy: House) -> None:

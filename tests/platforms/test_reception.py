@@ -14,7 +14,7 @@ from everhold.config import parse
 from everhold.core import pairing
 from everhold.core.address import Address, parse as parse_address
 from everhold.core.commands import OWNERS_ONLY
-from everhold.core.entries import Bound, Changed, Draft, Heard, Place
+from everhold.core.entries import Bound, Changed, Command, Draft, Heard, Place
 from everhold.errors import Misuse, NotFound
 from everhold.ports.platform import Incoming, Verdict
 from everhold.ports.store import Change, Step
@@ -363,6 +363,17 @@ async def test_a_halt_word_silences_a_chat_until_a_human_lifts_it(door: Door, ha
     assert [it["chat"] for it in door.reception.about()["halted"]] == ["room"]
     await door.heard(wake, chat="room", addressed=False)
     assert (await door.heard("hello?", chat="room")).asks
+    assert door.reception.about()["halted"] == []
+
+
+@pytest.mark.parametrize("platform", ["terminal", "http"])
+@pytest.mark.parametrize("text, word", [("/halt", "halt"), ("!halt", "halt"), ("/wake", "wake"), ("/link", "link")])
+async def test_nobody_is_silenced_or_linked_where_there_is_nobody_else(
+    door: Door, platform: str, text: str, word: str
+) -> None:
+    heard = await door.heard(text, platform=platform)
+    assert heard.command == Command(name="alone", argument=word)
+    assert (await door.heard("hello", platform=platform)).asks
     assert door.reception.about()["halted"] == []
 
 

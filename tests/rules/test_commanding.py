@@ -158,3 +158,20 @@ def test_usage_is_what_the_turns_have_cost(house: House) -> None:
     assert everywhere == "You, everywhere, today: 45 tokens, 0.0000 USD."
     house.say("/undo")
     assert say(house, "/usage").startswith("30 tokens in"), "what was taken back was paid for"
+
+
+# -- what is no use as it was said -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argument", ["abc", "0", "-1", "two", "1 2", "²"])
+def test_undo_takes_back_nothing_that_nobody_asked_for(house: House, argument: str) -> None:
+    session = house.say("hello").session
+    assert say(house, f"/undo {argument}") == "Say /undo, /undo N for the last N turns, or /undo compress."
+    assert house.bodies(session, Changed) == []
+
+
+@pytest.mark.parametrize("word", ["queue", "steer"])
+def test_nothing_is_not_put_to_a_model(house: House, word: str) -> None:
+    assert say(house, f"/{word}") == f"Say what: /{word} TEXT"
+    assert say(house, f"/{word} something") == "You said: something"
+    assert len(house.furniture.model.asked) == 1

@@ -163,6 +163,20 @@ async def test_another_model_is_chosen_and_answers(
     assert [asked.json["model"] for asked in model.requests] == ["fake", "second", "fake"]
 
 
+@pytest.mark.parametrize("path", KINDS)
+async def test_whoever_has_something_answered_again_gets_the_new_answer(
+    client: httpx2.AsyncClient, model: ModelServer, path: str
+) -> None:
+    model.script(Reply(text="one"), Reply(text="two"), Reply(text="three"))
+    headers = {"x-everhold-session": "x"}
+    assert text_of(await client.post(path, json=asking(path, "a number"), headers=headers)) == "one"
+    assert text_of(await client.post(path, json=asking(path, "/retry"), headers=headers)) == "two"
+    assert (await streamed(client, path, asking(path, "/retry"), **headers))[0] == "three"
+    undone = await client.post(path, json=asking(path, "/undo 9"), headers=headers)
+    assert text_of(undone) == "Took back 1 turn."
+    assert text_of(await client.post(path, json=asking(path, "/retry"), headers=headers)) == "There is nothing to undo."
+
+
 @pytest.mark.parametrize("how", ["command", "config", "restart"])
 async def test_a_wait_that_one_model_asked_for_does_not_hold_up_another(
     gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, how: str

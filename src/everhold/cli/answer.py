@@ -15,6 +15,8 @@ class Answer:
         self.reason = ""
         self.released = False
         """It was taken up once and waits again, for a model that cannot be asked now."""
+        self.again = self.ordered = False
+        """It has messages answered once more: the turn that takes those is the answer."""
         self.said: list[str] = []
         self.told: list[str] = []
         self.beside = ""
@@ -25,6 +27,8 @@ class Answer:
         kind, body, op = entry["kind"], entry["body"] or {}, entry["op"]
         if kind in ("began", "took") and self.seq in body.get("takes", ()):
             self.op = entry["seq"] if kind == "began" else op
+        elif self.again and self.op is None and kind == "began" and body.get("what") == "turn":
+            self.op = entry["seq"]  # they are older than all that waits, so the next turn has them
         if self.op is None or op != self.op:
             return False
         if kind == "said":
@@ -32,8 +36,12 @@ class Answer:
         elif kind == "told":
             self.told.append(body.get("text", ""))
             self.beside = body.get("text", "") if body.get("about") == "reply" else self.beside
+        elif kind == "changed" and body.get("change", {}).get("again"):
+            self.again = self.ordered = True
         elif kind == "ended":
-            if body.get("outcome") == "released":  # it waits for a model: somebody will take it up again
+            if self.ordered:  # that was the order itself
+                self.op, self.ordered = None, False
+            elif body.get("outcome") == "released":  # it waits for a model: somebody will take it up again
                 self.op, self.released = None, True
             else:
                 self.outcome, self.reason = body.get("outcome", "done"), body.get("reason", "")

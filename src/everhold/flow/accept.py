@@ -169,7 +169,7 @@ def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
     asks = admission.asks and meant and (ordered or not idle) and incoming.event != UNREADABLE
     command = admission.command or (parse(text) if asks and not incoming.bot else None)
     busy = ""
-    if command is not None and command.name in TALK:
+    if command is not None and command.name in TALK and (command.argument or incoming.attachments):
         busy, text, command = command.name, command.argument, None
     return Heard(
         origin=incoming.origin,

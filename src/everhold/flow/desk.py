@@ -45,6 +45,12 @@ READER: Final = "desk"
 MOST_FAILURES: Final = 4
 """A command that fell over so often is given up."""
 MOST_LISTED: Final = 50
+ALONE: Final = {
+    "halt": "/halt is for chats with others; here I go on answering you. /stop ends what is running.",
+    "wake": "/wake is for chats with others. Nobody is silenced here.",
+    "link": "/link is for direct chats on two platforms. Here you are at my own door: `everhold people link`.",
+}
+"""What is said about commands that mean nothing between one person and the gateway itself."""
 DEFAULT: Final = "default"
 """Instead of a model's name: the one that is configured."""
 
@@ -153,6 +159,13 @@ class Desk:
                 reply = "Halted. Nobody answers here until a human says so (/wake)."
             case "wake":
                 reply = "Listening again."
+            case "queue" | "steer":
+                reply = f"Say what: /{command.name} TEXT"
+            case "alone":
+                reply = ALONE.get(command.argument, "")
+                if command.argument == "halt":
+                    stopped = await amend.stop(self.store, session)
+                    changes, reply = stopped.bodies, f"{stopped.say} {reply}"
             case "barred":
                 reply = f"In a group only an owner may use /{command.argument}."
             case "link":
@@ -196,7 +209,10 @@ class Desk:
             return await amend.undo(self.store, session, again=True)
         if command.argument in ("compress", "fold"):
             return await amend.undo(self.store, session, what="compress")
-        return await amend.undo(self.store, session, count=number(command.argument) or 1)
+        count = number(command.argument) if command.argument else 1
+        if not count:
+            return amend.Amendment(say="Say /undo, /undo N for the last N turns, or /undo compress.")
+        return await amend.undo(self.store, session, count=count)
 
     def _title(self, session: Session, runtime: Runtime, heard: Heard, argument: str) -> tuple[tuple[Body, ...], str]:
         """A name to show; with `--memory` also the name that memories file this session under from here on."""

@@ -13,6 +13,7 @@ from everhold.core.entries import (
     OUTAGE,
     Began,
     Call as ToolCall,
+    Changed,
     Ended,
     Entry,
     Erased,
@@ -20,6 +21,7 @@ from everhold.core.entries import (
     Thought,
     Told,
     Took,
+    Undone,
     Usage,
 )
 from everhold.web.answers import Refusal, seconds
@@ -103,6 +105,8 @@ class _Reader:
         """The operation that took it, 0 while none has."""
         self.turn = False
         """That is a turn: a model answers, and not the gateway."""
+        self.again = False
+        """It has messages answered once more: the turn that takes those is the answer."""
         self.told = False
         """The chat heard that no model can be asked."""
         self.pieces: list[Piece] = []
@@ -128,7 +132,7 @@ class _Reader:
 
     def read(self, entry: Entry) -> Growth | None:
         body = entry.body
-        if isinstance(body, Began | Took) and self.seq in body.takes:
+        if isinstance(body, Began | Took) and (self.seq in body.takes or self._retaken(body)):
             self.op, self.text, self.notice = entry.op or 0, "", ""
             self.turn = isinstance(body, Took) or body.what == "turn"
             return None
@@ -146,11 +150,19 @@ class _Reader:
             case Told(text=text, about=about):
                 self.told = self.turn and about in _OUTAGE
                 self.notice = "" if self.told else text
+            case Changed(change=Undone(again=True)):
+                self.again = True
+            case Ended() if self.again and not self.turn:
+                self.op = 0
             case Ended():
                 return self._ended(body)
             case _:
                 pass
         return None
+
+    def _retaken(self, body: Began | Took) -> bool:
+        """Whether this turn has the messages that are answered once more: they are older than all that waits."""
+        return self.again and not self.op and isinstance(body, Began) and body.what == "turn"
 
     def _ended(self, ended: Ended) -> Growth | None:
         match ended.outcome:
