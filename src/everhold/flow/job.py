@@ -33,11 +33,10 @@ from everhold.core.entries import (
     Usage,
 )
 from everhold.core.exchange import TASKS, report
-from everhold.core.retry import wait_seconds
 from everhold.core.split import split
 from everhold.core.turn import Answered, Broken, Event, Overlong, Run, Unreachable
 from everhold.errors import Conflict, LeaseLost, Refused
-from everhold.flow import perform
+from everhold.flow import perform, waits
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Reservation, Worst
 from everhold.flow.runtime import Runtime, Runtimes
@@ -112,15 +111,14 @@ class Jobs:
         except Failed as failure:
             attempts = self.claim.lane.attempts + 1
             self.log.warning("job.later", reader=self.claim.reader, reason=failure.reason, attempt=attempts)
-            firm = failure.retry_after is not None
-            seconds = failure.retry_after if firm else wait_seconds(attempts, jitter=self.gates.chance.random())
+            chance = self.gates.chance
             await self._commit(
                 Step.LATER,
                 (),
                 lane=LaneUpdate(
                     attempts=attempts,
                     error=failure.reason,
-                    wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm, whom=runtime.whom),
+                    wait=waits.for_models(failure.retry_after, attempts, chance=chance, whom=runtime.whom),
                     release=True,
                 ),
                 spends=self._spends(runtime, tuple(self.asked)),

@@ -34,7 +34,6 @@ from everhold.core.entries import (
 )
 from everhold.core.mailbox import Cut, Decision, Running, Steer, decide, letters
 from everhold.core.recall import Why
-from everhold.core.retry import wait_seconds
 from everhold.core.split import split
 from everhold.core.turn import (
     SEND_LESS,
@@ -65,7 +64,7 @@ from everhold.flow.runtime import Runtime, purses_of
 from everhold.flow.seat import Seat
 from everhold.flow.view import NOTHING, Seen, see, view_at
 from everhold.ports.model import Answer, Message
-from everhold.ports.store import LaneUpdate, Operation, Session, Spend, Step, Wait, Wake
+from everhold.ports.store import LaneUpdate, Operation, Session, Spend, Step, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
 
 LOOK_SECONDS: Final = 1.0
@@ -457,19 +456,18 @@ class TurnWork:
     async def _wait(self, task: WaitForModel) -> None:
         """No model can be asked. The messages stay pending; the chat hears once that they are kept."""
         attempts = self.seat.claim.lane.attempts + 1
-        firm = task.retry_after is not None
-        seconds = task.retry_after if firm else wait_seconds(attempts, jitter=self.gates.chance.random())
+        wait = waits.for_models(task.retry_after, attempts, chance=self.gates.chance, whom=self.runtime.whom)
         told: tuple[Body, ...] = ()
         if self.origin is not None and (attempts == 1 or (task.release and await self._half_shown(self.origin))):
             text = "The model cannot be reached right now. Your message is kept and will be answered."
             told = (Told(text=text, about=OUTAGE, to=self.origin, parts=(text,)),)
         ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
         bodies = (*told, *ended)
-        self.log.warning("turn.waiting", reason=task.reason, seconds=seconds, released=task.release)
+        self.log.warning("turn.waiting", reason=task.reason, seconds=wait.seconds, released=task.release)
         update = LaneUpdate(
             attempts=attempts,
             error=task.reason,
-            wait=Wait(seconds=seconds if seconds is not None else 300.0, firm=firm, whom=self.runtime.whom),
+            wait=wait,
             release=True,
         )
         try:
@@ -484,9 +482,8 @@ class TurnWork:
         except LeaseLost:
             # if only the operation was ended by somebody else, the model's word still counts for the next one
             await self.seat.commit(Step.LATER, (), lane=update)
-        await waits.look_at(
-            self.gates, self.seat.runtimes, self.seat.bells, reader=self.seat.claim.reader, session=self.session.id
-        )
+        if self.runtime.whom:
+            await waits.look_at(self.gates, self.seat.runtimes, self.seat.bells, self.seat.claim)
 
     async def _half_shown(self, place: Place) -> bool:
         """Whether people look at the beginning of a reply that this turn will not end."""

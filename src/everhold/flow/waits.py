@@ -1,17 +1,29 @@
-"""Ends waits that concern models nobody would ask any more. A wait that is still somebody's wish is never shortened."""
+"""How long models are left alone, and whether that still concerns anybody. What a model asks for is never shortened,
+but whoever is going to ask another one by now need not wait for it.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from everhold.core.exchange import TASKS
+from everhold.core.retry import LONGEST_WAIT_SECONDS, wait_seconds
 from everhold.errors import NotFound
-from everhold.flow import job
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtimes
-from everhold.ports.store import Change, Lane, Step, Wake
+from everhold.ports.clock import Chance
+from everhold.ports.store import Change, Claim, Lane, Step, Wait, Wake
 
-READERS: Final = ("mind", job.READER, job.REVIEW)
+READERS: Final = ("mind", TASKS, "review")
 """Who asks an agent's models."""
+
+
+def for_models(retry_after: float | None, attempts: int, *, chance: Chance, whom: str) -> Wait:
+    """As long as the models asked for, or else longer with every attempt; for these models only."""
+    if retry_after is not None:
+        return Wait(seconds=retry_after, firm=True, whom=whom)
+    seconds = wait_seconds(attempts, jitter=chance.random())
+    return Wait(seconds=LONGEST_WAIT_SECONDS if seconds is None else seconds, whom=whom)
 
 
 async def look_through(gates: Gates, runtimes: Runtimes, bells: Bells) -> None:
@@ -21,9 +33,9 @@ async def look_through(gates: Gates, runtimes: Runtimes, bells: Bells) -> None:
             await _end_if_vain(gates, runtimes, bells, lane)
 
 
-async def look_at(gates: Gates, runtimes: Runtimes, bells: Bells, *, reader: str, session: str) -> None:
+async def look_at(gates: Gates, runtimes: Runtimes, bells: Bells, claim: Claim) -> None:
     """Somebody has begun to wait: perhaps for a model that was exchanged while it was being asked."""
-    lane = await gates.store.lane(reader, session)
+    lane = await gates.store.lane(claim.reader, claim.session)
     if lane is not None:
         await _end_if_vain(gates, runtimes, bells, lane)
 
