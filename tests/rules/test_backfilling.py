@@ -96,6 +96,58 @@ def test_only_a_part_if_somebody_says_so(house: House) -> None:
     assert words(provider) == ["then"]
 
 
+def test_what_a_part_left_out_is_handed_over_when_somebody_asks_for_the_rest(house: House) -> None:
+    times = []
+    for text in ("long ago", "then", "lately"):
+        times.append(house.clock.now())
+        house.say(text)
+        house.tick(1_000)
+    provider = late(house)
+    house.say("new")
+    backfill(house, since=times[2], really=True)
+    house.rest(60)
+    backfill(house, since=times[1], until=times[2], really=True)
+    house.rest(60)
+    assert words(provider) == ["new", "lately", "then"]
+    assert backfill(house, really=True)["items"] == 1
+    house.rest(60)
+    assert words(provider) == ["new", "lately", "then", "long ago"]
+    assert backfill(house)["items"] == 0
+    assert len(provider.writes) == 4
+    house.sound()
+
+
+def test_the_rest_of_a_long_past_goes_once_around_what_is_there_and_through_a_crash(house: House) -> None:
+    times = []
+    for number in range(70):
+        times.append(house.clock.now())
+        house.say(f"old {number}")
+        house.tick(10)
+    provider = late(house)
+    backfill(house, since=times[30], until=times[40], really=True)
+    house.rest(60)
+    assert backfill(house, really=True)["items"] == 60
+    house.tick(5)
+    assert len(provider.writes) == 30
+    house.crash()
+    house.start()
+    house.rest(600)
+    assert sorted(words(provider)) == sorted(f"old {number}" for number in range(70))
+    assert len(provider.writes) == 70
+    house.sound()
+
+
+def test_a_turn_of_which_nothing_is_left_is_not_counted_for_ever(house: House) -> None:
+    session = house.say("forget this").session
+    house.say("keep this")
+    provider = late(house)
+    house.run(house.control.erase(session, [1, 3, 4]))
+    backfill(house, really=True)
+    house.rest(60)
+    assert words(provider) == ["keep this"]
+    assert backfill(house)["items"] == 0
+
+
 def test_what_was_undone_or_taken_back_meanwhile_is_passed_over(house: House) -> None:
     furnish(house)
     house.say("hello")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from everhold.core.entries import Ended, Entry, Heard, Kind, Noted, Said
+from everhold.core.entries import Began, Ended, Entry, Heard, Kind, Noted, Said, Took
 from everhold.core.exchange import matters
 from everhold.core.tokens import weigh
 from everhold.flow.facts import Facts
@@ -32,6 +32,9 @@ class Order(Struct, frozen=True, kw_only=True):
 
     upto: int
     per_minute: int
+    after: int = 0
+    stood: int = -1
+    """Where the lane stood when this was asked for: if it still does, it goes to `after`, which may lie before that."""
 
 
 class Stretch(Struct, frozen=True, kw_only=True):
@@ -41,6 +44,7 @@ class Stretch(Struct, frozen=True, kw_only=True):
     agent: str
     after: int
     upto: int
+    stood: int
     items: int
     tokens: int
     since: float
@@ -65,17 +69,19 @@ class Backfill(Remember):
 
     event = "memory.backfilled"
 
-    def __init__(self, *args: Any, meter: Meter, per_minute: int, notes: Facts | None, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, *args: Any, meter: Meter, order: Order, notes: Facts | None, **options: Any) -> None:
+        super().__init__(*args, upto=order.upto, **options)
         self.meter = meter
         self.notes = notes
-        self.per_minute = per_minute
+        self.order = order
+        self._done: set[int] = set()
 
     @property
     def _hears_of_jobs(self) -> bool:
         return False  # of the past only what was said and noted goes: what came of a task was heard by the next turn
 
     async def _wanted(self, session: Session, places: list[Entry]) -> list[Entry]:
+        places = [entry for entry in places if entry.seq not in self._done]
         return await holding(self.store, self.notes, session, places)
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
@@ -84,9 +90,13 @@ class Backfill(Remember):
         last = (await self.store.session(claim.session)).last_seq
         if (seconds := self.meter.wait(now)) > 0:
             return Look(load=None, upto=last, wait=seconds)
+        if after == self.order.stood:
+            after = self.order.after
+        # it may have been sent back to what an earlier order left out: what it passes again is not handed over again
+        self._done = await _handed(self.store, claim.session, self.instance) | {item.seq for item in done}
         look = await super().next(claim, after=after, done=done)
         if look.load is not None:
-            self.meter.take(len(look.load.items), self.per_minute, now)
+            self.meter.take(len(look.load.items), self.order.per_minute, now)
         return structs.replace(look, upto=last)
 
 
@@ -97,8 +107,9 @@ def lane_of(instance: str) -> str:
 async def order_of(store: Store, instance: str, session: str) -> Order:
     """As it was written down; nothing to do if it was not."""
     value = await store.position(platform=READER, account=instance, name=session)
-    upto, _, per_minute = (value or "0 1").partition(" ")
-    return Order(upto=int(upto), per_minute=int(per_minute))
+    upto, per_minute, *way = map(int, (value or "0 1").split(" "))
+    after, stood = way or (0, -1)  # those of before there were ways back have none
+    return Order(upto=upto, per_minute=per_minute, after=after, stood=stood)
 
 
 async def holding(store: Store, notes: Facts | None, session: Session, places: Sequence[Entry]) -> list[Entry]:
@@ -126,27 +137,33 @@ async def stretch(
 ) -> Stretch | None:
     """What of a session a memory was never handed and would be, within a time; None if there is nothing."""
     begun = await store.lane(lane_of(instance), session.id)
-    after = begun.position if begun is not None else 0
+    stood = begun.position if begun is not None else -1
+    handed = await _handed(store, session.id, instance) if begun is not None else set()
     upto = min(session.last_seq, await _own_beginning(store, session, instance))
     first, last, items, tokens = 0, 0, 0, 0
     earliest = latest = 0.0
-    at = after
+    at = 0
     while at < upto:
         page = await store.entries(session.id, after=at, upto=upto, kinds=_READ, limit=PAGE)
         within = [entry for entry in page if since <= entry.at < until]
-        places = await holding(store, notes, session, [entry for entry in within if matters(entry)])
+        new = [entry for entry in within if matters(entry) and entry.seq not in handed]
+        places = [
+            entry
+            for entry in await holding(store, notes, session, new)
+            if entry.seq > stood or await _still_says(store, entry)
+        ]
         for entry in places:
             items += 1
             first, last = first or entry.seq, entry.seq
             earliest, latest = earliest or entry.at, entry.at
-        tokens += await _weight(store, session, within, places)
+        tokens += await _weight(store, within, places)
         if len(page) < PAGE:
             break
         at = page[-1].seq
     if not items:
         return None
     return Stretch(
-        session=session.id, agent=session.agent, after=max(after, first - 1), upto=last, items=items, tokens=tokens,
+        session=session.id, agent=session.agent, after=first - 1, upto=last, stood=stood, items=items, tokens=tokens,
         since=earliest, until=latest,
     )  # fmt: skip
 
@@ -163,9 +180,28 @@ async def _own_beginning(store: Store, session: Session, instance: str) -> int:
     return min(taken) - 1 if taken else lane.position
 
 
-async def _weight(store: Store, session: Session, page: Sequence[Entry], places: Sequence[Entry]) -> int:
+async def _handed(store: Store, session: str, instance: str) -> set[int]:
+    """What a backfill is done with, on its way, or has given up."""
+    reader = lane_of(instance)
+    handed = {one.seq for one in await store.receipts(session, reader=reader)}
+    handed |= {one.seq for one in await store.parked(session=session, reader=reader, state="")}
+    lane = await store.lane(reader, session)
+    return handed | {item.seq for item in lane.flight.items} if lane is not None and lane.flight else handed
+
+
+async def _still_says(store: Store, place: Entry) -> bool:
+    """Whether anything is left to hand over at a place that was passed: of a turn, unless all of it was erased."""
+    if place.op is None or isinstance(place.body, Noted):
+        return True
+    steps = await store.entries(place.session, after=place.op - 1, upto=place.seq)
+    own = [entry.body for entry in steps if entry.op == place.op]
+    heard = await store.cited({(place.session, seq) for it in own if isinstance(it, Began | Took) for seq in it.takes})
+    return any(isinstance(it, Said) for it in own) or any(it.entry.body is not None for it in heard.values())
+
+
+async def _weight(store: Store, page: Sequence[Entry], places: Sequence[Entry]) -> int:
     """Tokens of what was said on a page and is not undone, and of the notes among `places`."""
-    said = {(session.id, entry.seq) for entry in page if isinstance(entry.body, Heard | Said)}
+    said = {(entry.session, entry.seq) for entry in page if isinstance(entry.body, Heard | Said)}
     stand = [it.entry for it in (await store.cited(said)).values() if not it.undone]
     return sum(weigh(it.body.text) for it in (*stand, *places) if isinstance(it.body, Heard | Said | Noted))
 
@@ -176,13 +212,14 @@ def requests(stretches: Sequence[Stretch]) -> int:
 
 
 async def begin(gates: Gates, one: Stretch, instance: str, *, per_minute: int) -> None:
-    """Write down what is to be done, and let it be done. Begun again, it goes on where it is."""
+    """Write down what is to be done, and let it be done. Begun again, it goes on, or back to what it left out."""
+    order = f"{one.upto} {per_minute} {one.after} {one.stood}"
     await gates.store.commit(
         Change(
             step=Step.REPLAY,
             session=one.session,
             at=gates.clock.now(),
-            position=Position(platform=READER, account=instance, name=one.session, value=f"{one.upto} {per_minute}"),
+            position=Position(platform=READER, account=instance, name=one.session, value=order),
             wakes=(Wake(reader=lane_of(instance), start=one.after),),
         )
     )

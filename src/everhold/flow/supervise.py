@@ -291,9 +291,8 @@ class Supervisor:
                     policy=runtimes.in_doubt(reader_of(rest), claim.agent),
                     instance=rest,
                     naming=functools.partial(runtime.naming, rest),
-                    upto=order.upto,
                     meter=self.meters.setdefault(rest, backfill.Meter()),
-                    per_minute=order.per_minute,
+                    order=order,
                     notes=runtime.notes,
                 )
                 return await self.lane(claim, courier).run()
