@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.scene import Dice, Scene
 
 T = TypeVar("T")
+
+
+def writing() -> set[str]:
+    """The methods of the store's port that write, by what they do: a new one is among them whatever it is called."""
+    return {
+        name
+        for name, method in inspect.getmembers(SqliteStore, inspect.isfunction)
+        if name in vars(Store) and "self.writer.write(" in inspect.getsource(method)
+    }
 
 
 def run(play: Coroutine[Any, Any, T]) -> T:

@@ -20,9 +20,10 @@ from everhold.home import Home
 from everhold.logs import open_log
 from everhold.ports.platform import Incoming, Outgoing, Verdict
 from everhold.stores.sqlite import Ballast, SqliteStore
+from everhold.stores.sqlite.room import RoomyStore
 from everhold.testing.contracts.scene import Scene, heard
 from tests.stores.faulty import FaultyVFS
-from tests.stores.home import opened, run, staged
+from tests.stores.home import opened, run, staged, writing
 
 
 @pytest.fixture
@@ -324,6 +325,10 @@ def test_whoever_finds_the_disk_full_says_so_for_everybody(small_disk: Path) -> 
             assert not app.room.ballast.aboard
 
     run(play())
+
+
+def test_whichever_way_a_commit_is_made_it_tells_of_a_full_disk() -> None:
+    assert writing() <= vars(RoomyStore).keys()
 
 
 def test_what_one_agent_says_to_another_waits_for_room_like_any_outage(small_disk: Path) -> None:

@@ -43,6 +43,7 @@ class Step(StrEnum):
     CLAIM = "claim"
     RENEW = "renew"
     SEIZE = "seize"
+    HASTEN = "hasten"
     REPLAY = "replay"
     POSITION = "position"
     SPEND = "spend"

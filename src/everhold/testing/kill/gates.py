@@ -82,6 +82,12 @@ class DeadlyStore(SqliteStore):
         self.doom(Step.SEIZE, "after")
         return count
 
+    async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
+        self.doom(Step.HASTEN, "before")
+        count = await super().hasten(at=at, held=held)
+        self.doom(Step.HASTEN, "after")
+        return count
+
     async def replay(self, ids: Sequence[int], *, at: float) -> int:
         self.doom(Step.REPLAY, "before")
         count = await super().replay(ids, at=at)

@@ -256,7 +256,7 @@ class SimPlatform(FakePlatform, FarSide):
         for process, accept in open_[:1]:
             await process.breathe()
             verdict = await accept(altered)
-            if verdict.outcome not in ("differs", "duplicate"):
+            if verdict.outcome not in ("differs", "duplicate", "ignored"):
                 self.witness.problem(f"{altered.text!r} under a known name was {verdict.outcome}")
 
     async def _hook(self, incoming: Incoming) -> bool:
@@ -272,7 +272,7 @@ class SimPlatform(FakePlatform, FarSide):
         await process.gate("hook", "before")
         verdict = await accept(incoming)
         await process.gate("hook", "after")
-        return verdict.outcome in ("accepted", "duplicate")
+        return verdict.outcome in ("accepted", "duplicate", "ignored")
 
     async def ask_for(self, offset: int) -> list[tuple[int, Incoming]]:
         """The far side of a poll: news from `offset` on; asking for later ones confirms what was before."""

@@ -292,25 +292,14 @@ class ResendsUnderHold(OtherRuntimes):
 
 
 class NoClamp(GatedStore):
-    """A wait that began in the future is simply waited for."""
+    """Never sees that the clock went back: a wait that began in the future is simply waited for."""
 
     async def claim(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
             now = at() if callable(at) else at
-            early = cur.execute(
-                "select session, reader, since, wait, due from lanes where due > ? and since > ?", (now, now)
-            ).fetchall()
-            hide = "update lanes set due = null where session = ? and reader = ?"
-            cur.executemany(hide, [(session, reader) for session, reader, *_ in early])
-            claims = lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only)
-            for session, reader, since, wait, due in early:
-                cur.execute(
-                    "update lanes set since = ?, wait = ?, due = ? where session = ? and reader = ?",
-                    (since, wait, due, session, reader),
-                )
-            return claims
+            return lanes.claim(cur, owner=owner, at=now, lease=lease, limit=limit, skip=skip, only=only, back=False)
 
         await self._before(Step.CLAIM)
         claims = await self.disk.writer.write(job)
@@ -319,8 +308,7 @@ class NoClamp(GatedStore):
         return claims
 
     async def next_due(self, *, at: float, skip: Any = (), only: Any = ()) -> float | None:
-        waiting = await self.disk.lanes(waiting=True)
-        return min((max(0.0, (lane.since or 0.0) + lane.wait - at) for lane in waiting if not lane.owner), default=None)
+        return lanes.next_due(self.disk.writer.cursor, at=at, skip=skip, only=only, back=False)
 
 
 class ShortensWaits(GatedStore):

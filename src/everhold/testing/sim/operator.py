@@ -1,4 +1,4 @@
-"""The person in charge of the simulated house: erases, notes, takes back, sends again. All of it through control."""
+"""The person in charge of the simulated house: erases, notes, takes back, sends again, says who is who."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everhold.testing.sim.world import World
 
 PACE_SECONDS: Final = 12.0
 MEDDLING: Final = 0.2
-DEEDS: Final = ("erase", "erase", "erase", "note", "undo", "stop", "replay", "replay")
+DEEDS: Final = ("erase", "erase", "erase", "note", "undo", "stop", "replay", "replay", "link")
 
 
 class Operator:
@@ -77,8 +77,14 @@ class Operator:
                 return control.undo(session, what=dice.choice(("turn", "compress")))
             case "stop":
                 return control.stop(session)
+            case "link":
+                return self._link(control, f"{session}/{dice.random():.6f}")
             case _:
                 return control.replay()
+
+    async def _link(self, control: Control, identity: str) -> None:
+        await control.store.link(identity, "ada", at=self.world.now())
+        self.witness.linked.append(identity)
 
 
 def _erase(control: Control, *, session: str, seq: int) -> Coroutine[Any, Any, object]:

@@ -34,7 +34,7 @@ from everhold.core.entries import (
     encode,
 )
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Parked, Receipt
+from everhold.ports.store import Parked, Position, Receipt
 from everhold.ports.tool import Effect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import memories, reference
@@ -52,6 +52,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     parked: list[Parked]
     receipts: dict[str, list[Receipt]]
     blobs: dict[str, bytes]
+    positions: list[Position]
     world: World
     witness: Witness
     surroundings: Surroundings
@@ -74,11 +75,14 @@ async def check(
         world=world,
         witness=witness,
         surroundings=surroundings,
+        positions=await store.positions(prefix=""),
         at_rest=at_rest,
     )
+    links = dict(await store.links())
     report = await control.audit()
     problems = [f"the audit says: {finding.text}" for finding in report.broken if at_rest or finding.promise == "P8"]
     problems += await retold(facts, control)
+    problems += [f"{it} was said to be ada, and is not" for it in witness.linked if links.get(it) != "ada"]
     for oracle in (gapless, heard_once, answered, within_operations, folded, thought_of, delivered, ran, hushed):
         problems += oracle(facts)
     problems += memories.remembered(
@@ -113,7 +117,14 @@ def heard_once(facts: Facts) -> Iterator[str]:
             origin = update.origin
             found = heard.get((origin.platform, origin.chat, origin.message, update.revision), [])
             kept = number < platform.seen_upto if platform.polled else number in platform.acknowledged
-            if not found and kept and not any(secret in facts.witness.erased for secret in SECRET.findall(update.text)):
+            if update.position is not None:
+                if found:
+                    yield f"{update.text!r} of somebody nobody wants to hear is in the log"
+                if kept and update.position not in facts.positions:
+                    yield f"{platform.name} was told that {update.position.name} was read, and it is not on record"
+            elif (
+                not found and kept and not any(secret in facts.witness.erased for secret in SECRET.findall(update.text))
+            ):
                 yield f"{platform.name} was told that {update.text!r} is kept, and it is not in the log"
             if len(found) > 1:
                 yield f"{update.text!r} stands in the log {len(found)} times"

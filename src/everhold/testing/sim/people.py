@@ -11,7 +11,7 @@ from typing import Final
 from everhold.core.access import Admission
 from everhold.core.entries import Place
 from everhold.ports.platform import Incoming
-from everhold.ports.store import Change, Step
+from everhold.ports.store import Change, Position, Step
 from everhold.testing.sim.farside import SimPlatform
 from everhold.testing.sim.world import World
 
@@ -20,6 +20,8 @@ ORDERS: Final = (
     "/compress", "/compress here 1", "/background",
 )  # fmt: skip
 MEDDLING: Final = ("/new", "/undo", "/retry", "/undo compress")
+STRANGER: Final = "stranger"
+"""Whom nobody wants to hear. How far was read moves on all the same."""
 _WAY_BACK: Final = re.compile(r"/resume ([0-9a-z]{26})")
 
 
@@ -65,6 +67,8 @@ class Chat:
             self._write("ok", bot=True)
         elif roll < 0.32:
             self._write(f"/{dice.choice(('steer', 'queue'))} {self._token()} {self._secret()}")
+        elif roll < 0.36:
+            self._write("psst", sender=STRANGER)
         else:
             self._edits[self._write(f"{self._token()} {self._secret()}")] = 0
 
@@ -98,10 +102,10 @@ class Chat:
         text = f"{self.name}.m{message}e{revision} {self._secret()}"
         self._hand_in(text, message=message, event="edit", revision=str(revision))
 
-    def _write(self, text: str, *, addressed: bool = True, bot: bool = False) -> str:
+    def _write(self, text: str, *, addressed: bool = True, bot: bool = False, sender: str = "") -> str:
         self._messages += 1
         message = str(self._messages)
-        self._hand_in(text, message=message, addressed=addressed, bot=bot)
+        self._hand_in(text, message=message, addressed=addressed, bot=bot, sender=sender)
         return message
 
     def _token(self) -> str:
@@ -119,8 +123,9 @@ class Chat:
         revision: str = "",
         addressed: bool = True,
         bot: bool = False,
+        sender: str = "",
     ) -> None:
-        sender = "bot" if bot else self.dice.choice(("ada", "ben")) if self.group else "ada"
+        sender = sender or ("bot" if bot else self.dice.choice(("ada", "ben")) if self.group else "ada")
         place = self.place
         origin = Place(platform=place.platform, account=place.account, chat=place.chat, message=message)
         self.platform.write(
@@ -134,10 +139,16 @@ class Chat:
                 revision=revision,
                 addressed=addressed,
                 bot=bot,
+                position=position(origin) if sender == STRANGER else None,
             )
         )
 
 
+def position(read: Place) -> Position:
+    """What is committed of a message that nobody keeps: that it was read."""
+    return Position(platform=read.platform, account=read.account, name=f"{read.chat}/{read.message}", value="read")
+
+
 async def reception(incoming: Incoming) -> Admission:
-    """Everybody may speak; a group talks in one session."""
-    return Admission(agent="main", person=incoming.sender, group="shared")
+    """Everybody may speak but strangers; a group talks in one session."""
+    return Admission(agent="main", person=incoming.sender, group="shared", ignored=incoming.sender == STRANGER)

@@ -156,7 +156,8 @@ class SimGates(Gates):
     async def sleep(self, seconds: float, *, bell: asyncio.Event | None = None) -> None:
         await self.process.breathe()
         await super().sleep(seconds, bell=bell)
-        await self.process.breathe()
+        # whoever falls or stalls before it sleeps, or while it does, is seen to have done so when it would wake
+        await self.process.gate("sleep", "after")
 
 
 class GatedStore:
@@ -194,8 +195,10 @@ class GatedStore:
         return count
 
     async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
-        await self.process.breathe()
-        return await self.disk.hasten(at=at, held=held)
+        await self._before(Step.HASTEN)
+        count = await self.disk.hasten(at=at, held=held)
+        await self._after(Step.HASTEN)
+        return count
 
     async def seize(self, *, owner: str, at: float) -> int:
         await self._before(Step.SEIZE)

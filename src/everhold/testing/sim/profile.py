@@ -13,11 +13,9 @@ from everhold.ports.store import Step
 
 UNREACHED: Final[dict[Step, str]] = {
     Step.NOTICE: "notices are committed with what they are about; nothing gives one by itself yet",
-    Step.POSITION: "positions are committed with what was accepted; no platform moves one by itself yet",
     Step.SPEND: "only calls over HTTP that keep nothing commit a cost alone; there is no web in the simulated house",
-    Step.PEOPLE: "people are admitted by the simulated reception; nothing links identities yet",
 }
-"""Commits that no flow makes yet, and why. Every other step is crashed at, before and after."""
+"""Commits that nobody makes here, and why. Every other step is crashed at, before and after."""
 
 AIMS: Final = tuple((step, moment) for step in Step if step not in UNREACHED for moment in ("before", "after"))
 """Each seed's first crash is aimed at one of these, in turn: no commit can be forgotten."""

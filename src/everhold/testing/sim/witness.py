@@ -72,6 +72,8 @@ class Witness:
         self.erased: dict[str, float] = {}
         """secret -> when its erasure was committed."""
         self.secrets: dict[tuple[str, int], str] = {}
+        self.linked: list[str] = []
+        """Identities that somebody was told are linked."""
         self.on_commit: list[Callable[[Change], None]] = []
         """Who wants to hear of commits, to do something at the worst moment."""
         self.on_recall: list[Callable[[str], None]] = []
