@@ -16,6 +16,7 @@ from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.scene import Dice
 from everhold.testing.kill.gates import DeadlyStore
 from everhold.testing.sim import tally
+from everhold.testing.sim.mutants import MUTANTS
 from everhold.testing.sim.process import GatedStore
 from everhold.testing.sim.profile import AIMS, UNREACHED
 from everhold.testing.sim.run import run
@@ -161,6 +162,16 @@ def test_a_seed_is_the_same_schedule_in_every_process() -> None:
         for hashseed in ("1", "2")
     }
     assert traces == {" ".join(run(seed).trace for seed in range(6)) + "\n"}
+
+
+def test_a_seed_that_fails_tells_how_it_ended() -> None:
+    found = tally.count(range(3), bug="no-dedup")
+    table = list(found.table())
+    seed = next(iter(found.failures))
+    told = [line for line in table if f"seed {seed} " in line]
+    assert "ended" in told[0]
+    assert table[table.index(told[0]) + 1] in run(seed, parts=MUTANTS["no-dedup"].parts).lines
+    assert f"WRONG: {found.failures[seed][-1]}" in table
 
 
 def test_a_story_can_be_read() -> None:

@@ -18,6 +18,9 @@ from everhold.testing.sim.run import run
 CHUNK = 25
 MOST_REMEMBERED = 3
 """Failing seeds that one run writes down: where many fail, a few tell as much."""
+MOST_TOLD = 3
+"""Failing seeds whose story one table tells the end of."""
+LAST_LINES = 60
 FAULTS = (
     "crashes", "power cuts", "lost with the power",
     "stalls", "zombies", "take-overs", "lost requests", "lost answers", "done late", "slow",
@@ -32,6 +35,8 @@ class Tally(Struct, kw_only=True):
     schedules: int = 0
     failures: dict[int, list[str]] = field(default_factory=dict)
     """seed -> what was wrong."""
+    stories: dict[int, list[str]] = field(default_factory=dict)
+    """seed -> how the first that failed ended."""
     cpu: float = 0.0
     wall: float = 0.0
     virtual: float = 0.0
@@ -42,6 +47,7 @@ class Tally(Struct, kw_only=True):
     def add(self, other: Tally) -> None:
         self.schedules += other.schedules
         self.failures.update(other.failures)
+        self.stories.update(other.stories)
         self.cpu += other.cpu
         self.virtual += other.virtual
         self.stats.update(other.stats)
@@ -58,6 +64,10 @@ class Tally(Struct, kw_only=True):
         yield f"commits              {self.stats['commits']:>10,}"
         for fault in FAULTS:
             yield f"{fault:<21}{self.stats[fault]:>10,}"
+        for seed, lines in sorted(self.stories.items())[:MOST_TOLD]:
+            yield f"\nhow seed {seed} ended (`python -m everhold.testing.sim --story {seed}` tells all of it)"
+            yield from lines
+            yield from (f"WRONG: {problem}" for problem in self.failures[seed])
         for seed, problems in sorted(self.failures.items()):
             yield f"seed {seed}: {problems[0]}" + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
 
@@ -75,6 +85,8 @@ def count(seeds: Iterable[int], *, bug: str = "", until_found: bool = False) -> 
         tally.crashed.update(outcome.crashed)
         if outcome.problems:
             tally.failures[seed] = outcome.problems
+            if len(tally.stories) < MOST_TOLD:
+                tally.stories[seed] = outcome.lines[-LAST_LINES:]
             if until_found:
                 break
     tally.cpu = time.process_time() - began
