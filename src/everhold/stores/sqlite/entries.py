@@ -201,7 +201,7 @@ with places as materialized (
 gone as materialized (
   select o.session, o.first, o.last
   from (select distinct session from places where kind = 'heard') p
-  cross join operations o on o.session = p.session where o.undone_at > 0
+  cross join operations o indexed by operations_undone on o.session = p.session where o.undone_at > 0
 )
 select agent, case
   when kind = 'said' then exists (
