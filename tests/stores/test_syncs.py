@@ -392,6 +392,7 @@ def test_a_disk_that_stalls_is_waited_for_once(tmp_path: Path, monkeypatch: pyte
             await scene.hear()
         committing.took()
         monkeypatch.setattr(hand, "_witness", witness)
+        hand._pace = 0.0
         for _ in range(3):
             await scene.hear()
         assert committing.took() == [True, False, False]
@@ -422,6 +423,7 @@ def test_what_is_long_is_tidied_up_on_the_thread(tmp_path: Path, monkeypatch: py
             await scene.hear()
         committing.took()
         monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 1)
+        hand._pace = 0.0
         await scene.hear()
         assert committing.took() == [True]
         await scene.hear()
