@@ -2,7 +2,8 @@
 
     world      what survives a crash: time, fate, the wire, the trace
     process    one life of a process, and its gates         host       starts processes, and others after them
-    farside    model, tools, platforms, memory providers    people     who writes; operator: who is in charge
+    farside    tools, platforms, memory providers           people     who writes; operator: who is in charge
+    model      answers, and falls ill as real ones do       web        the routes without sockets; callers: who asks
     witness    watches every commit and call                oracles    what must be true in the end; memories: of memory
     reference  the log read naively                         mutants    bugs planted to be found
     profile    what a seed is about                         run        one seed; tally: many; loop: virtual time

@@ -1,4 +1,4 @@
-"""The far sides of the simulated world: a model that depends only on what it is asked, platforms, providers, tools.
+"""The far sides of the simulated world: platforms, memory providers, tools. The model is in model.py.
 
 They are the shipped fakes with a will of their own: overloaded now and then, naming a time to come back, keeping only
 half of a batch. Whatever reaches them is shown to the witness.
@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
-import json
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 from msgspec import structs
 
-from everhold.core import compression, review
-from everhold.core.entries import Call, Noted, Place, Usage
-from everhold.core.tokens import weigh_request
-from everhold.errors import InDoubt, Partial, Refused, TooLong, Transient
+from everhold.core.entries import Noted, Place
+from everhold.errors import InDoubt, Partial, Refused, Transient
 from everhold.ports.memory import Batch, Capability, Exchange, Found, Memory, Note, Query, Retraction, Switch
-from everhold.ports.model import Answer, Message, Request
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
 from everhold.ports.tool import Effect, Result, Saying, ToolContext
 from everhold.testing.fakes import FakePlatform, FakeProvider, FakeTool, wording
 from everhold.testing.sim.process import Process, SimGates
-from everhold.testing.sim.witness import SECRET, TOKEN, Busy, BusyModel, Told, Witness
+from everhold.testing.sim.witness import SECRET, Busy, Told, Witness
 from everhold.testing.sim.world import World
 
 LONG_WAITS: Final = (2.0, 20.0, 90.0, 900.0)
@@ -61,102 +54,6 @@ class FarSide:
             world.tell("far side", f"refuses {lane} of {session} for good")
             raise Refused("never")
         raise Transient("not now")
-
-
-# -- the model ---------------------------------------------------------------------------------------------------------
-
-
-class SimModel(FarSide):
-    """Answers by the request alone: the same question gets the same answer, whoever asks and however often."""
-
-    name = "sim"
-
-    def __init__(self, world: World, witness: Witness, *, places: Sequence[Place]) -> None:
-        super().__init__(world, witness)
-        self.context_tokens = world.profile.context_tokens
-        self.places = places
-
-    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
-        # what memories tell is theirs to forget
-        text = "\n".join(message.text for message in request.messages if message.name != MEMORY)
-        if request.system.startswith(compression.ASK):
-            return await self._summary(text)
-        if request.system.startswith(review.ASK):
-            return await self._review(text)
-        tokens, rounds = _current(request.messages)
-        session = self.witness.session_of.get(tokens[-1], "") if tokens else ""
-        self.witness.arrives(MODEL, session, text)
-        self.trouble(MODEL, session, BusyModel)
-        used = weigh_request(request)
-        if used > self.context_tokens:
-            raise TooLong(f"{used} tokens are more than {self.context_tokens}")
-        await self._think(5, 40)
-        answer = self._answer(request, tokens, rounds)
-        if on_text is not None:
-            for start in range(0, len(answer.text), 25):
-                on_text(answer.text[start : start + 25])
-                await asyncio.sleep(1.0 if start else 0.0)
-        return answer
-
-    async def _think(self, least: float, most: float) -> None:
-        if self.world.chance(self.world.profile.slow):
-            await asyncio.sleep(self.world.pick(least, most))
-
-    async def _summary(self, text: str) -> Answer:
-        """Names and secrets of all that was said, which is short and would tell if it outlived an erasure."""
-        self.witness.arrives("fold", "", text)
-        self.trouble("fold", "", lambda told: Transient("too busy to summarise"))
-        await asyncio.sleep(self.world.pick(0, 8))
-        await self._think(5, 100)
-        kept = dict.fromkeys([*TOKEN.findall(text), *SECRET.findall(text)])
-        return Answer(text="so far: " + " ".join(kept), model=self.name, usage=Usage(input=len(text) // 4, output=5))
-
-    async def _review(self, text: str) -> Answer:
-        """A note about some of the lines, citing them."""
-        self.witness.arrives("review", "", text)
-        self.trouble("review", "", lambda told: Transient("too busy to review"))
-        await self._think(5, 60)
-        lines = [
-            json.dumps({"note": f"remember {match[2]}", "cites": [int(match[1])]})
-            for match in re.finditer(r"^#(\d+) \w+: (.*\bm?\d*[02468]\b.*)$", text, re.MULTILINE)
-        ]
-        return Answer(text="\n".join(lines), model=self.name, usage=Usage(input=len(text) // 4, output=5))
-
-    def _answer(self, request: Request, tokens: list[str], rounds: int) -> Answer:
-        number = int.from_bytes(hashlib.blake2b(msgspec.json.encode(request.messages), digest_size=6).digest())
-        usage = Usage(input=weigh_request(request), output=3)
-        pick, number = number % 10, number // 10
-        names = [tool.name for tool in request.tools]
-        if rounds < 3 and pick < (5 if rounds == 0 else 3) and names:
-            chosen = [names[number % len(names)]]
-            if number % 3 == 0:
-                chosen.append(names[number // 3 % len(names)])
-            calls = tuple(
-                # some models give ids that are not unique from round to round
-                Call(id=f"call-{index}", tool=tool, arguments={"n": number % 1_000})
-                for index, tool in enumerate(chosen)
-            )
-            return Answer(calls=calls, text="let me see" if number % 2 else "", model=self.name, usage=usage)
-        words = "so it is, " * (number % 12 if number % 4 == 0 else 0)
-        return Answer(text=f"re {' '.join(tokens)} {words}#{number % 997}", model=self.name, usage=usage)
-
-
-def _current(messages: tuple[Message, ...]) -> tuple[list[str], int]:
-    """The names of the messages the model is to answer, and how often it was asked for them already."""
-    tokens: list[str] = []
-    rounds = 0
-    for message in reversed(messages):
-        if (message.role == "assistant" and not message.calls) or (message.role == "user" and message.name == NOTICE):
-            break
-        if message.role == "assistant":
-            rounds += 1
-        elif message.role == "user" and message.name != MEMORY:
-            tokens[:0] = TOKEN.findall(message.text)
-    return tokens, rounds
-
-
-NOTICE: Final = "everhold"
-MEMORY: Final = "memory"
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------

@@ -21,13 +21,17 @@ from everhold.ports.platform import Delivery, Drafting, Platform
 from everhold.ports.store import Store
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import people
-from everhold.testing.sim.farside import TOOLS, Client, Ear, SimModel, SimPlatform, SimProvider, SimTool
+from everhold.testing.sim.callers import Caller
+from everhold.testing.sim.farside import TOOLS, Client, Ear, SimPlatform, SimProvider, SimTool
+from everhold.testing.sim.model import SimModel
 from everhold.testing.sim.operator import Operator
 from everhold.testing.sim.power import PoweredWriter
 from everhold.testing.sim.process import Process, SimGates
 from everhold.testing.sim.profile import Profile
+from everhold.testing.sim.web import Door
 from everhold.testing.sim.witness import Witness
 from everhold.testing.sim.world import Dice, World
+from everhold.web.tail import Tail
 
 LOOK_SECONDS: Final = 2.0
 MOST_CALM_SECONDS: Final = 3 * 3_600.0
@@ -44,6 +48,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     supervisor: type[Supervisor] = Supervisor
     runtimes: Callable[[Runtimes], Runtimes] = lambda runtimes: runtimes
     ear: type[Ear] = Ear
+    door: type[Door] = Door
 
 
 class Surroundings:
@@ -59,7 +64,8 @@ class Surroundings:
             for number, delivery in enumerate(profile.memories)
         }
         places = [chat.place for chat in chats]
-        self.model = SimModel(world, witness, places=places)
+        self.callers = [Caller(world, witness, len(chats) + number + 1) for number in range(profile.callers)]
+        self.model = SimModel(world, witness)
         self.drafts = world.profile.drafts
         self.tools = {name: SimTool(world, name, effect, places) for name, effect in TOOLS.items()}
 
@@ -84,10 +90,14 @@ class Surroundings:
             recall_seconds=2.0 if profile.recall else 0.0,
             recall_tokens=120,
             text_limit=self._limit,
+            pulls=self._pulls,
         )
 
+    def _pulls(self, place: Place) -> bool:
+        return (place.platform, place.account) not in self.platforms
+
     def _limit(self, place: Place) -> int:
-        return self.platforms[place.platform, place.account].text_limit
+        return 4_000 if self._pulls(place) else self.platforms[place.platform, place.account].text_limit
 
 
 class Inside:
@@ -143,6 +153,7 @@ class Host:
         self._spare: list[SqliteStore] = []
         self.controls: dict[str, Control] = {}
         self.supervisors: dict[str, Supervisor] = {}
+        self.doors: dict[str, Door] = {}
         self._idle: dict[tuple[str, str, int], float] = {}
         """Lanes that are held while nobody works on them, and since when."""
         self.operator = Operator(world, witness, self._answering)
@@ -157,6 +168,9 @@ class Host:
             chat.sessions = lambda: self.witness.session_of
             self.witness.on_commit.append(chat.meddle)
             world.loop.create_task(chat.live())
+        for caller in self.surroundings.callers:
+            caller.answering = self._open
+            world.loop.create_task(caller.live())
         self.witness.on_recall.append(self.operator.meddle)
         operator = world.loop.create_task(self.operator.live())
         for _ in range(2 if profile.mode == "peers" else 1):
@@ -165,7 +179,7 @@ class Host:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._look_after(profile)
-            if not world.calm and world.loop.time() > profile.stormy and all(chat.finished for chat in self.chats):
+            if not world.calm and world.loop.time() > profile.stormy and self._all_said():
                 world.calm = True
                 world.tell("world", "the storm is over")
                 calm_since = world.loop.time()
@@ -177,7 +191,12 @@ class Host:
             if world.loop.time() > calm_since + MOST_CALM_SECONDS:
                 return left
 
+    def _all_said(self) -> bool:
+        return all(chat.finished for chat in self.chats) and all(it.finished for it in self.surroundings.callers)
+
     def _left(self) -> str:
+        if waiting := sum(caller.open for caller in self.surroundings.callers):
+            return f"{waiting} callers never heard how it ended"
         if waiting := sum(platform.unacknowledged() for platform in self.surroundings.platforms.values()):
             return f"{waiting} messages were never acknowledged"
         return self.witness.unfinished()
@@ -274,9 +293,11 @@ class Host:
         gates = SimGates(process, store=parts.store(process), log=log)
         if self.world.profile.mode == "seize":
             await gates.store.seize(owner=process.name, at=gates.clock.now())
-        bells = Bells()
+        bells, tail = Bells(), Tail()
+        process.on_commit = tail.committed
         runtimes = parts.runtimes(Inside(self.surroundings))
-        supervisor = parts.supervisor(gates, runtimes=runtimes, bells=bells, poll=self.world.profile.poll)
+        grew = tail.grew if self.surroundings.callers else None
+        supervisor = parts.supervisor(gates, runtimes=runtimes, bells=bells, poll=self.world.profile.poll, on_text=grew)
         accept = parts.accept(gates, reception=people.reception, bells=bells)
         self.supervisors[process.name] = supervisor
         process.workers = supervisor.tasks
@@ -284,6 +305,9 @@ class Host:
         control = Control(gates, bells=bells, accept=accept, runtimes=runtimes, erasures=erasures)
         await control.reapply_erasures()
         self.controls[process.name] = control
+        if self.surroundings.callers:
+            purses = supervisor.purses
+            self.doors[process.name] = parts.door(process, control, runtimes=runtimes, purses=purses, tail=tail)
         start = self.world.loop.create_task
         start(supervisor.keep("dispatch", supervisor.dispatch))
         start(supervisor.keep("renew", supervisor.renew))
@@ -295,6 +319,11 @@ class Host:
         """The control of a process that serves, if one does."""
         found = [self.controls[one.name] for one in self.serving if one.alive and one.name in self.controls]
         return found[-1] if found else None
+
+    def _open(self) -> Door | None:
+        """The door of a process that is there: one that stands still lets callers in, and wait."""
+        found = [self.doors[one.name] for one in self.serving if not one.dead and one.name in self.doors]
+        return found[int(self.world.pick(0, len(found)))] if found else None
 
     async def close(self) -> None:
         for store in self._connections:

@@ -6,6 +6,7 @@ Nothing in production code knows of these: a mutant puts another object where a 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,7 +14,9 @@ import apsw
 import msgspec
 from msgspec import Struct, structs
 
+from everhold.control import Control
 from everhold.core.entries import (
+    VERSION,
     Bound,
     Changed,
     Draft,
@@ -24,8 +27,10 @@ from everhold.core.entries import (
     Kind,
     Said,
     Unbound,
+    kind_of,
 )
-from everhold.errors import LeaseLost, Partial, Refused
+from everhold.errors import LeaseLost, Overloaded, Partial, Refused
+from everhold.flow import voice
 from everhold.flow.gates import Gates
 from everhold.flow.lane import Courier, Lane, Leg, Load
 from everhold.flow.memory import Attached
@@ -33,14 +38,16 @@ from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.supervise import Supervisor
 from everhold.flow.view import Seen, Views
-from everhold.ports.model import ToolSpec
-from everhold.ports.platform import Accept, Drafting, Incoming, Platform
-from everhold.ports.store import Change, Claim, Committed, Flight, Glance, Now, Step, Store, Wait
+from everhold.ports.model import Answer, Model, Request, ToolSpec
+from everhold.ports.platform import Accept, Drafting, Incoming, Platform, Verdict
+from everhold.ports.store import Change, Claim, Committed, Flight, Glance, Now, Receipt, Step, Store, Wait
 from everhold.ports.tool import Effect, Result, Tool, ToolContext
 from everhold.stores.sqlite import commit, lanes
 from everhold.testing.sim.farside import Ear
 from everhold.testing.sim.host import Parts
 from everhold.testing.sim.process import GatedStore, Process
+from everhold.testing.sim.web import Door, Heard as Asked
+from everhold.testing.sim.world import World
 
 
 class Mutant(Struct, frozen=True, kw_only=True):
@@ -75,6 +82,64 @@ class DedupSwallowsEdits(GatedStore):
 
 def _without_revision(dedup: str | None) -> str | None:
     return None if dedup is None else msgspec.json.encode(msgspec.json.decode(dedup)[:4]).decode()
+
+
+class SaysKeptFirst(Door):
+    """Answers 202 while the message is still on its way into the log."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.office.control = _Hasty(self.office.control, self.world)
+
+
+class _Hasty(Control):
+    def __init__(self, control: Control, world: World) -> None:
+        self.__dict__.update(control.__dict__)
+        self.world = world
+
+    async def send(self, incoming: Incoming) -> Verdict:
+        if not incoming.origin.message.startswith("key:"):
+            self.world.loop.create_task(super().send(incoming))
+            return Verdict(outcome="accepted", session="soon", seq=1)
+        return await super().send(incoming)
+
+
+class ForgetsKeys(Door):
+    """Knows the names that callers gave their requests only as long as it lives."""
+
+    async def ask(self, path: str, body: object, *, headers: Mapping[str, str], patience: float) -> Asked:
+        if "idempotency-key" in headers:
+            headers = {**headers, "idempotency-key": f"{headers['idempotency-key']}@{self.process.name}"}
+        return await super().ask(path, body, headers=headers, patience=patience)
+
+
+class RepliesFirst(GatedStore):
+    """Shows the end of a turn to whoever waits for it, and then commits it."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
+        self._early: dict[str, list[Entry]] = {}
+
+    async def commit(self, change: Change) -> Committed:
+        if change.step is not Step.END or not any(isinstance(draft.body, Said) for draft in change.entries):
+            return await super().commit(change)
+        last, _ = await self.disk.head(change.session)
+        self._early[change.session] = [
+            Entry(
+                session=change.session, seq=last + number, pos=0, kind=kind_of(draft.body), op=draft.op,
+                author=draft.author, at=change.at, version=VERSION, body=draft.body, digest=b"",
+            )
+            for number, draft in enumerate(change.entries, 1)
+        ]  # fmt: skip
+        self.process.on_commit(change)
+        await asyncio.sleep(1.0)
+        del self._early[change.session]
+        return await super().commit(change)
+
+    async def entries(self, session: str, **how: Any) -> list[Entry]:
+        found = await super().entries(session, **how)
+        web = asyncio.current_task() not in self.process.workers and not how.get("kinds")
+        return found + (self._early.get(session, []) if web else [])
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -189,6 +254,38 @@ class RerunsOnce(OtherRuntimes):
                 tools[name] = OnceIsKeyed(tool)
         object.__setattr__(runtime, "tools", tools)  # the process's own copy
         return runtime
+
+
+class HalfIsEnough:
+    """A model whose answer counts as complete when its stream breaks off."""
+
+    def __init__(self, model: Model) -> None:
+        self.inner = model
+        self.name = model.name
+        self.context_tokens = model.context_tokens
+
+    async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+        heard: list[str] = []
+        try:
+            return await self.inner.answer(request, on_text=heard.append)
+        except Overloaded:
+            if not heard:
+                raise
+            return Answer(text="".join(heard), model=self.name)
+
+
+class TakesHalves(OtherRuntimes):
+    def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
+        runtime = self.inner.runtime(agent, choices)
+        return dataclasses.replace(runtime, models=tuple(HalfIsEnough(model) for model in runtime.models))
+
+
+class ForgetsDrafts(GatedStore):
+    """Nobody knows any more that the beginning of a reply is seen, so nothing ever takes its place."""
+
+    async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]:
+        found = await super().receipts(session, seq=seq, reader=reader)
+        return [receipt for receipt in found if receipt.part != voice.DRAFT]
 
 
 # -- lanes -------------------------------------------------------------------------------------------------------------
@@ -435,6 +532,9 @@ def _store(kind: Callable[[Process], Store]) -> Parts:
 
 MUTANTS: Final[dict[str, Mutant]] = {
     "ack-first": Mutant(about="acknowledge before commit", parts=Parts(ear=AcknowledgesFirst)),
+    "kept-first": Mutant(about="a caller is told that it is kept before", parts=Parts(door=SaysKeptFirst)),
+    "forgets-keys": Mutant(about="a caller's key counts until a restart", parts=Parts(door=ForgetsKeys)),
+    "reply-first": Mutant(about="a caller has its reply before the log", parts=_store(RepliesFirst)),
     "no-dedup": Mutant(about="no dedup", parts=_store(NoDedup)),
     "dedup-edits": Mutant(about="dedup swallows edits", parts=_store(DedupSwallowsEdits)),
     "split-end": Mutant(about="a turn's end in two commits", parts=_store(EndsInTwoCommits)),
@@ -444,6 +544,8 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "late-result": Mutant(about="a late result goes into the next operation", parts=_store(LateResult)),
     "no-hold": Mutant(about="no hold after a take-over", parts=Parts(supervisor=HoldsNothing)),
     "rerun-once": Mutant(about="a once tool is run again", parts=Parts(runtimes=RerunsOnce)),
+    "half-answer": Mutant(about="what broke off counts as an answer", parts=Parts(runtimes=TakesHalves)),
+    "half-shown": Mutant(about="the beginning of a reply stays to be seen", parts=_store(ForgetsDrafts)),
     "resend-held": Mutant(about="blind resend under hold", parts=Parts(runtimes=ResendsUnderHold)),
     "no-clamp": Mutant(about="the clock clamp is missing", parts=_store(NoClamp)),
     "fold-anyway": Mutant(about="a fold against a changed generation", parts=_store(FoldsAnything)),

@@ -33,11 +33,13 @@ from everhold.core.entries import (
     Undone,
     encode,
 )
+from everhold.flow.voice import DRAFT
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Parked, Position, Receipt
 from everhold.ports.tool import Effect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import memories, reference
+from everhold.testing.sim.callers import Errand
 from everhold.testing.sim.host import Surroundings
 from everhold.testing.sim.witness import SECRET, TOKEN, Witness
 from everhold.testing.sim.world import World
@@ -83,7 +85,19 @@ async def check(
     problems = [f"the audit says: {finding.text}" for finding in report.broken if at_rest or finding.promise == "P8"]
     problems += await retold(facts, control)
     problems += [f"{it} was said to be ada, and is not" for it in witness.linked if links.get(it) != "ada"]
-    for oracle in (gapless, heard_once, answered, within_operations, folded, thought_of, delivered, ran, hushed):
+    for oracle in (
+        gapless,
+        heard_once,
+        called,
+        answered,
+        within_operations,
+        folded,
+        thought_of,
+        delivered,
+        finished,
+        ran,
+        hushed,
+    ):
         problems += oracle(facts)
     problems += memories.remembered(
         facts.logs,
@@ -135,6 +149,39 @@ def heard_once(facts: Facts) -> Iterator[str]:
                 places.append(entry.pos)
         if platform.polled and places != sorted(places):
             yield f"the log has the messages of {platform.name} in another order: {places}"
+
+
+def called(facts: Facts) -> Iterator[str]:
+    """What callers were told is kept stands in the log once, and what they were given as its reply is what it says."""
+    heard: dict[str, list[Entry]] = defaultdict(list)
+    for log in facts.logs.values():
+        for entry in log:
+            if isinstance(entry.body, Heard) and entry.body.origin.platform == "http":
+                heard[entry.body.origin.message.removeprefix("key:")].append(entry)
+    for errand in (errand for caller in facts.surroundings.callers for errand in caller.errands):
+        found = heard[errand.id]
+        erased = any(secret in facts.witness.erased for secret in SECRET.findall(errand.text))
+        if errand.manner == "aside":
+            if found:
+                yield f"{errand.id} was kept, and nobody asked for that"
+            continue
+        if len(found) > 1:
+            yield f"{errand.id} stands in the log {len(found)} times"
+        if errand.kept and not found and not erased:
+            yield f"the caller of {errand.id} was told that it is kept, and it is not in the log"
+        if found and errand.replies:
+            yield from _same(errand, facts.logs[found[0].session], found[0].seq)
+
+
+def _same(errand: Errand, log: Sequence[Entry], seq: int) -> Iterator[str]:
+    """What is wrong with what a caller was given, every time it asked."""
+    owner = _Consumption(log).owner.get(seq)
+    said = [e.body for e in log if e.op == owner and e.kind is Kind.SAID]
+    if not said or None in said:
+        return  # erased since
+    for reply in errand.replies:
+        if not any(isinstance(body, Said) and reply.endswith(body.text) for body in said):
+            yield f"the caller of {errand.id} was told {reply!r}, and the log says otherwise"
 
 
 class _Consumption:
@@ -383,6 +430,24 @@ def delivered(facts: Facts) -> Iterator[str]:
             for key in parts_of:
                 if key not in times and key not in optional and key not in given_up:
                     yield f"{platform.name} never showed {key}"
+
+
+def finished(facts: Facts) -> Iterator[str]:
+    """Nobody looks for ever at the beginning of a reply, unless what belongs there was given up, undone or erased."""
+    given_up = {parked.key.rpartition(":")[0] for parked in facts.parked}
+    for session, log in facts.logs.items():
+        excused = {e.op for e in log if f"{session}:{e.seq}" in given_up}
+        for entry in log:
+            match entry.body:
+                case Ended(outcome="erased"):
+                    excused.add(entry.op)
+                case Changed(change=Undone(ops=ops)):
+                    excused |= set(ops)
+        for platform in facts.surroundings.platforms.values():
+            for receipt in facts.receipts[session]:
+                text = platform.drafts.get(receipt.remote, "") if receipt.part == DRAFT else ""
+                if text.endswith(" …") and receipt.seq not in excused and facts.at_rest:
+                    yield f"{platform.name} still shows the beginning of what {session} said in {receipt.seq}: {text!r}"
 
 
 def ran(facts: Facts) -> Iterator[str]:

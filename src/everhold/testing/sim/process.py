@@ -63,6 +63,7 @@ class Process:
         self.store: Store = GatedStore(self)
         self.workers: Mapping[asyncio.Task[bool], Claim] = {}
         """Its supervisor's tasks."""
+        self.on_commit: Callable[[Change], None] = lambda change: None
 
     @property
     def alive(self) -> bool:
@@ -177,6 +178,7 @@ class GatedStore:
         self.witness.committed(self.process, change, done)
         self.witness.claimed(self.process, list(done.claims))
         await self._after(change.step)
+        self.process.on_commit(change)
         return done
 
     async def claim(

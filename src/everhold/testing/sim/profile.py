@@ -13,7 +13,6 @@ from everhold.ports.store import Step
 
 UNREACHED: Final[dict[Step, str]] = {
     Step.NOTICE: "notices are committed with what they are about; nothing gives one by itself yet",
-    Step.SPEND: "only calls over HTTP that keep nothing commit a cost alone; there is no web in the simulated house",
 }
 """Commits that nobody makes here, and why. Every other step is crashed at, before and after."""
 
@@ -63,6 +62,10 @@ class Profile(Struct, frozen=True, kw_only=True):
     """How likely something is that a memory will never take."""
     power: float
     """How likely it is the power that fails when a process falls: all of them fall, and the disk forgets."""
+    ill: float
+    """How likely something is wrong with an answer of the model."""
+    callers: int
+    """Programs that talk to it over HTTP."""
 
 
 def draw(seed: int) -> Profile:
@@ -99,4 +102,6 @@ def draw(seed: int) -> Profile:
         rebuild=chance.choice((0.0, 0.1, 0.4)),
         spoiled=chance.choice((0.0, 0.1, 0.25)),
         power=chance.choice((0.0, 0.0, 0.5)),
+        ill=0.0 if calm else chance.choice((0.0, 0.1, 0.3)),
+        callers=chance.choice((0, 0, 1)),
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from everhold.testing.sim.model import Ill
 from everhold.testing.sim.mutants import MUTANTS
 from everhold.testing.sim.run import run
 
@@ -26,6 +27,7 @@ FAULTS = (
     "stalls", "zombies", "take-overs", "lost requests", "lost answers", "done late", "slow",
     "refusals", "jumps",
     "lies", "503 after execution", "idle resets", "batches refused", "batches kept in part",
+    *Ill,
 )  # fmt: skip
 
 
@@ -63,7 +65,7 @@ class Tally(Struct, kw_only=True):
         yield f"virtual hours        {self.virtual / 3600:>10.1f}   ({speed:,.0f} x real time)"
         yield f"commits              {self.stats['commits']:>10,}"
         for fault in FAULTS:
-            yield f"{fault:<21}{self.stats[fault]:>10,}"
+            yield f"{fault:<37}{self.stats[fault]:>10,}"
         for seed, lines in sorted(self.stories.items())[:MOST_TOLD]:
             yield f"\nhow seed {seed} ended (`python -m everhold.testing.sim --story {seed}` tells all of it)"
             yield from lines

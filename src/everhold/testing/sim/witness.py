@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import apsw
+import msgspec
 
 from everhold.core.entries import Erased, Heard
 from everhold.errors import Overloaded, Transient
@@ -108,6 +109,13 @@ class Witness:
 
     def sessions(self) -> list[str]:
         return [row[0] for row in self._look.execute("select id from sessions order by id")]
+
+    def heard(self, id: str, text: str) -> None:
+        """A caller was given `text` as the reply to its message: by then it stands in the log."""
+        origins = "select e.body from entries e where e.kind = ?"
+        said = [row[0] for row in self._look.execute(origins, ("said",))]
+        if not any(row is None or msgspec.json.decode(row)["text"] in text for row in said):
+            self.problem(f"the caller of {id} was told {text!r} before it was in the log")
 
     # -- commits
 

@@ -37,6 +37,8 @@ class Sent(NamedTuple):
 
 NOBODY: Final = Sent("", 0.0, 0)
 SENT: contextvars.ContextVar[Sent] = contextvars.ContextVar("SENT")
+LISTENING: contextvars.ContextVar[Callable[[], bool]] = contextvars.ContextVar("LISTENING", default=lambda: True)
+"""Whether whoever sent the request that is being carried out still waits for what comes of it."""
 
 
 class Dice:
@@ -198,6 +200,7 @@ class World:
         began = self.loop.time()
         context = contextvars.copy_context()
         context.run(SENT.set, sent)
+        context.run(LISTENING.set, lambda: not answer.done())
 
         async def work_there() -> T:
             return await work()
