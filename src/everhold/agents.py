@@ -188,7 +188,7 @@ class Agents:
             recall_seconds=settings.recall.deadline_ms / 1000,
             recall_tokens=settings.recall.tokens,
             naming=lambda memory, origin: name_for(settings, memory, origin),
-            price=self._price([name for name in names if name in self.settings.models]),
+            price=self._price([name for name in (*names, summariser or "") if name in self.settings.models]),
             zone=self.settings.zone,
             text_limit=self._text_limit,
             file_limit=self._file_limit,

@@ -260,7 +260,7 @@ def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         await rows._store.writer.write(  # type: ignore[attr-defined]  # below every seam: the guard itself goes
             lambda cur: cur.execute("drop index if exists operations_one_fold")
         )
-        twin = folding.Ahead(self.gates, self.claim, runtimes=self.runtimes, bells=self.bells)
+        twin = folding.Ahead(self.gates, self.claim, runtimes=self.runtimes, bells=self.bells, purses=self.purses)
         await asyncio.gather(real(self), real(twin), return_exceptions=True)
 
     monkeypatch.setattr(folding.Ahead, "run", run)

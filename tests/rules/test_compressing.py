@@ -10,6 +10,7 @@ import pytest
 from everhold.core.entries import Began, Call, Ended, Folded, Told, Usage
 from everhold.core.tokens import weigh_request
 from everhold.errors import Misuse, Overloaded, TooLong
+from everhold.flow.purse import Limit
 from everhold.ports.model import Answer, Request
 from everhold.ports.store import Claim
 from everhold.ports.tool import Effect
@@ -172,6 +173,42 @@ class Narrow(ScriptedModel):
             raise Overloaded("busy")
         self.summarised.append(request.messages[-1].text)
         return Answer(text=f"summary {len(self.summarised)}", usage=Usage(output=10))
+
+
+class TestBudget:
+    """A summary is paid for like all work beside the conversation, and refused before it is asked for."""
+
+    def test_a_summary_is_booked_where_background_work_is(self, wide: House) -> None:
+        session = talk(wide, 5)
+        wide.furniture.summariser = ScriptedModel(
+            lambda _: Answer(text="short", usage=Usage(input=70, output=7, usd=0.5))
+        )
+        wide.say("/compress")
+        assert wide.bodies(session, Folded)
+        for purse in ("background:main", "agent:main"):
+            spent = wide.run(wide.store.spent(purse, ""))
+            assert (spent.tokens, spent.usd) == (77, 0.5)
+
+    def test_a_summary_that_was_refused_is_booked_too(self, wide: House) -> None:
+        session = talk(wide, 5)
+        wide.furniture.summariser = ScriptedModel(lambda _: Answer(text="", usage=Usage(input=70, output=7)))
+        wide.say("/compress")
+        assert not wide.bodies(session, Folded)
+        assert wide.run(wide.store.spent("background:main", "")).tokens == 77
+
+    def test_what_the_budget_does_not_allow_is_not_asked_for(self, wide: House) -> None:
+        session = talk(wide, 5)
+        asked = wide.furniture.summariser = ScriptedModel(lambda _: Answer(text="short"))
+        wide.furniture.settings["job_limits"] = lambda: [Limit(purse="background:main", tokens=20)]
+        wide.say("/compress")
+        assert asked.asked == []
+        assert not wide.bodies(session, Folded)
+        assert any("Not compressed" in text and "budget" in text for text in wide.heard_back())
+        wide.furniture.settings["job_limits"] = lambda: [Limit(purse="background:main", tokens=1_000_000)]
+        for _ in range(2):  # what was held for the first is free for the second
+            talk(wide, 3)
+            wide.say("/compress here 0")
+        assert len(wide.bodies(session, Folded)) == 2
 
 
 class TestPortions:

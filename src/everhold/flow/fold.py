@@ -28,10 +28,11 @@ from everhold.core.entries import (
 from everhold.core.retry import wait_seconds
 from everhold.core.tokens import weigh_request
 from everhold.core.turn import Answered, Broken, Event, Overlong, Unreachable
-from everhold.errors import Conflict
+from everhold.errors import Conflict, Refused
 from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
-from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.purse import Purses, Reservation, Worst
+from everhold.flow.runtime import Runtime, Runtimes, background
 from everhold.flow.view import Views, see, view_at
 from everhold.ports.log import Log
 from everhold.ports.model import Request
@@ -71,15 +72,26 @@ class Fold:
     """Makes one fold at a time, for the session of its claim and no other."""
 
     def __init__(
-        self, gates: Gates, claim: Claim, runtime: Runtime, *, bells: Bells, before: Before | None = None
+        self,
+        gates: Gates,
+        claim: Claim,
+        runtime: Runtime,
+        *,
+        bells: Bells,
+        purses: Purses,
+        before: Before | None = None,
     ) -> None:
         self.gates = gates
         self.store = gates.store
         self.claim = claim
         self.runtime = runtime
         self.bells = bells
+        self.purses = purses
         self.before = before
         self.log = gates.log.bind(session=claim.session)
+        self.asked: list[Thought] = []
+        """What was answered and is not yet paid for."""
+        self.held: list[Reservation] = []
 
     async def compress(
         self,
@@ -123,6 +135,16 @@ class Fold:
             op=op, trigger=trigger, mark=plan.covers, messages=messages_, model=self.runtime.summariser.name
         )
         log.info("compression.started", tokens=plan.tokens_before)
+        try:
+            return await self._make(session, plan, op=op, trigger=trigger, messages=messages_, focus=focus, log=log)
+        finally:
+            for reservation in self.held:
+                reservation.give_back()
+            self.held.clear()
+
+    async def _make(
+        self, session: Session, plan: Plan, *, op: int, trigger: str, messages: int, focus: str, log: Log
+    ) -> Outcome:
         advice = await self.before.advice(session, plan.part) if self.before is not None else ""
         asked = await self._summarise(plan, focus=focus, advice=advice)
         if not isinstance(asked, Answered):
@@ -141,7 +163,7 @@ class Fold:
             generation=session.generation,
             model=asked.thought.model,
             trigger=trigger,
-            messages=messages_,
+            messages=messages,
             tokens_before=plan.tokens_before,
         )
         folded = structs.replace(folded, tokens_after=compression.tokens_after(folded, plan))
@@ -181,13 +203,26 @@ class Fold:
             plan = left
 
     async def _summary(self, request: Request) -> Event:
-        return await perform.ask(
+        """One question to the summariser, out of the purse for work beside the conversation."""
+        runtime = self.runtime
+        reading, writing = runtime.meter.most(runtime.weigh(request)), runtime.most_output
+        worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
+        reservation = self.purses.reserved(runtime.job_limits(), worst)
+        try:
+            await reservation.take()
+        except Refused as error:
+            return Broken(reason=str(error))
+        self.held.append(reservation)
+        asked = await perform.ask(
             self.gates,
-            (self.runtime.summariser,),
+            (runtime.summariser,),
             request,
             deadline=DEADLINE_SECONDS,
             record=lambda answer: Thought(text=answer.text, model=answer.model, usage=answer.usage),
         )
+        if isinstance(asked, Answered):
+            self.asked.append(asked.thought)
+        return asked
 
     async def close(self, operation: Operation, reason: str) -> None:
         """End a fold that somebody left running."""
@@ -202,6 +237,7 @@ class Fold:
         self, step: Step, bodies: tuple[Body, ...], *, op: int | None, generation: int | None = None
     ) -> int:
         own = -1 if op is None else op
+        spends = background(self.runtime, self.asked, day=self.purses.day())
         done = await self.store.commit(
             Change(
                 step=step,
@@ -211,9 +247,11 @@ class Fold:
                 claim=self.claim,
                 op=op,
                 generation=generation,
+                spends=spends,
                 wakes=self.runtime.voices(bodies) + (self.runtime.turning() if isinstance(bodies[0], Folded) else ()),
             )
         )
+        self.asked.clear()
         self.bells.ring(self.claim.session)
         return done.seqs[0]
 
@@ -228,6 +266,7 @@ class Ahead:
         *,
         runtimes: Runtimes,
         bells: Bells,
+        purses: Purses,
         before: Before | None = None,
         views: Views | None = None,
     ) -> None:
@@ -235,6 +274,7 @@ class Ahead:
         self.claim = claim
         self.runtimes = runtimes
         self.bells = bells
+        self.purses = purses
         self.before = before
         self.views = views or Views()
 
@@ -242,7 +282,7 @@ class Ahead:
         store = self.gates.store
         session = await store.session(self.claim.session)
         runtime = self.runtimes.runtime(session.agent, session.choices)
-        fold = Fold(self.gates, self.claim, runtime, bells=self.bells, before=self.before)
+        fold = Fold(self.gates, self.claim, runtime, bells=self.bells, purses=self.purses, before=self.before)
         for operation in await store.operations(session.id, what=("fold",), states=("running",)):
             if operation.reader == READER:
                 await fold.close(operation, "cut short by a restart")

@@ -39,7 +39,7 @@ from everhold.errors import Conflict, LeaseLost, Refused
 from everhold.flow import perform, waits
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.purse import Purses, Reservation, Worst
-from everhold.flow.runtime import Runtime, Runtimes
+from everhold.flow.runtime import Runtime, Runtimes, background
 from everhold.flow.view import Views, view_at
 from everhold.ports.model import Answer, Message, Request
 from everhold.ports.store import Change, Claim, LaneUpdate, Session, Spend, Step, Store, Wait, Wake
@@ -121,7 +121,7 @@ class Jobs:
                     wait=waits.for_models(failure.retry_after, attempts, chance=chance, whom=runtime.whom),
                     release=True,
                 ),
-                spends=self._spends(runtime, tuple(self.asked)),
+                spends=background(runtime, tuple(self.asked), day=self.purses.day()),
             )
 
     # -- a task somebody asked for -----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Jobs:
             heard=(Draft(body=heard, author=runtime.author, dedup=f"job:{session.id}:{entry.seq}"),),
             lane=LaneUpdate(position=entry.seq, attempts=0, error="", wait=Wait(), release=True),
             wakes=runtime.voices(bodies) + runtime.overseers(),
-            spends=self._spends(runtime, tuple(self.asked)),
+            spends=background(runtime, tuple(self.asked), day=self.purses.day()),
         )
         self.log.info("job.done", task=entry.seq)
 
@@ -227,7 +227,7 @@ class Jobs:
                 release=True,
             ),
             wakes=runtime.remembers() if notes else (),
-            spends=self._spends(runtime, (thought,) if thought else ()),
+            spends=background(runtime, (thought,) if thought else (), day=self.purses.day()),
         )
         self.log.info("review.done", notes=len(notes))
 
@@ -276,7 +276,7 @@ class Jobs:
                 dedup=f"flush:{session.id}:{after}:{fresh.exchanges[-1].op}",
                 lane=None,
                 wakes=runtime.remembers(),
-                spends=self._spends(runtime, (thought,)),
+                spends=background(runtime, (thought,), day=self.purses.day()),
             )
         except Conflict as error:
             self.log.warning("review.skipped", reason=str(error))
@@ -373,19 +373,6 @@ class Jobs:
             raise LeaseLost(f"session {session.id}: {self.claim.reader} is in other hands")
         if (await self.store.session(session.id)).generation != session.generation:
             raise Conflict(f"session {session.id} changed its view while a job was at work")
-
-    def _spends(self, runtime: Runtime, thoughts: tuple[Thought, ...]) -> tuple[Spend, ...]:
-        return tuple(
-            Spend(
-                purse=purse,
-                day=self.purses.day(),
-                usd=thought.usage.usd,
-                tokens=thought.usage.input + thought.usage.output,
-            )
-            for thought in thoughts
-            for purse in (f"background:{runtime.agent}", runtime.author)
-            if thought.usage.input or thought.usage.output
-        )
 
     async def _commit(
         self,

@@ -48,7 +48,8 @@ class Mind:
                 if not await TurnWork(self.seat, session, runtime).resume(mine.op, mine.first, mine.attempts):
                     return
                 continue
-            fold = Fold(self.gates, self.claim, runtime, bells=self.seat.bells, before=self.seat.before)
+            seat = self.seat
+            fold = Fold(self.gates, self.claim, runtime, bells=seat.bells, purses=seat.purses, before=seat.before)
             if mine is not None:
                 await fold.close(mine, "cut short by a restart")
                 continue

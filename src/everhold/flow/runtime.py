@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from everhold.core.attachments import fitting
-from everhold.core.entries import Attachment, Body, Place, Said, Stamp, Usage
+from everhold.core.entries import Attachment, Body, Place, Said, Stamp, Thought, Usage
 from everhold.core.mailbox import Busy
 from everhold.core.naming import Origin
 from everhold.core.pace import Pace
@@ -24,7 +24,7 @@ from everhold.flow.memory import Attached
 from everhold.flow.purse import Limit
 from everhold.ports.model import Model, Request, ToolSpec
 from everhold.ports.platform import Drafting, Platform
-from everhold.ports.store import Wake
+from everhold.ports.store import Spend, Wake
 from everhold.ports.tool import Effect, Tool
 
 
@@ -188,6 +188,16 @@ def purses_of(agent: str, stamp: Stamp, *, scheduled: bool = False) -> tuple[str
     if scheduled:
         return f"background:{agent}", f"agent:{agent}"
     return f"agent:{agent}", f"person:{stamp.person}", f"chat:{stamp.address}"
+
+
+def background(runtime: Runtime, thoughts: Iterable[Thought], *, day: str) -> tuple[Spend, ...]:
+    """What work beside the conversation has cost, and who pays for it."""
+    return tuple(
+        Spend(purse=purse, day=day, usd=thought.usage.usd, tokens=thought.usage.input + thought.usage.output)
+        for thought in thoughts
+        for purse in (f"background:{runtime.agent}", runtime.author)
+        if thought.usage.input or thought.usage.output
+    )
 
 
 class Runtimes(Protocol):

@@ -261,7 +261,13 @@ class Supervisor:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells, day=self.day).run()
             case fold.READER:
                 await fold.Ahead(
-                    gates, claim, runtimes=runtimes, bells=bells, before=self.beforehand, views=self.views
+                    gates,
+                    claim,
+                    runtimes=runtimes,
+                    bells=bells,
+                    purses=self.purses,
+                    before=self.beforehand,
+                    views=self.views,
                 ).run()
             case job.READER | job.REVIEW:
                 await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses, views=self.views).run()

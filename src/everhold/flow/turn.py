@@ -423,7 +423,7 @@ class TurnWork:
         session = await self.store.session(self.session.id)
         await self._ours()
         view = await self._before(session)  # read anew: something of what this turn has seen may have been erased since
-        fold = Fold(self.gates, self.seat.claim, self.runtime, bells=self.seat.bells)
+        fold = Fold(self.gates, self.seat.claim, self.runtime, bells=self.seat.bells, purses=self.seat.purses)
         if view.exchanges and await fold.compress(session, view, trigger="too long", keep=0) is Outcome.DONE:
             self.session = await self.store.session(self.session.id)
             # not through the view: a fresh context that somebody began meanwhile does not show what came before it
