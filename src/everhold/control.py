@@ -193,7 +193,7 @@ class Control:
         if moment:
             return await self._snapshot(session, moment)
         if at is None:
-            return await self._upcoming(session)
+            return await self._shown(session, at=session.last_seq + 1)
         thought = await self._thought(session, at)
         assert isinstance(thought.body, Thought)
         assert thought.op is not None
@@ -239,18 +239,15 @@ class Control:
             raise NotFound(
                 f"session {session.id} has no snapshot {moment}", remedy="`everhold sessions folds` lists them"
             )
-        runtime = self.runtimes.runtime(session.agent, session.choices)
-        view = await view_at(self.store, session, at=fold.last)
-        tools = tuple(tool.spec for tool in runtime.tools.values())
-        request = build(messages(view, stubs=stubbed(view)), system=runtime.system, tools=tools)
-        return Context(session=session.id, at=fold.last, request=request, exact=None)
+        return await self._shown(session, at=fold.last)
 
-    async def _upcoming(self, session: Session) -> Context:
+    async def _shown(self, session: Session, *, at: int) -> Context:
+        """What the agent, as it is now, would be shown at seq `at`."""
         runtime = self.runtimes.runtime(session.agent, session.choices)
-        view = await view_at(self.store, session, at=session.last_seq + 1)
+        view = await view_at(self.store, session, at=at)
         tools = tuple(tool.spec for tool in runtime.tools.values())
         request = build(messages(view, stubs=stubbed(view)), system=runtime.system, tools=tools)
-        return Context(session=session.id, at=session.last_seq + 1, request=request, exact=None)
+        return Context(session=session.id, at=at, request=request, exact=None)
 
     async def status(self) -> dict[str, Any]:
         """Health at a glance."""
@@ -344,12 +341,13 @@ class Control:
             session = await self.find(name)
         asked_at = session.last_seq
         with self.bells.listening(session.id) as bell:
-            while True:
-                bell.clear()
-                for operation in await self.store.operations(session.id, what=("fold",), after=asked_at):
-                    if operation.state != "running":
-                        return await self._compressed(session.id, operation)
+            while (lane := await self.store.lane(fold.READER, session.id)) is None or lane.position <= asked_at:
                 await self.gates.sleep(1.0, bell=bell)
+                bell.clear()
+        # one that was under way may have left nothing for another
+        folds = await self.store.operations(session.id, what=("fold",))
+        ended = [operation for operation in folds if operation.last > asked_at]
+        return await self._compressed(session.id, ended[-1]) if ended else "There is nothing to compress."
 
     async def _compressed(self, session: str, operation: Operation) -> str:
         for entry in await self.store.entries(session, after=operation.op, upto=operation.last):

@@ -404,6 +404,19 @@ class TestControl:
         assert "the story so far" in diff["by"][0]["text"]
         wide.sound()
 
+    @pytest.mark.parametrize("text, told", [("short", "Compressed 1 messages"), ("", "Not compressed")])
+    def test_behind_a_summary_that_is_being_made_they_hear_what_came_of_it(
+        self, house: House, text: str, told: str
+    ) -> None:
+        session, held = summarising(house)
+        held.text = text
+        asked = house.loop.create_task(house.control.compress(session))
+        house.tick(2)
+        held.free = True
+        house.tick(60)
+        assert asked.done(), "there was nothing left for a second one, and nobody waits for it"
+        assert asked.result().startswith(told)
+
     def test_a_snapshot_is_a_name_to_look_at_and_nothing_else(self, wide: House) -> None:
         session = talk(wide, 4)
         before = texts(wide, session)
