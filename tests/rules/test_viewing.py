@@ -39,6 +39,33 @@ def folding(house: House, *, window: int = 1_200, keep: int = 1, ahead: bool = T
     return house.furniture.summariser
 
 
+def cramped(house: House, most: int) -> ScriptedModel:
+    """A house whose model takes no more than so many letters."""
+
+    def answer(request: Request) -> Answer:
+        if sum(len(message.text) for message in request.messages) > most:
+            raise TooLong("too many tokens")
+        return Answer(text="done")
+
+    house.furniture.model = ScriptedModel(answer)
+    return house.furniture.model
+
+
+def in_the_way(house: House) -> tuple[str, HeldModel]:
+    """A turn that does not fit, and beside it a summary is being made ahead of need until it is let go."""
+    folding(house)
+    house.furniture.summariser = held = HeldModel()
+    held.text = "short"
+    while not held.asked:
+        house.say(LONG, rest=False)
+        house.tick(1)
+    cramped(house, 1_000)
+    session = house.say("z" * 500, rest=False).session
+    house.tick(5)
+    assert len(house.furniture.model.asked) == 1
+    return session, held
+
+
 class TestRule13Folds:
     def test_a_fold_is_made_ahead_and_its_summary_stands_for_what_it_covers(self, house: House) -> None:
         folding(house)
@@ -163,6 +190,40 @@ class TestRule13Folds:
         held.text = "short"
         house.rest(10)
         assert texts(house, session)[-3:-1] == ["trigger", "meanwhile"]
+        house.sound()
+
+    def test_a_turn_whose_fold_was_cut_short_by_a_crash_folds_again_and_goes_on(self, house: House) -> None:
+        house.furniture.model = ScriptedModel(lambda request: Answer(text="y" * 1_500))
+        session = house.say("one").session
+        house.say("two")
+        cramped(house, 4_000)
+        house.furniture.summariser = ScriptedModel(lambda request: Answer(text="short"))
+        die_at(house, Step.FOLD_END, after=False)
+        house.say("z" * 1_500, rest=False)
+        house.tick(5)
+        house.start()
+        house.rest(30)
+        assert house.heard_back()[-1] == "done"
+        assert [body.trigger for body in house.bodies(session, Folded)] == ["too long"]
+        ended = [body.reason for body in house.bodies(session, Ended) if body.outcome == "refused"]
+        assert ended == ["cut short by a restart"]
+        house.sound()
+
+    def test_a_turn_that_does_not_fit_waits_for_a_summary_that_is_being_made_ahead(self, house: House) -> None:
+        session, held = in_the_way(house)
+        held.free = True
+        house.rest(10)
+        assert house.heard_back()[-1] == "done"
+        assert [body.trigger for body in house.bodies(session, Folded)] == ["soft", "too long"]
+        house.sound()
+
+    def test_a_turn_that_waits_for_a_summary_can_be_stopped(self, house: House) -> None:
+        session, held = in_the_way(house)
+        house.say("/stop", rest=False)
+        house.tick(5)
+        assert "stopped" in [body.outcome for body in house.bodies(session, Ended)]
+        held.free = True
+        house.rest(10)
         house.sound()
 
     def test_what_does_not_fit_mid_turn_is_stubbed_then_folded_then_fails_visibly(self, house: House) -> None:

@@ -43,15 +43,16 @@ class Mind:
             if runtime.coming is not None and not waited:
                 waited = await perform.wait_for_tools(self.gates, runtime.coming)
                 continue
-            mine = next((op for op in glance.running if op.reader == READER), None)
-            if mine is not None and mine.what == "turn":
-                if not await TurnWork(self.seat, session, runtime).resume(mine.op, mine.first, mine.attempts):
-                    return
-                continue
+            mine = {op.what: op for op in glance.running if op.reader == READER}
             seat = self.seat
             fold = Fold(self.gates, self.claim, runtime, bells=seat.bells, purses=seat.purses, before=seat.before)
-            if mine is not None:
-                await fold.close(mine, "cut short by a restart")
+            if left := mine.get("fold"):
+                # before the turn it was made for goes on: that may need another, and there is only one at a time
+                await fold.close(left, "cut short by a restart")
+                continue
+            if turn := mine.get("turn"):
+                if not await TurnWork(seat, session, runtime).resume(turn.op, turn.first, turn.attempts):
+                    return
                 continue
             folding = any(op.blocking for op in glance.running)
             match decide(letters(glance.pending), folding=folding, busy=runtime.busy):

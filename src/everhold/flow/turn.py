@@ -44,6 +44,7 @@ from everhold.core.turn import (
     Event,
     Finish,
     Opened,
+    Overlong,
     Record,
     Recorded,
     Run,
@@ -185,7 +186,7 @@ class TurnWork:
                 case Run():
                     event = await self._run(task)
                 case Shrink(reason=reason):
-                    event = await self._shrink(reason)
+                    event = await self._boundary() or await self._shrink(reason)
                 case WaitForModel():
                     await self._wait(task)
                     return False
@@ -424,7 +425,12 @@ class TurnWork:
         await self._ours()
         view = await self._before(session)  # read anew: something of what this turn has seen may have been erased since
         fold = Fold(self.gates, self.seat.claim, self.runtime, bells=self.seat.bells, purses=self.seat.purses)
-        if view.exchanges and await fold.compress(session, view, trigger="too long", keep=0) is Outcome.DONE:
+        outcome = await fold.compress(session, view, trigger="too long", keep=0) if view.exchanges else Outcome.NOTHING
+        if outcome is Outcome.BUSY:
+            # a summary is being made ahead of need, or the view has just changed: once that is over, decide anew
+            await self.gates.sleep(LOOK_SECONDS)
+            return Overlong(reason=reason)
+        if outcome is Outcome.DONE:
             self.session = await self.store.session(self.session.id)
             # not through the view: a fresh context that somebody began meanwhile does not show what came before it
             made = await self.store.operations(session.id, what=("fold",), states=("done",), newest_first=True, limit=1)
@@ -464,12 +470,7 @@ class TurnWork:
         ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
         bodies = (*told, *ended)
         self.log.warning("turn.waiting", reason=task.reason, seconds=wait.seconds, released=task.release)
-        update = LaneUpdate(
-            attempts=attempts,
-            error=task.reason,
-            wait=wait,
-            release=True,
-        )
+        update = LaneUpdate(attempts=attempts, error=task.reason, wait=wait, release=True)
         try:
             await self.seat.commit(
                 Step.END if task.release else Step.PAUSE,
