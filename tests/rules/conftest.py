@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from everhold.errors import StoreError
 from everhold.ports.model import Answer, Request
+from everhold.ports.store import Change, Step
 from everhold.testing.fakes import ScriptedModel
 from everhold.testing.house import House
 
@@ -18,6 +21,45 @@ def house(tmp_path: Path) -> Iterator[House]:
     house = House(tmp_path)
     with house.awake():
         yield house
+
+
+class Trouble:
+    """A store that cannot do what is asked of it, until it is `over`."""
+
+    def __init__(self, house: House, error: StoreError) -> None:
+        assert house.process is not None
+        self.disk = house.process.disk
+        self.error = error
+        self.over = False
+        self.met = 0
+
+    def with_commits(self, *steps: Step) -> Trouble:
+        real = self.disk.commit
+
+        async def commit(change: Change) -> Any:
+            if change.step in steps:
+                self.meet()
+            return await real(change)
+
+        self.disk.commit = commit  # type: ignore[method-assign]  # trouble is below every seam
+        return self
+
+    def with_all(self, *methods: str) -> Trouble:
+        for name in methods:
+            setattr(self.disk, name, self._failing(getattr(self.disk, name)))
+        return self
+
+    def meet(self) -> None:
+        if not self.over:
+            self.met += 1
+            raise self.error
+
+    def _failing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        async def method(*args: Any, **options: Any) -> Any:
+            self.meet()
+            return await real(*args, **options)
+
+        return method
 
 
 class HeldModel(ScriptedModel):

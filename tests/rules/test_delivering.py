@@ -11,7 +11,7 @@ from msgspec import structs
 
 from everhold.core.entries import Said
 from everhold.core.retry import LONGEST_WAIT_SECONDS
-from everhold.errors import EverholdError, InDoubt, Overloaded, Refused, Transient
+from everhold.errors import EverholdError, InDoubt, Overloaded, Refused, StoreBusy, StoreError, StoreFull, Transient
 from everhold.flow.voice import DEADLINE_SECONDS
 from everhold.ports.memory import Batch
 from everhold.ports.model import Answer, Request
@@ -20,7 +20,7 @@ from everhold.ports.store import Step
 from everhold.testing.fakes import FakePlatform, FakeProvider, ScriptedModel
 from everhold.testing.house import House
 
-from .conftest import HeldModel
+from .conftest import HeldModel, Trouble
 from .test_working import die_at
 
 
@@ -157,6 +157,19 @@ class TestRule10Doubt:
         house.say("second", rest=False)
         house.rest(3 * DEADLINE_SECONDS)
         assert house.heard_back() == ["You said: first", "You said: second"]
+
+    @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
+    def test_what_was_sent_is_written_down_as_soon_as_there_is_room(self, house: House, error: StoreError) -> None:
+        use(house, Delivery.BLIND)
+        trouble = Trouble(house, error).with_commits(Step.LANDED)
+        house.say("hello", rest=False)
+        house.tick(600)
+        assert trouble.met > 1
+        trouble.over = True
+        house.say("and on?", rest=False)
+        house.tick(5)
+        assert house.heard_back() == ["You said: hello", "You said: and on?"], "sent once each"
+        assert house.diary.of("delivery.in_doubt") == []
 
     def test_a_probe_looks_only_after_the_deadline_and_the_visibility_lag(self, house: House) -> None:
         """A request may be carried out at the last moment, long after its answer was lost, and be seen later still."""

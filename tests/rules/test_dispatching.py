@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from everhold.errors import Transient
+import pytest
+
+from everhold.errors import StoreBusy, StoreError, StoreFull, Transient
+from everhold.ports.store import Step
 from everhold.testing.house import House
 
-from .conftest import HeldModel
+from .conftest import HeldModel, Trouble
 
 
 def looks(house: House) -> list[dict[str, Any]]:
@@ -71,3 +74,22 @@ def test_what_could_not_be_delivered_is_tried_again_in_time(house: House) -> Non
     house.say("hello", rest=False)
     house.tick(120.0)
     assert len(house.heard_back()) == 2
+
+
+@pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
+def test_once_there_is_room_everything_goes_on_within_seconds(house: House, error: StoreError) -> None:
+    """Fault tests 5 and 6: whoever hands out work, keeps leases or works waits for the store, however long."""
+    assert house.process is not None
+    house.process.supervisor.most_per_reader = 1  # so that somebody has to be looked for
+    house.furniture.model = held = HeldModel()
+    house.say("one", chat="a", rest=False)
+    house.say("two", chat="b", rest=False)
+    house.tick()
+    trouble = Trouble(house, error).with_all("claim", "renew", "hasten").with_commits(*(set(Step) - {Step.ACCEPT}))
+    held.free = True
+    house.tick(600)
+    assert house.heard_back() == []
+    trouble.over = True
+    house.tick(5)
+    assert sorted(house.heard_back()) == ["at last", "at last"]
+    house.sound()

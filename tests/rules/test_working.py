@@ -10,14 +10,14 @@ import pytest
 
 from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Noted, Returned, Said, Thought, Told
 from everhold.core.turn import MOST_ATTEMPTS
-from everhold.errors import LeaseLost, Overloaded
+from everhold.errors import LeaseLost, Overloaded, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import Answer, Request
 from everhold.ports.store import Change, Step
 from everhold.ports.tool import Effect, Result
 from everhold.testing.fakes import FakeTool, ScriptedModel
 from everhold.testing.house import House
 
-from .conftest import HeldModel
+from .conftest import HeldModel, Trouble
 
 
 def calling(tool: str) -> Callable[[Request], Answer]:
@@ -28,6 +28,16 @@ def calling(tool: str) -> Callable[[Request], Answer]:
         if last.role == "tool":
             return Answer(text=f"it says: {last.text}")
         return Answer(calls=(Call(id="c1", tool=tool),))
+
+    return answer
+
+
+def in_turn(*tools: str) -> Callable[[Request], Answer]:
+    """A model that calls one tool after the other and then says so."""
+
+    def answer(request: Request) -> Answer:
+        done = sum(message.role == "tool" for message in request.messages)
+        return Answer(calls=(Call(id=f"c{done}", tool=tools[done]),)) if done < len(tools) else Answer(text="done")
 
     return answer
 
@@ -171,6 +181,36 @@ class TestRule7Tools:
         assert [body.unknown for body in returned] == [effect is Effect.ONCE]
         assert len(house.heard_back()) == 1
         house.sound()
+
+    @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
+    @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END])
+    def test_what_was_done_is_written_down_as_soon_as_there_is_room(
+        self, house: House, step: Step, error: StoreError
+    ) -> None:
+        tool = FakeTool("once", Effect.ONCE)
+        house.furniture.tools = {"pure": FakeTool("pure", Effect.PURE), "once": tool}
+        house.furniture.model = model = ScriptedModel(in_turn("pure", "once"))
+        trouble = Trouble(house, error).with_commits(step)
+        session = house.say("do it", rest=False).session
+        house.tick(600)
+        assert trouble.met > 1
+        assert house.heard_back() == []
+        trouble.over = True
+        house.tick(5)
+        assert house.heard_back() == ["done"]
+        assert sum(tool.started.values()) == 1
+        assert [body.unknown for body in house.bodies(session, Returned)] == [False, False]
+        assert len(model.asked) == 3, "nothing that was answered is asked again"
+        assert len(house.diary.of("store.waits")) == 1, "said once, not with every try"
+        house.sound()
+
+    def test_a_lane_that_could_not_be_read_is_soon_taken_up_again(self, house: House) -> None:
+        trouble = Trouble(house, StoreError("the disk hiccups")).with_all("glance")
+        house.say("hello", rest=False)
+        house.tick()
+        trouble.over = True
+        house.tick(5)
+        assert house.heard_back() == ["You said: hello"]
 
     def test_a_tool_nobody_knows_is_treated_as_once(self, house: House) -> None:
         house.furniture.model = ScriptedModel(calling("mystery"))

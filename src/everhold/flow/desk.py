@@ -270,7 +270,7 @@ class Desk:
         # an earlier command may have led the address away after this one was heard
         leads_to = await self.store.resolve(address) or session.id
         bound = Changed(change=Bound(address=address, previous=leads_to, by=entry.author))
-        done = await self.store.commit(
+        done = await self.gates.commit(
             Change(
                 step=Step.TIE,
                 session=new,
@@ -306,7 +306,7 @@ class Desk:
         if target.id == leads_to:
             return f"You are in session {target.id}."
         bound = Bound(address=entry.body.stamp.address, previous=leads_to, by=entry.author)
-        await self.store.commit(
+        await self.gates.commit(
             Change(
                 step=Step.TIE,
                 session=target.id,
@@ -368,7 +368,7 @@ class Desk:
         wakes: tuple[Wake, ...] = (),
         position: Position | None = None,
     ) -> None:
-        await self.store.commit(
+        await self.gates.commit(
             Change(
                 step=step,
                 session=self.claim.session,

@@ -128,7 +128,7 @@ class Sketch:
             self.remote = await left_behind(self.gates.store, self.claim.session, self.op, self.place)
             if not self.remote:
                 self.remote = await self._draw(self.platform.draft)
-                await self.gates.store.commit(self._receipt())
+                await self.gates.commit(self._receipt())
             while not self._closing:
                 self._grown.clear()
                 await self.gates.sleep(PACE_SECONDS, bell=self._bell)

@@ -238,7 +238,7 @@ class Fold:
     ) -> int:
         own = -1 if op is None else op
         spends = background(self.runtime, self.asked, day=self.purses.day())
-        done = await self.store.commit(
+        done = await self.gates.commit(
             Change(
                 step=step,
                 session=self.claim.session,
@@ -377,7 +377,7 @@ class Ahead:
             idle_at=session.last_seq if wait is None else None,
             release=True,
         )
-        await self.gates.store.commit(
+        await self.gates.commit(
             Change(
                 step=Step.SETTLE,
                 session=session.id,

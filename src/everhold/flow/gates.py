@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from everhold.errors import InDoubt
+from everhold.errors import InDoubt, StoreBusy, StoreFull
 from everhold.limit import Limit
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
-from everhold.ports.store import Claim, Store, Wake
+from everhold.ports.store import Change, Claim, Committed, Store, Wake
 
 T = TypeVar("T")
+
+ROOM_SECONDS: Final = 1.0
+"""How soon it is looked again whether the store has room, or is ours to write to."""
 
 
 class Gates:
@@ -27,6 +30,26 @@ class Gates:
         self.chance = chance
         self.log = log
         self.owner = owner
+
+    async def commit(self, change: Change) -> Committed:
+        """Commit for somebody who works on a lane, however long the store cannot take it.
+
+        Whoever has run a tool or sent a message has no other way to say so: let go of, it would be in doubt. Who can be
+        told that it did not work (a platform at the door, a person in charge) asks the store itself.
+        """
+        return await self.patiently(lambda: self.store.commit(change))
+
+    async def patiently(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Write again and again while there is no room, or somebody else has the lock: nothing was written then."""
+        told = False
+        while True:
+            try:
+                return await write()
+            except (StoreFull, StoreBusy) as error:
+                if not told:
+                    self.log.warning("store.waits", error=str(error))
+                told = True
+            await self.sleep(ROOM_SECONDS)
 
     async def call(self, what: str, work: Callable[[], Awaitable[T]], *, deadline: float) -> T:
         """Do something in the world, within `deadline` seconds. After that nobody knows whether it was done."""

@@ -389,7 +389,7 @@ class Jobs:
         own = [Draft(body=body, author="system", op=OWN) for body in bodies]
         if dedup is not None:
             own[0] = structs.replace(own[0], dedup=dedup)
-        await self.store.commit(
+        await self.gates.commit(
             Change(
                 step=step,
                 session=self.claim.session,

@@ -529,7 +529,7 @@ class Lane:
         wakes: tuple[Wake, ...] = (),
         redone: bool = False,
     ) -> None:
-        done = await self.gates.store.commit(
+        done = await self.gates.commit(
             Change(
                 step=step,
                 session=self.claim.session,

@@ -67,7 +67,7 @@ class Seat:
         """Commit under this mind's claim."""
         beside = beside or Beside()
         self.at = self.gates.clock.now()
-        done = await self.store.commit(
+        done = await self.gates.commit(
             Change(
                 step=step_,
                 session=self.claim.session,

@@ -80,15 +80,13 @@ class Supervisor:
         self.only: tuple[str, ...] = ()
         """Whose lanes are taken up; everybody's if nobody is named."""
         self.dispatching = False
-        self.failed: StoreError | None = None
-        """Set when the store can no longer keep its promise: the process must end and start again."""
 
     async def dispatch(self) -> None:
         """Claim due lanes and start a worker for each, until told to stop."""
         gates = self.gates
         ahead = float("-inf")
         self.dispatching = True
-        await self.release()  # whoever was here before may have had no time for it
+        await gates.patiently(self.release)  # whoever was here before may have had no time for it
         self.bells.hands = self
         while not self.stopping:
             self.bells.work.clear()
@@ -99,9 +97,7 @@ class Supervisor:
             full = [reader for reader, count in self.busy.items() if count >= self.most_per_reader]
             due = await gates.store.next_due(at=gates.clock.now(), skip=full, only=self.only)
             if room > 0 and (jumped or (due is not None and due <= 0)):
-                claims = await gates.store.claim(
-                    owner=gates.owner, at=gates.clock.now, lease=self.lease, limit=room, skip=full, only=self.only
-                )
+                claims = await gates.patiently(functools.partial(self._claim, room, full))
                 for claim in claims:
                     self._start(claim)
                 if claims:
@@ -109,6 +105,12 @@ class Supervisor:
             # a lane that is due but could not be claimed is somebody else's: look again soon, not at once
             wait = self.poll if due is None or room <= 0 else min(self.poll, max(due, 0.05))
             await gates.sleep(wait, bell=self.bells.work)
+
+    async def _claim(self, room: int, full: list[str]) -> list[Claim]:
+        gates = self.gates
+        return await gates.store.claim(
+            owner=gates.owner, at=gates.clock.now, lease=self.lease, limit=room, skip=full, only=self.only
+        )
 
     def offer(self, wake: Wake) -> Wake:
         if self.stopping or self.only or len(self.tasks) >= self.most or self.busy[wake.reader] >= self.most_per_reader:
@@ -122,10 +124,15 @@ class Supervisor:
         """Keep the leases of everybody at work."""
         while not self.stopping:
             await self.gates.sleep(self.lease / 3)
-            if self.tasks:
-                await self.gates.store.renew(
+            await self._renew()
+
+    async def _renew(self) -> None:
+        if self.tasks:
+            await self.gates.patiently(
+                lambda: self.gates.store.renew(
                     list(self.tasks.values()), owner=self.gates.owner, at=self.gates.clock.now(), lease=self.lease
                 )
+            )
 
     async def keep(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` for ever: start it again, after a wait, whenever it falls."""
@@ -137,8 +144,6 @@ class Supervisor:
                 return
             except StoreError as error:
                 self.gates.log.error("store.failed", what=what, error=error)
-                if self.failed is not None:
-                    return
             except Exception as error:  # a listener is foreign code: whatever it raises, it is started again
                 self.gates.log.error("task.fell", what=what, error=error)
             attempt = attempt + 1 if self.gates.clock.monotonic() - started < 60 else 1
@@ -209,8 +214,9 @@ class Supervisor:
             log.error("lane.stopped", error=error)
             await self._put_back(claim, str(error), seconds=3600.0)
         except StoreError as error:
-            # nothing can be written, so nothing can be put back: the lease runs out, and the lane is taken up again
             log.error("store.failed", error=error)
+            # where nothing can be written any more, it cannot be put back, either: who starts anew finds it
+            await self._put_back(claim, str(error))
         except EverholdError as error:
             log.warning("lane.failed", error=error)
             await self._put_back(claim, str(error))
@@ -341,7 +347,7 @@ class Supervisor:
         wait = 300.0 if wait is None else wait
         update = LaneUpdate(attempts=attempts, error=error, wait=Wait(seconds=wait), release=True)
         try:
-            await self.gates.store.commit(
+            await self.gates.commit(
                 Change(
                     step=Step.LATER,
                     session=claim.session,

@@ -33,7 +33,7 @@ class Tie:
                 case _:
                     continue
             key = f"tie:{session.id}:{entry.seq}"
-            await store.commit(
+            await self.gates.commit(
                 Change(
                     step=Step.TIE,
                     session=other,
@@ -45,6 +45,6 @@ class Tie:
             )
             self.bells.ring(other)
         update = LaneUpdate(position=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True)
-        await store.commit(
+        await self.gates.commit(
             Change(step=Step.SETTLE, session=session.id, at=self.gates.clock.now(), claim=self.claim, lane=update)
         )
