@@ -21,7 +21,7 @@ from everhold.testing.fakes import FakePlatform, FakeProvider, ScriptedModel
 from everhold.testing.house import House
 
 from .conftest import HeldModel, Trouble
-from .test_working import die_at
+from .test_working import die_at, looking
 
 
 def use(house: House, delivery: Delivery, **options: Any) -> FakePlatform:
@@ -157,6 +157,23 @@ class TestRule10Doubt:
         house.say("second", rest=False)
         house.rest(3 * DEADLINE_SECONDS)
         assert house.heard_back() == ["You said: first", "You said: second"]
+
+    @pytest.mark.parametrize("jump", [3_600.0, -10.0, 315_360_000.0, -315_360_000.0])
+    def test_a_clock_that_is_set_puts_nothing_that_is_being_sent_in_doubt(self, house: House, jump: float) -> None:
+        class Late(FakePlatform):
+            async def send(self, out: Outgoing) -> str:
+                await asyncio.sleep(10)
+                return self.receive(out)
+
+        house.platform = Late(Delivery.BLIND)
+        house.furniture.platforms[("fake", "main")] = house.platform
+        house.say("hello", rest=False)
+        house.tick(2)
+        house.clock.skew += jump
+        looking(house)
+        house.rest(3 * DEADLINE_SECONDS)
+        assert house.heard_back() == ["You said: hello"]
+        assert house.diary.of("delivery.in_doubt") == []
 
     @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
     def test_what_was_sent_is_written_down_as_soon_as_there_is_room(self, house: House, error: StoreError) -> None:

@@ -93,3 +93,17 @@ def test_once_there_is_room_everything_goes_on_within_seconds(house: House, erro
     house.tick(5)
     assert sorted(house.heard_back()) == ["at last", "at last"]
     house.sound()
+
+
+@pytest.mark.parametrize("jump", [3_600.0, -3_600.0])
+def test_a_clock_that_is_set_gives_nobody_else_what_is_worked_on_here(house: House, jump: float) -> None:
+    assert house.process is not None
+    house.furniture.model = held = HeldModel()
+    house.say("hello", rest=False)
+    house.tick()
+    house.clock.skew += jump
+    house.tick(house.process.supervisor.poll)
+    assert house.run(house.store.claim(owner="peer", at=house.clock.now, lease=60.0, limit=9)) == []
+    held.free = True
+    house.rest(5)
+    assert house.heard_back() == ["at last"]

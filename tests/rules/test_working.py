@@ -12,8 +12,8 @@ from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Noted, Ret
 from everhold.core.turn import MOST_ATTEMPTS
 from everhold.errors import LeaseLost, Overloaded, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import Answer, Request
-from everhold.ports.store import Change, Step
-from everhold.ports.tool import Effect, Result
+from everhold.ports.store import Change, Step, Wake
+from everhold.ports.tool import Effect, Result, ToolContext
 from everhold.testing.fakes import FakeTool, ScriptedModel
 from everhold.testing.house import House
 
@@ -40,6 +40,21 @@ def in_turn(*tools: str) -> Callable[[Request], Answer]:
         return Answer(calls=(Call(id=f"c{done}", tool=tools[done]),)) if done < len(tools) else Answer(text="done")
 
     return answer
+
+
+class Slow(FakeTool):
+    """A tool that takes its time."""
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+        await asyncio.sleep(10)
+        return await super().run(arguments, context)
+
+
+def looking(house: House) -> None:
+    """Have somebody look for lanes that are due, now."""
+    assert house.process is not None
+    house.process.bells.work.set()
+    house.tick(0.1)
 
 
 def die_at(house: House, step: Step, *, after: bool) -> None:
@@ -181,6 +196,47 @@ class TestRule7Tools:
         assert [body.unknown for body in returned] == [effect is Effect.ONCE]
         assert len(house.heard_back()) == 1
         house.sound()
+
+    @pytest.mark.parametrize("jump", [3_600.0, -10.0, -0.5, 315_360_000.0, -315_360_000.0])
+    def test_a_clock_that_is_set_leaves_a_tool_that_runs_alone(self, house: House, jump: float) -> None:
+        tool = Slow("pay", Effect.ONCE)
+        house.furniture.tools = {"pay": tool}
+        house.furniture.model = ScriptedModel(calling("pay"))
+        session = house.say("go", rest=False).session
+        house.tick(0.2)
+        house.clock.skew += jump
+        house.say("and I?", chat="another", rest=False)  # there is a reason to look for work
+        house.tick(0.2)
+        looking(house)
+        house.rest(60)
+        assert sum(tool.done.values()) == 2
+        assert [body.unknown for body in house.bodies(session, Returned)] == [False]
+        assert house.diary.of("lane.lost") == []
+        house.sound()
+
+    def test_a_clock_that_is_set_while_somebody_claims_leaves_a_tool_that_runs_alone(self, house: House) -> None:
+        assert house.process is not None
+        tool, disk = Slow("pay", Effect.ONCE), house.process.disk
+        house.furniture.tools = {"pay": tool}
+        house.furniture.model = ScriptedModel(calling("pay"))
+        session = house.say("go", rest=False).session
+        house.tick(0.2)
+        real = disk.claim
+        found: list[int] = []
+
+        async def claim(**options: Any) -> Any:
+            house.clock.skew += 3_600
+            claims = await real(**options)
+            found.append(len(claims))
+            return claims
+
+        disk.claim = claim  # type: ignore[method-assign]  # the worst moment is between two lines
+        house.run(disk.commit(Change(step=Step.SETTLE, session=session, at=0.0, wakes=(Wake(reader="fold"),))))
+        looking(house)
+        house.rest(60)
+        assert found[0] == 1, "the one that was due, and nothing else"
+        assert [body.unknown for body in house.bodies(session, Returned)] == [False]
+        assert house.diary.of("lane.lost") == []
 
     @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
     @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END])

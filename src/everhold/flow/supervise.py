@@ -30,6 +30,8 @@ CROWD: Final = 16
 """With more than these at work, others have to line up."""
 AT_ONCE: Final = 4
 """How many of those in line begin with each round of the loop."""
+JUMP_SECONDS: Final = 1.0
+"""A clock that gained or lost more than this since somebody looked was set, or the machine slept."""
 POLL_SECONDS: Final = 5.0
 """How long at most nobody looks for due lanes. The bell is the hint, this is the truth."""
 UNAVAILABLE_SECONDS: Final = 60.0
@@ -90,9 +92,12 @@ class Supervisor:
         self.bells.hands = self
         while not self.stopping:
             self.bells.work.clear()
-            # a clock that went back, perhaps while nobody ran: waits that began in the future have to begin anew
             drift = gates.clock.now() - gates.clock.monotonic()
-            jumped, ahead = drift < ahead - 1 or ahead == float("-inf"), drift
+            by, ahead = drift - ahead, drift
+            if abs(by) > JUMP_SECONDS:
+                await self._renew()  # leases go by the wall's clock: to others, ours would look as if they were over
+            # a clock that went back, perhaps while nobody ran: waits that began in the future have to begin anew
+            jumped = by < -JUMP_SECONDS or by == float("inf")
             room = self.most - len(self.tasks)
             full = [reader for reader, count in self.busy.items() if count >= self.most_per_reader]
             due = await gates.store.next_due(at=gates.clock.now(), skip=full, only=self.only)
@@ -107,9 +112,14 @@ class Supervisor:
             await gates.sleep(wait, bell=self.bells.work)
 
     async def _claim(self, room: int, full: list[str]) -> list[Claim]:
-        gates = self.gates
-        return await gates.store.claim(
-            owner=gates.owner, at=gates.clock.now, lease=self.lease, limit=room, skip=full, only=self.only
+        """Take what is due, but nothing that somebody here is at work on, whatever the clock makes of its lease."""
+        return await self.gates.store.claim(
+            owner=self.gates.owner,
+            at=self.gates.clock.now,
+            lease=self.lease,
+            limit=room,
+            skip=[*full, *(task.get_name() for task in self.tasks)],  # each is called what its lane is
+            only=self.only,
         )
 
     def offer(self, wake: Wake) -> Wake:
@@ -184,7 +194,7 @@ class Supervisor:
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def _start(self, claim: Claim) -> None:
-        task = asyncio.get_running_loop().create_task(self._work(claim), name=f"{claim.reader} {claim.session}")
+        task = asyncio.get_running_loop().create_task(self._work(claim), name=claim.name)
         self.tasks[task] = claim
         self.busy[claim.reader] += 1
         task.add_done_callback(self._ended)

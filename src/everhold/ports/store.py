@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from everhold.core.entries import Draft, Entry, Kind, Record
+
+LANE: Final = "\t"
+"""Between reader and session in the name of a lane; no reader's name has one."""
 
 
 class Step(StrEnum):
@@ -171,6 +174,11 @@ class Claim(Struct, frozen=True, kw_only=True):
     @property
     def fence(self) -> int:
         return self.lane.fence
+
+    @property
+    def name(self) -> str:
+        """What the lane is called where one is named among readers."""
+        return f"{self.lane.reader}{LANE}{self.lane.session}"
 
 
 class LaneUpdate(Struct, frozen=True, kw_only=True):
@@ -405,9 +413,10 @@ class Store(Protocol):
         """Take up to `limit` due lanes that nobody holds, the longest due first, each under a new fence.
 
         `skip` names readers that are busy, `only` the ones to look at; a name that ends with `*` stands for all that
-        begin so. Operations the lane left running come under the same fence; an attempt is
-        counted unless they were paused. Give the clock itself as `at` where others claim, too: whoever stood still
-        between looking at it and claiming would take what they hold for a thing of the future.
+        begin so. Nobody takes a lane from themselves that `skip` names (`Claim.name`), however its lease looks: a clock
+        that was set says nothing about those who are at work here. Operations the lane left running come under the same
+        fence; an attempt is counted unless they were paused. Give the clock itself as `at` where others claim, too:
+        whoever stood still between looking at it and claiming would take what they hold for a thing of the future.
         """
 
     async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:

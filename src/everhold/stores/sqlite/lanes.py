@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from everhold.errors import LeaseLost, Misuse
-from everhold.ports.store import Backlog, Claim, Flight, Lane, LaneUpdate, Wake
+from everhold.ports.store import LANE, Backlog, Claim, Flight, Lane, LaneUpdate, Wake
 from everhold.stores.sqlite.read import rows
 from everhold.stores.sqlite.sessions import Head, head_of
 
@@ -206,7 +206,12 @@ def claim(
     """Take what is due. `back`: the clock may have gone back behind the moment at which something began to wait."""
     if back:
         _restamp(cur, at)
-    due = _find_due(cur, at=at, limit=limit, readers=_readers(cur, skip=skip, only=only), back=back)
+    readers = _readers(cur, skip=[name for name in skip if LANE not in name], only=only)
+    due = _find_due(cur, at=at, limit=limit, readers=readers, back=back)
+    if any(before == owner for *_, before in due):
+        # the clock was set: whom `owner` has at work stays there, and takes no place from others
+        due = _find_due(cur, at=at, limit=limit + len(skip), readers=readers, back=back)
+        due = [it for it in due if it[3] != owner or f"{it[2]}{LANE}{it[1]}" not in skip][:limit]
     return [
         _taken(cur, cur.execute(_TAKE_ANY, (owner, at, lease, session, reader)).get, taken_over=before != "")
         for _, session, reader, before in due

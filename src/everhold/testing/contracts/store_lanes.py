@@ -287,6 +287,24 @@ class LanesContract:
         assert await scene.claimed(at=5.0) == ["mind"]
 
     @promise
+    async def test_a_clock_that_is_set_takes_no_lane_from_those_who_are_at_work_here(self, scene: Scene) -> None:
+        await scene.hear(at=1.0)
+        mine = await scene.claim(at=YEARS, owner="me", lease=60.0)
+        for at in (YEARS + 3600.0, YEARS - 10.0, 2.0):
+            assert await scene.claimed(at=at, owner="me", skip=(mine.name,)) == []
+        await scene.wake("voice", at=YEARS)
+        later = YEARS + 3600.0
+        assert await scene.claimed(at=later, owner="me", skip=(mine.name,), limit=1) == ["voice"], "it takes no place"
+        assert await scene.claimed(at=later, owner="you", skip=(mine.name,)) == ["mind"], "others cannot know"
+
+    @promise
+    async def test_whoever_has_let_go_of_a_lane_may_take_it_again_while_they_wind_up(self, scene: Scene) -> None:
+        await scene.hear()
+        mine = await scene.claim(owner="me")
+        await scene.update(mine, release=True)
+        assert await scene.claimed(owner="me", skip=(mine.name,)) == ["mind"]
+
+    @promise
     async def test_a_lease_from_the_future_is_over(self, scene: Scene) -> None:
         await scene.hear(at=1.0)
         await scene.claim(at=YEARS, owner="dead", lease=60.0)

@@ -174,7 +174,16 @@ class Witness:
             self.world.tell(process.name, f"takes {claim.reader} of {claim.session}{over} (fence {claim.fence})")
             if before is not None:
                 self.world.stats["take-overs"] += 1
+                self._not_from_itself(process, claim, before)
             self.holders[lane] = (process.name, claim.fence)
+
+    def _not_from_itself(self, process: Process, claim: Claim, before: tuple[str, int]) -> None:
+        """Whatever the clock says: a process knows best whom it has at work."""
+        at_work = {(worker.name, worker.fence) for worker in process.workers.values()}
+        if before[0] == process.name and (claim.name, before[1]) in at_work:
+            self.problem(
+                f"{process.name} took {claim.reader} of {claim.session} from somebody of its own at work there"
+            )
 
     # -- waits that others ask for
 
