@@ -8,7 +8,7 @@ import pytest
 
 from everhold.core import review
 from everhold.core.claims import absence, contradicts
-from everhold.core.entries import Began, Call, Folded, Heard, Noted, Told
+from everhold.core.entries import Began, Call, Folded, Heard, Noted, Thought, Told
 from everhold.errors import Overloaded
 from everhold.ports.model import Answer, Request
 from everhold.ports.store import Step
@@ -153,6 +153,14 @@ class TestReview:
         reviewing(house, {"note": "Ada has a secret", "cites": [heard[0], heard[-1]]}, every=1)
         house.say("again", chat="room", kind="group")
         assert [note.stamp.audience for note in house.bodies(private, Noted)][-1] == ()
+
+    def test_what_a_review_said_goes_with_what_it_may_repeat_though_it_cites_nothing(self, house: House) -> None:
+        reviewing(house, {"note": "her secret is quokka", "cites": []}, every=1)
+        session = house.say("my secret is quokka").session
+        assert "quokka" in house.bodies(session, Thought)[-1].text
+        house.run(house.control.erase(session, [1]))
+        assert "quokka" not in " ".join(body.text for body in house.bodies(session, Thought)[1:])
+        house.sound()
 
     def test_before_a_fold_its_part_is_reviewed_and_noted(self, house: House) -> None:
         folding(house, keep=1)

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.core import forgetting, review
+from everhold.core import forgetting
 from everhold.core.context import IN_VIEW, live
 from everhold.core.entries import (
     Began,
@@ -129,6 +129,7 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
         and (any(holder <= op.covers for holder in holders) or any(op.op >= fold for fold in summaries))
         and op.last > first
     )
+    jobs = {op.op for op in operations if op.what == "job"}
     gone = set(seqs)
     blobs: set[str] = set()
     for entry in entries.values():
@@ -136,7 +137,10 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
             gone.add(entry.seq)
         if isinstance(entry.body, Thought) and entry.seq >= first:
             blobs.update(blob for blob in (entry.body.recall, entry.body.why) if blob)
-        if _rests_on(entry, gone):
+        if isinstance(entry.body, Noted) and not gone.isdisjoint(entry.body.cites):
+            gone.add(entry.seq)
+        # what a job thought of may repeat whatever it had read, and need not say where that stood
+        if isinstance(entry.body, Thought) and entry.op in jobs and entry.seq > first:
             gone.add(entry.seq)
     running = tuple(op.op for op in operations if op.state == "running" and op.op >= min(holders, default=first))
     erased = Erased(seqs=tuple(sorted(gone)), folds=folds, by=by, why=why)
@@ -154,17 +158,6 @@ def erasable(entry: Entry) -> bool:
     if entry.kind is Kind.CHANGED:
         return entry.body is None or forgetting.wordy(entry)
     return entry.kind in ERASABLE
-
-
-def _rests_on(entry: Entry, seqs: set[int]) -> bool:
-    """Whether an entry is a note that cites any of `seqs`, or the review in which such a note was made."""
-    match entry.body:
-        case Noted(cites=cites):
-            return not seqs.isdisjoint(cites)
-        case Thought(text=text, request=""):
-            return bool(review.findings(text, seqs))
-        case _:
-            return False
 
 
 def _holders(entries: Iterable[Entry], seqs: set[int]) -> set[int]:
