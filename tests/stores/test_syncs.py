@@ -352,29 +352,65 @@ class Committing:
         return [name != "everhold-writer" for name in names]
 
 
-def test_whoever_is_alone_with_a_quick_disk_waits_on_the_spot(tmp_path: Path) -> None:
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, nobody is taken to make use of a wait."""
+    monkeypatch.setattr(writer, "IDLE_SECONDS", 60.0)
+
+
+@pytest.mark.parametrize("many", [1, 5])
+@pytest.mark.usefixtures("idle")
+def test_a_quick_disk_is_waited_for_on_the_spot_where_nobody_makes_use_of_the_wait(tmp_path: Path, many: int) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
         hand = store.writer
         assert isinstance(hand, writer.ThreadWriter)
         committing = Committing(hand)
-        for _ in range(writer.ALONE + 2):
-            hand._pace = 0.0
-            await scene.hear()
-        assert committing.took()[-1]
-        await asyncio.gather(scene.hear(), scene.hear())  # two: whoever else there is has something to do meanwhile
-        hand._pace = 0.0
-        await scene.hear()
-        assert committing.took() == [False, False]
-        for _ in range(writer.ALONE + 2):
-            hand._pace = writer.QUICK_SECONDS  # a slow one
-            await scene.hear()
+
+        async def hear(*, pace: float = 0.0) -> None:
+            hand._pace = pace
+            await asyncio.gather(*(scene.hear() for _ in range(many)))
+
+        for _ in range(writer.IDLE):
+            await hear()
+        committing.took()
+        for _ in range(2 * (writer.LOOK_AGAIN + 1)):
+            await hear()
+        on_the_spot = committing.took()
+        assert on_the_spot.count(False) == 2  # now and then it is seen whether it is still so
+        assert on_the_spot[-1 - writer.LOOK_AGAIN :].count(True) == writer.LOOK_AGAIN
+        for _ in range(writer.IDLE):
+            await hear(pace=writer.QUICK_SECONDS)  # a slow one
         assert not any(committing.took())
         await store.close()
 
     run(play())
 
 
+def test_whoever_makes_use_of_a_wait_is_not_kept_from_it(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        hand = store.writer
+        assert isinstance(hand, writer.ThreadWriter)
+        committing = Committing(hand)
+
+        async def work() -> None:
+            while not hand._away:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            until = time.thread_time() + 2 * writer.IDLE_SECONDS
+            while time.thread_time() < until:
+                pass
+
+        for _ in range(3 * writer.IDLE):
+            hand._pace = 0.0
+            await asyncio.gather(scene.hear(), work())
+        assert not any(committing.took())
+        await store.close()
+
+    run(play())
+
+
+@pytest.mark.usefixtures("idle")
 def test_a_disk_that_stalls_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
@@ -387,7 +423,7 @@ def test_a_disk_that_stalls_is_waited_for_once(tmp_path: Path, monkeypatch: pyte
             time.sleep(0.05 if stalls else 0.0)
             real()
 
-        for _ in range(writer.ALONE + 2):
+        for _ in range(writer.IDLE + 1):
             hand._pace = 0.0
             await scene.hear()
         committing.took()
@@ -406,6 +442,7 @@ def test_a_disk_that_stalls_is_waited_for_once(tmp_path: Path, monkeypatch: pyte
     run(play())
 
 
+@pytest.mark.usefixtures("idle")
 def test_what_is_long_is_tidied_up_on_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
@@ -418,7 +455,7 @@ def test_what_is_long_is_tidied_up_on_the_thread(tmp_path: Path, monkeypatch: py
             real()
 
         monkeypatch.setattr(hand, "tidy", tidy)
-        for _ in range(writer.ALONE + 2):
+        for _ in range(writer.IDLE + 1):
             hand._pace = 0.0
             await scene.hear()
         committing.took()

@@ -466,8 +466,19 @@ def digest(
     *, salt: bytes, session: str, seq: int, kind: str, op: int | None, author: str, at: float, body: str
 ) -> bytes:
     """What makes an altered entry visible. Salted, so that erasing body and salt leaves nothing to guess at."""
-    head = _ENCODER.encode((session, seq, kind, op, author, at))
-    return hashlib.sha256(b"%b%b\n%b" % (salt, head, body.encode())).digest()
+    return _seal(salt, _ENCODER.encode((session, seq, kind, op, author, at)), body.encode())
+
+
+def sealed(
+    body: Body, *, salt: bytes, session: str, seq: int, kind: str, op: int | None, author: str, at: float
+) -> tuple[str, bytes]:
+    """The stored form of a body, and the digest of its entry."""
+    text = _ENCODER.encode(body)
+    return text.decode(), _seal(salt, _ENCODER.encode((session, seq, kind, op, author, at)), text)
+
+
+def _seal(salt: bytes, head: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(b"".join((salt, head, b"\n", body))).digest()
 
 
 def clean(text: str) -> tuple[str, bool]:

@@ -83,13 +83,16 @@ class Accept:
             admission, incoming.kind, origin.platform, origin.account, origin.chat, origin.thread, incoming.sender,
             incoming.directory, incoming.repo,
         )  # fmt: skip
-        known = self._known.pop(whereabouts, None)
+        known = self._known.get(whereabouts)
         opens: Opening | None = None
+        new = False
         if known is None:
             known, opens = await self._look_up(incoming, admission, at)
+            new = True
         session, stamp, author, bound = known
         body = heard(incoming, stamp, admission)
         wake = DESK if body.command else MIND
+        wakes = self.bells.offer(_WAKES[wake]) if body.asks else ()
         change = Change(
             step=Step.ACCEPT,
             session=session,
@@ -97,15 +100,19 @@ class Accept:
             opens=opens,
             bound=bound if opens is None else None,
             entries=(Draft(body=body, author=author, dedup=dedup_key(incoming)),),
-            wakes=self.bells.offer(_WAKES[wake]) if body.asks else (),
+            wakes=wakes,
             position=incoming.position,
             blobs=incoming.files,
         )
-        taken = any(wake.owner for wake in change.wakes)
-        done = await (self._keep(change) if taken else gates.store.commit(change))
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[whereabouts] = known
+        try:
+            done = await (self._keep(change) if wakes and wakes[0].owner else gates.store.commit(change))
+        except Conflict:
+            self._known.pop(whereabouts, None)
+            raise
+        if new:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[whereabouts] = known
         if done.duplicate:
             outcome = "differs" if done.differs else "duplicate"
             if done.differs:
@@ -161,27 +168,30 @@ class Accept:
 def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
     """The entry a message becomes."""
     text, mangled = clean(incoming.text)
-    name = label(clean(incoming.name)[0], sender=incoming.sender) if incoming.name else ""
+    sender, bot, attachments = incoming.sender, incoming.bot, incoming.attachments
+    name = label(clean(incoming.name)[0], sender=sender) if incoming.name else ""
     # whoever is not spoken to stays silent; bots do not thank each other for ever, nor for their errors
-    idle = incoming.notice or (incoming.bot and (bare(text) or is_notice(text)))
-    ordered = admission.command is not None
-    meant = incoming.addressed or admission.always or ordered
-    asks = admission.asks and meant and (ordered or not idle) and incoming.event != UNREADABLE
-    command = admission.command or (parse(text) if asks and not incoming.bot else None)
+    idle = incoming.notice or (bot and (bare(text) or is_notice(text)))
+    command = admission.command
+    ordered = command is not None
+    meant = ordered or incoming.addressed or admission.always
+    asks = meant and admission.asks and (ordered or not idle) and incoming.event != UNREADABLE
+    if asks and not ordered and not bot:
+        command = parse(text)
     busy = ""
-    if command is not None and command.name in TALK and (command.argument or incoming.attachments):
+    if command is not None and command.name in TALK and (command.argument or attachments):
         busy, text, command = command.name, command.argument, None
     return Heard(
         origin=incoming.origin,
         text=text,
         asks=asks,
         sender=name,
-        speaker=incoming.sender if incoming.sender != stamp.person else "",
-        bot=incoming.bot,
+        speaker=sender if sender != stamp.person else "",
+        bot=bot,
         hops=max(incoming.hops, admission.hops),
         revision=incoming.revision,
         command=command,
-        attachments=tuple(map(cleansed, incoming.attachments)),
+        attachments=tuple(map(cleansed, attachments)) if attachments else (),
         mangled=mangled,
         scheduled=incoming.event == SCHEDULED,
         busy=busy,

@@ -11,6 +11,9 @@ import apsw
 PATIENCE_SECONDS: Final = 5.0
 """How long a foreign lock on the file is waited for."""
 CACHE_KIB: Final = 16_384
+STATEMENTS: Final = 512
+"""After so many others have run, a statement has to be compiled again. There are not so many different ones: it is the
+same few, run for each row of a batch, that would drive out the rest."""
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 """The write-ahead log is cut back to this once it has been copied into the database."""
 
@@ -19,7 +22,7 @@ def for_writing(
     path: Path, *, synchronous: str, patience: float = PATIENCE_SECONDS, vfs: str | None = None
 ) -> apsw.Connection:
     """A connection that may write. Until `settle` is called it leaves the write-ahead log alone when it closes."""
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs, statementcachesize=STATEMENTS)
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     db.set_busy_timeout(int(patience * 1000))
     _plan_once(db)
@@ -40,7 +43,7 @@ def settle(db: apsw.Connection) -> None:
 
 
 def for_reading(path: Path, *, vfs: str | None = None) -> apsw.Connection:
-    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs, statementcachesize=STATEMENTS)
     db.set_busy_timeout(int(PATIENCE_SECONDS * 1000))
     db.pragma("query_only", "on")
     _plan_once(db)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import apsw
 import msgspec
@@ -19,8 +19,7 @@ from everhold.core.entries import (
     Heard,
     Kind,
     decode,
-    digest,
-    encode,
+    sealed,
 )
 from everhold.errors import Misuse, NotFound, Poisoned, Refused, StoreDamaged
 from everhold.ports.clock import Chance
@@ -33,6 +32,12 @@ _COLUMNS: Final = "session, seq, pos, kind, op, author, at, version, body, diges
 _KINDS: Final = {kind.value: kind for kind in Kind}
 _NAMES: Final[dict[type, str]] = {body: kind.value for kind, body in BODIES.items()}
 _KNOWN: Final = ", ".join(f"'{kind.value}'" for kind in Kind)
+
+
+SALT: Final = 16
+"""So many bytes of chance go into each digest."""
+
+Row: TypeAlias = tuple[int | None, str, int, str, int | None, str, float, int, str, bytes, bytes, str | None]
 
 
 class Taken(Misuse):
@@ -69,7 +74,7 @@ def append(
     seq = first
     try:
         for draft in drafts:
-            body, op, author, when = draft.body, draft.op, draft.author, draft.at
+            body, op = draft.body, draft.op
             if type(body) is Began:
                 op = own = seq
             elif op is not None:
@@ -79,11 +84,7 @@ def append(
                     raise Misuse(
                         f"session {session}: an entry belongs to operation {op}, which its change does not name"
                     )
-            if when is None:
-                when = at
-            kind, text, salt = _NAMES[type(body)], encode(body), chance.bytes(16)
-            seal = digest(salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=when, body=text)
-            found.append((pos, session, seq, kind, op, author, when, VERSION, text, salt, seal, draft.dedup))
+            found.append(row(session, seq, draft, at=at, salt=chance.bytes(SALT), op=op, pos=pos))
             seq += 1
             pos = None
         if seq == first + 1:
@@ -97,7 +98,23 @@ def append(
         ) from error
     except apsw.ConstraintError as error:
         raise Taken(f"session {session}: two entries have the same dedup key, or the same place") from error
-    return [row[4] for row in found]
+    return [one[4] for one in found]
+
+
+def row(
+    session: str, seq: int, draft: Draft, *, at: float, salt: bytes, op: int | None = None, pos: int | None = None
+) -> Row:
+    """What is stored of an entry."""
+    body, author = draft.body, draft.author
+    if draft.at is not None:
+        at = draft.at
+    kind = _NAMES[type(body)]
+    text, seal = sealed(body, salt=salt, session=session, seq=seq, kind=kind, op=op, author=author, at=at)
+    return pos, session, seq, kind, op, author, at, VERSION, text, salt, seal, draft.dedup
+
+
+def insert(cur: apsw.Cursor, rows: Sequence[Row]) -> None:
+    cur.executemany(_INSERT, rows)
 
 
 def _begun(drafts: Sequence[Draft], first: int) -> int:

@@ -35,6 +35,11 @@ def hear(cur: apsw.Cursor, session: str, seq: int, heard: Heard) -> None:
     cur.execute(_HEARD, (session, seq, heard.asks))
 
 
+def hear_all(cur: apsw.Cursor, heard: Sequence[tuple[str, int, bool]]) -> None:
+    """The same for several sessions: each one's seq, and whether it asks."""
+    cur.executemany(_HEARD, heard)
+
+
 def begin(cur: apsw.Cursor, session: str, seq: int, began: Began, *, fence: int) -> None:
     consume(cur, session, began.takes)
     try:

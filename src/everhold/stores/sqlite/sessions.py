@@ -74,6 +74,11 @@ def advance(cur: apsw.Cursor, session: str, first: int) -> None:
     cur.execute(_ADVANCE, (first, session))
 
 
+def advance_all(cur: apsw.Cursor, grown: Sequence[tuple[int, str]]) -> None:
+    """The same for several sessions, each of which comes second."""
+    cur.executemany(_ADVANCE, grown)
+
+
 def inherited(cur: apsw.Cursor, parent: str) -> int:
     """How often something was erased in `parent` and above: a branch sees what they say."""
     total: int = cur.execute(_INHERITED, (parent,)).get

@@ -39,6 +39,7 @@ from everhold.ports.store import (
 from everhold.stores.sqlite import (
     backup as copies,
     bindings,
+    bulk,
     commit,
     connect,
     entries,
@@ -80,6 +81,7 @@ class SqliteStore:
     ) -> None:
         self.path = path
         self.writer = writer
+        writer.bulk = self._hear
         self._reader = reader
         self._reads = reader.cursor()
         self._chance = chance
@@ -163,16 +165,16 @@ class SqliteStore:
         await self.writer.write(lambda cur: None, urgent=True)
 
     async def commit(self, change: Change) -> Committed:
-        # the first entry after a fall is waited for, or the next fall would give its place away again
-        redone = change.redone and (self._beyond is None or not change.entries)
-        done = await self.writer.write(
-            functools.partial(self._perform, change),
-            urgent=change.step in URGENT,
-            light=_is_light(change),
-            redone=redone,
-        )
-        if self._beyond is not None and change.entries and not done.duplicate and not redone:
-            self._beyond = None
+        job = functools.partial(self._perform, change)
+        if self._beyond is None and bulk.fits(change):
+            done = await self.writer.write(job, urgent=True, light=True, alike=change)
+        else:
+            # the first entry after a fall is waited for, or the next fall would give its place away again
+            redone = change.redone and (self._beyond is None or not change.entries)
+            urgent = change.step in URGENT
+            done = await self.writer.write(job, urgent=urgent, light=_is_light(change), redone=redone)
+            if self._beyond is not None and change.entries and not done.duplicate and not redone:
+                self._beyond = None
         self.on_commit(change)
         return done
 
@@ -185,6 +187,13 @@ class SqliteStore:
             self.writer.reached = done.pos
         if _removes(change):
             self.writer.scrub = True
+        return done
+
+    def _hear(self, cur: apsw.Cursor, changes: list[Change]) -> list[Committed]:
+        """The same for several changes that only bring messages."""
+        done = bulk.hear(cur, changes, self._chance)
+        self._latest = max(self._latest, *(change.at for change in changes))
+        self.writer.reached = done[-1].pos
         return done
 
     def _beyond_lost(self, cur: apsw.Cursor) -> int | None:

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -26,28 +27,38 @@ from everhold.stores.sqlite.mark import Mark
 BATCH: Final = 256
 AT_ONCE: Final = 4
 """How many of those who are not in a hurry are told at a time: what each does next keeps everybody else waiting."""
-CHECKPOINT_PAGES: Final = 1000
+CHECKPOINT_PAGES: Final = 2000
 """The write-ahead log is copied into the database once it is this long."""
 ELSEWHERE_SECONDS: Final = 0.01
 """How soon a second event loop looks again whether the first one's commit is over."""
 LAG_SECONDS: Final = 1.0
 """For so long at most a power cut could take what would be redone, when nothing that is waited for comes behind it."""
-QUICK_SECONDS: Final = 0.001
-"""A disk that answers so soon is waited for on the spot, where nobody else would have to wait, too: going to sleep and
-being woken twice costs more than that."""
-ALONE: Final = 3
-"""So many commits in a row that nobody joined: whoever makes them is taken to be alone."""
+QUICK_SECONDS: Final = 0.002
+"""A disk that answers so soon is waited for on the spot, where nobody would make use of the wait: going to sleep and
+being woken twice is dearer."""
+IDLE_SECONDS: Final = 0.0001
+"""Whoever computed for less than this during a wait made no use of it: so much goes into being woken."""
+IDLE: Final = 3
+"""After so many waits in a row that nobody made use of, they are spent on the spot."""
+LOOK_AGAIN: Final = 16
+"""After so many of those it is seen whether that is still so."""
 NORMAL: Final = 1
 """SQLite's level at which a commit is written whole and in order, but not waited for until the next that is."""
 
 T = TypeVar("T")
 Job: TypeAlias = Callable[[apsw.Cursor], T]
+Bulk: TypeAlias = Callable[[apsw.Cursor, list[Any]], list[Any]]
+"""Does at once what several jobs that are alike would do one after another; raises if it does not know how."""
 
 
 # Plain tuples: two of each are made for every commit there is.
-_Queued: TypeAlias = tuple[Job[Any], asyncio.Future[Any], bool, bool, bool]
-"""The job, who waits for it, and whether it is urgent, light, would be redone."""
+_Queued: TypeAlias = tuple[Job[Any], asyncio.Future[Any], bool, bool, bool, Any]
+"""The job, who waits for it, whether it is urgent, light, would be redone, and what it is about if others are alike."""
+_is_light: Final = itemgetter(3)
+_is_redone: Final = itemgetter(4)
+_about: Final = itemgetter(5)
 _Outcome: TypeAlias = tuple[asyncio.Future[Any], bool, Any, Exception | None]
+_is_urgent: Final = itemgetter(1)
 _Load: TypeAlias = tuple[list[_Queued], list[Any] | None, asyncio.AbstractEventLoop]
 """A batch, what its jobs returned if they have been run, and where to answer."""
 
@@ -59,14 +70,19 @@ class Writer(Protocol):
     """Set by a job that removed something for good: it must not live on in the write-ahead log."""
     reads: apsw.Cursor | None
     """Where whoever runs on the event loop can read just now what is committed; None: not at this connection."""
+    bulk: Bulk | None
+    """What to do with several jobs that are alike, if there is a better way than one after another."""
     reached: int | None
     """Set by a job that appended to the log: the position it ends at. None: nobody knows, it has to be asked for."""
 
-    def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> Awaitable[T]:
+    def write(
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
+    ) -> Awaitable[T]:
         """What `job` returned, once it is durable. Whoever is `urgent` is told first.
 
         A `light` job takes so little time that everybody else can wait for it. One that would be `redone` is told once
         it is written, though a power cut could still take it: never before everything that was durable ahead of it.
+        Jobs that say what they are about are `alike`: where several meet, `bulk` may do them as one.
         """
 
     async def close(self) -> None: ...
@@ -85,6 +101,7 @@ class _Hand:
         self.batches = 0
         self.jobs = 0
         self._pages = 0
+        self.bulk: Bulk | None = None
         self.wrote = False
         """Set by every commit that changed anything. One that did not was not synced, whatever the level."""
         self._durable: int = db.pragma("synchronous")
@@ -172,7 +189,9 @@ class InlineWriter(_Hand):
 
     reads = None  # others write to the same file
 
-    async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
+    async def write(
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
+    ) -> T:
         if self.broken is not None:
             raise self.refusal()
         result = self.at_once(job)
@@ -189,8 +208,8 @@ class ThreadWriter(_Hand):
     The connection is in one place at a time. On the event loop it runs the light jobs that have queued up, as one
     transaction; the thread commits it and brings the connection back. What may take longer runs on the thread from the
     start. A writer that did everything on its thread would ask for Python's attention after each statement, and wait
-    for it behind the very work that waits for the writer. Where somebody is alone with a quick disk, nobody else could
-    make use of the wait: then it is not worth a thread.
+    for it behind the very work that waits for the writer. Where the disk is quick and nobody makes use of the wait for
+    it, it is not worth a thread.
     """
 
     def __init__(self, db: apsw.Connection, path: Path, mark: Mark | None, *, patience: float) -> None:
@@ -215,8 +234,12 @@ class ThreadWriter(_Hand):
         """Where it is about to be seen to that the disk has it."""
         self._pace = 2 * QUICK_SECONDS
         """How long the disk has lately taken, on average."""
-        self._alone = 0
-        """How many commits in a row nobody else joined or waited behind."""
+        self._left = 0.0
+        """How long the event loop's thread had computed when the connection left."""
+        self._unused = 0
+        """How many waits in a row the event loop made no use of."""
+        self._spent = 0
+        """How many it has spent on the spot since it was last seen whether it could use one."""
         self._closed = False
         self._ended = False
         """The thread was told to go."""
@@ -233,7 +256,7 @@ class ThreadWriter(_Hand):
         return None if self._away or self._ended or self.broken is not None else self._reads
 
     def write(
-        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
     ) -> asyncio.Future[T]:
         if self._closed or self.broken is not None:
             raise self.refusal()
@@ -247,24 +270,26 @@ class ThreadWriter(_Hand):
                 told: asyncio.Future[T] = loop.create_future()
                 told.set_result(result)
                 return told
-        return self._enqueue(loop, job, urgent, light, redone)
+        future: asyncio.Future[T] = loop.create_future()
+        self._queue.append((job, future, urgent, light, redone, alike))
+        self._call(loop)
+        return future
 
     async def close(self) -> None:
         self._closed = True
         if self.broken is None and not self._ended:  # whoever was cancelled here may come again
             with contextlib.suppress(StoreError):
                 # whatever is queued goes before it
-                await self._enqueue(asyncio.get_running_loop(), _nothing, False, False, False)
+                await self._enqueue_nothing(asyncio.get_running_loop())
         if not self._ended:
             self._ended = True
             self._loads.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
 
-    def _enqueue(
-        self, loop: asyncio.AbstractEventLoop, job: Job[T], urgent: bool, light: bool, redone: bool
-    ) -> asyncio.Future[T]:
-        future: asyncio.Future[T] = loop.create_future()
-        self._queue.append((job, future, urgent, light, redone))
+    def _enqueue_nothing(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """A commit of nothing, which comes behind everything that is queued."""
+        future: asyncio.Future[None] = loop.create_future()
+        self._queue.append((_nothing, future, False, False, False, None))
         self._call(loop)
         return future
 
@@ -289,7 +314,7 @@ class ThreadWriter(_Hand):
     def _pay(self, loop: asyncio.AbstractEventLoop) -> None:
         self._due = None
         if self._owed and not self._closed and self.broken is None:
-            self._enqueue(loop, _nothing, False, False, False).cancel()  # nobody waits for it
+            self._enqueue_nothing(loop).cancel()  # nobody waits for it
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
         self._called = None
@@ -302,16 +327,16 @@ class ThreadWriter(_Hand):
                 self._call(loop)
             return
         results: list[Any] | None = None
-        if all(light for _, _, _, light, _ in batch):
+        if all(map(_is_light, batch)):
             try:
                 results = self._together(batch)
             except apsw.BusyError:
                 pass  # somebody else is writing: the thread has the patience
             except apsw.Error as error:
                 self.fail(error)
-        self._alone = self._alone + 1 if len(batch) == 1 else 0
         # what was erased leaves the log before anybody hears of a later commit: that is for the thread
-        if results is not None and self._alone > ALONE and self._pace < QUICK_SECONDS and not self.scrub:
+        if results is not None and self._nobody_else() and not self.scrub:
+            self._spent += 1
             _resolve(self._commit(batch, results), loop)
             if self._owed:
                 self._owe(loop)
@@ -319,34 +344,62 @@ class ThreadWriter(_Hand):
                 return
             batch, results = [], None  # there is only something to be tidied up
         self._away, self._idle, self._from = True, False, loop
+        if batch:
+            self._left, self._spent = time.thread_time(), 0
         self._loads.put((batch, results, loop))
+
+    def _nobody_else(self) -> bool:
+        """Whether the disk is quick, and nobody here would make use of the wait for it."""
+        return self._unused >= IDLE and self._pace < QUICK_SECONDS and self._spent < LOOK_AGAIN
 
     def _together(self, batch: list[_Queued]) -> list[Any] | None:
         """Run all jobs in one transaction that is left open, since hardly ever one fails; None, and nothing done, if
         one does."""
         self.sync(redone=_all_redone(batch))
-        cursor = self.cursor
-        cursor.execute("begin immediate")
-        try:
-            return [job(cursor) for job, _, _, _, _ in batch]
-        except BaseException as error:
-            self.reached = None
-            if isinstance(error, apsw.Error) and ends_transaction(error):
-                raise
-            cursor.execute("rollback")
-            if not isinstance(error, Exception):
-                raise
-            return None  # whatever a job raises is its caller's alone: they all go again, each by itself
+        ways: tuple[Callable[[apsw.Cursor, list[_Queued]], list[Any]], ...] = (_one_by_one,)
+        if self.bulk is not None and len(batch) - [*map(_about, batch)].count(None) > 1:
+            ways = (self._in_bulk, _one_by_one)
+        for run in ways:
+            self.cursor.execute("begin immediate")
+            try:
+                return run(self.cursor, batch)
+            except BaseException as error:
+                self.reached = None
+                if isinstance(error, apsw.Error) and ends_transaction(error):
+                    raise
+                self.cursor.execute("rollback")
+                if not isinstance(error, Exception):
+                    raise
+        return None  # whatever a job raises is its caller's alone: they all go again, each by itself
+
+    def _in_bulk(self, cursor: apsw.Cursor, batch: list[_Queued]) -> list[Any]:
+        """In the order they came; those next to each other that are alike as one."""
+        assert self.bulk is not None
+        results: list[Any] = []
+        alike: list[Any] = []
+        for job, _, _, _, _, about in batch:
+            if about is not None:
+                alike.append(about)
+                continue
+            if alike:
+                results += self.bulk(cursor, alike)
+                alike = []
+            results.append(job(cursor))
+        if alike:
+            results += self.bulk(cursor, alike)
+        return results
 
     def _returned(self, outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop, *, back: bool) -> None:
         """A batch was committed; and, unless the thread has more to do, the connection is here again."""
-        _resolve(outcomes, loop)
-        if self._owed and outcomes:
-            self._owe(loop)
+        if outcomes:
+            used = time.thread_time() - self._left
+            self._unused = self._unused + 1 if used < IDLE_SECONDS else 0
+            _resolve(outcomes, loop)
+            if self._owed:
+                self._owe(loop)
         if back and self._from is loop:
             self._away = False
             if self._queue:
-                self._alone = 0
                 self._call(loop)
 
     # -- on the thread
@@ -392,7 +445,7 @@ class ThreadWriter(_Hand):
                 self.cursor.execute("commit")
                 outcomes = [
                     (future, urgent, result, None)
-                    for (_, future, urgent, _, _), result in zip(batch, results, strict=True)
+                    for (_, future, urgent, _, _, _), result in zip(batch, results, strict=True)
                 ]
             if _all_redone(batch):
                 self._owed = self._owed or self.wrote
@@ -402,7 +455,7 @@ class ThreadWriter(_Hand):
             fault = self.fail(error)
             return [
                 (future, urgent, None, type(fault)(fault.message, remedy=fault.remedy))
-                for _, future, urgent, _, _ in batch
+                for _, future, urgent, _, _, _ in batch
             ]
         self._pace += (time.perf_counter() - began - self._pace) / 8
         self.batches += 1
@@ -420,7 +473,7 @@ class ThreadWriter(_Hand):
             execute("begin immediate")
         finally:
             self.db.set_busy_timeout(0)
-        for job, future, urgent, _, _ in batch:
+        for job, future, urgent, _, _, _ in batch:
             execute("savepoint job")
             try:
                 outcomes.append((future, urgent, job(cursor), None))
@@ -472,7 +525,7 @@ class ThreadWriter(_Hand):
             os.close(log)
 
     def _refused(self, batch: list[_Queued]) -> list[_Outcome]:
-        return [(future, urgent, None, self.refusal()) for _, future, urgent, _, _ in batch]
+        return [(future, urgent, None, self.refusal()) for _, future, urgent, _, _, _ in batch]
 
     def _tell(self, outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop, *, back: bool = True) -> None:
         self._idle = back
@@ -483,17 +536,21 @@ class ThreadWriter(_Hand):
 def _nothing(_: apsw.Cursor) -> None: ...
 
 
+def _one_by_one(cursor: apsw.Cursor, batch: list[_Queued]) -> list[Any]:
+    return [job(cursor) for job, _, _, _, _, _ in batch]
+
+
 def _all_redone(batch: list[_Queued]) -> bool:
-    return all(redone for _, _, _, _, redone in batch)
+    return all(map(_is_redone, batch))
 
 
 def _resolve(outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop) -> None:
     """Tell those in a hurry at once, and the others a few with each round of the loop, in the order they came."""
-    if len(outcomes) > AT_ONCE:
+    if len(outcomes) <= AT_ONCE or all(map(_is_urgent, outcomes)):
+        _settle(outcomes)
+    else:
         _settle([outcome for outcome in outcomes if outcome[1]])
         _resolve_some([outcome for outcome in outcomes if not outcome[1]], loop)
-    else:
-        _settle(outcomes)
 
 
 def _resolve_some(outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop) -> None:

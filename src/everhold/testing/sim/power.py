@@ -50,7 +50,9 @@ class PoweredWriter(InlineWriter):
         super().__init__(db, path)
         self._power = power
 
-    async def write(self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False) -> T:
+    async def write(
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
+    ) -> T:
         if redone:
             self._power.unsure()
         result = await super().write(job)

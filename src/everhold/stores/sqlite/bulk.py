@@ -1,0 +1,88 @@
+"""Applies several changes at once that only bring a message to a session: a statement per table, not per message.
+
+This is how a crowd at the door is written. What does not go smoothly (a repeated delivery, a chat that leads elsewhere
+by now) is an error here: then the transaction is undone, and `commit` applies the same changes one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final
+
+import apsw
+import msgspec
+
+from everhold.core.entries import Heard
+from everhold.errors import Conflict
+from everhold.ports.clock import Chance
+from everhold.ports.store import Change, Claim, Committed, Step
+from everhold.stores.sqlite import entries, lanes, ledger, operations, sessions
+
+HANDLED: Final = frozenset({"step", "session", "at", "entries", "bound", "wakes", "position"})
+"""What of a change is looked at here. One that has anything else to say is for `commit`."""
+
+# crossed, so that the joins are made in this order: nothing is walked through but what is asked for
+_HEADS: Final = (
+    "select b.address, s.id, s.title, s.next_seq, s.generation, s.parent, "
+    "(select due from lanes where session = s.id and reader = j.value) "
+    "from json_each(?) j cross join bindings b on b.address = j.key cross join sessions s on s.id = b.session"
+)
+_encoder: Final = msgspec.json.Encoder()
+_more: Final = attrgetter(*(name for name in Change.__struct_fields__ if name not in HANDLED))
+_NOTHING: Final = _more(Change(step=Step.ACCEPT, session="", at=0.0))
+
+
+def fits(change: Change) -> bool:
+    """Whether a change brings one message to a session that is there, and does nothing more."""
+    drafts = change.entries
+    return (
+        change.step is Step.ACCEPT
+        and change.bound is not None
+        and len(drafts) == 1
+        and type(drafts[0].body) is Heard
+        and drafts[0].op is None
+        and bool(_more(change) == _NOTHING)
+    )
+
+
+def hear(cur: apsw.Cursor, changes: Sequence[Change], chance: Chance) -> list[Committed]:
+    """Apply `changes`, each of which `fits`, in their order."""
+    asked = {change.bound[0]: change.wakes[0].reader if change.wakes else "" for change in changes}  # type: ignore[index]
+    heads = {row[0]: row for row in cur.execute(_HEADS, (_encoder.encode(asked).decode(),))}
+    salts = chance.bytes(entries.SALT * len(changes))
+    salt = 0
+    grown: dict[str, int] = {}
+    rows, pending, placed = [], [], []
+    for change in changes:
+        (address, title), session, draft = change.bound, change.session, change.entries[0]  # type: ignore[misc]
+        head = heads.get(address)
+        if head is None or head[1] != session or head[2] != title:
+            raise Conflict(f"{address} does not lead to session {session} under the title {title!r} any more")
+        seq = grown.get(session) or head[3]
+        grown[session] = seq + 1
+        rows.append(entries.row(session, seq, draft, at=change.at, salt=salts[salt : salt + entries.SALT]))
+        pending.append((session, seq, draft.body.asks))  # type: ignore[union-attr]
+        placed.append((change, seq, head))
+        salt += entries.SALT
+    entries.insert(cur, rows)
+    pos = cur.connection.last_insert_rowid() - len(rows)
+    operations.hear_all(cur, pending)
+    sessions.advance_all(cur, [(following, session) for session, following in grown.items()])
+    done = []
+    woken = set[str]()
+    for change, seq, (address, session, _, _, generation, parent, due) in placed:
+        pos += 1
+        claims: tuple[Claim, ...] = ()
+        if wakes := change.wakes:
+            first, at = wakes[0], change.at
+            awake = due is not None and due <= at and first.reader == asked[address] and session not in woken
+            if not awake or first.owner or first.whom or len(wakes) > 1:
+                claims = lanes.wake(cur, session, wakes, before=seq - 1, at=at)
+                woken.add(session)
+        if change.position is not None:
+            ledger.move(cur, change.position)
+        if parent:
+            generation += sessions.inherited(cur, parent)
+        done.append(Committed(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))
+    return done

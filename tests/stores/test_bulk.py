@@ -1,0 +1,260 @@
+"""A crowd at the door is written as one, and nobody can tell: everything is as if they had come one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from hypothesis import HealthCheck, example, given, settings, strategies as st
+from msgspec import structs
+
+from everhold.core.entries import Draft, Noted, Thought, Titled
+from everhold.errors import Conflict, Refused
+from everhold.ports.store import (
+    Change,
+    Claim,
+    Committed,
+    Lane,
+    LaneUpdate,
+    Opening,
+    Parked,
+    Position,
+    Receipt,
+    Spend,
+    Step,
+    Wait,
+    Wake,
+)
+from everhold.stores.sqlite import SqliteStore, bulk, commit
+from everhold.testing.contracts.scene import Dice, Scene, heard
+from tests.stores.home import run
+
+ODD = 'agent:main:x:dm:"\\ \u00fc\n\U0001f600'
+"""An address is whatever a platform calls a chat."""
+PLACES = {"s": "test:s", "t": ODD, "u": "test:u", "branch": "test:branch"}
+
+
+def message(
+    session: str = "s", text: str = "hello", *, at: float = 10.0, title: str = "", address: str = "",
+    dedup: str | None = None, asks: bool = True, wakes: tuple[Wake, ...] = (Wake(reader="mind"),), **rest: Any,
+) -> Change:  # fmt: skip
+    draft = Draft(body=heard(text, asks=asks), author="person:ada", dedup=dedup)
+    bound = (address or PLACES[session], title)
+    return Change(step=Step.ACCEPT, session=session, at=at, bound=bound, entries=(draft,), wakes=wakes, **rest)
+
+
+def crowd(store: SqliteStore, changes: Sequence[Change]) -> Any:
+    """All at once: what became of each."""
+    return asyncio.gather(*map(store.commit, changes), return_exceptions=True)
+
+
+async def furnish(store: SqliteStore) -> Scene:
+    """Sessions in all the states that a message may find one in."""
+    scene = Scene(store)
+    for session in ("s", "t", "u"):
+        await scene.open(session, address=PLACES[session])
+    await scene.alter(Titled(title="hers"), session="u")
+    secret = await scene.hear("secret")
+    await scene.open("branch", address=PLACES["branch"], parent="s", parent_at=secret)
+    await scene.erase(secret)
+    await scene.hear(session="t", wake="desk")
+    await scene.hear(session="t", at=2.0)
+    for claim in await store.claim(owner="me", at=2.0, lease=60.0, limit=9, only=("mind",)):
+        waits = Wait(seconds=1.0, firm=True, whom="another" if claim.lane.session == "t" else "")
+        await scene.update(claim, session=claim.lane.session, at=2.0, wait=waits, release=True)
+    await scene.commit(session="u", at=2.0, wakes=(Wake(reader="mind", wait=Wait(seconds=60.0, firm=True)),))
+    await scene.commit(session="branch", at=2.0, wakes=(Wake(reader="mind", wait=Wait(seconds=60.0)),))
+    return scene
+
+
+def tables(path: Path) -> dict[str, list[Any]]:
+    """All that is stored, but for what chance had a part in."""
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    names = [name for (name,) in db.execute("select name from sqlite_schema where type = 'table' order by name")]
+    found = {name: db.execute(f"select * from {name}").fetchall() for name in names}
+    found["entries"] = [
+        tuple(value for value in row if not isinstance(value, bytes)) for row in sorted(found["entries"], key=str)
+    ]
+    db.close()
+    return found
+
+
+def told(outcome: Any) -> Any:
+    return (type(outcome), str(outcome)) if isinstance(outcome, BaseException) else outcome
+
+
+ANOTHER = (Wake(reader="mind", whom="model"),)
+wakes = st.sampled_from(
+    [
+        (),
+        (Wake(reader="mind"),),
+        (Wake(reader="mind"),),
+        (Wake(reader="desk"),),
+        (Wake(reader="mind", owner="me", lease=60.0),),
+        (Wake(reader="mind", wait=Wait(seconds=5.0)),),
+        ANOTHER,
+        (Wake(reader="mind"), Wake(reader="desk", start=0)),
+    ]
+)
+positions = st.one_of(
+    st.none(), st.builds(Position, platform=st.just("p"), account=st.just("a"), name=st.just("n"), value=st.text("ab"))
+)
+
+
+def mostly(usual: Any, *rare: Any) -> st.SearchStrategy[Any]:
+    return st.integers(0, 15).map(lambda n: rare[n - 1] if 0 < n <= len(rare) else usual)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Change:
+    session = draw(st.sampled_from([*PLACES, "s", "t"]))
+    return message(
+        session,
+        draw(mostly("hello", "again", "\ud800")),
+        at=draw(st.sampled_from([1.0, 10.0, 10.0, 100.0])),
+        title=draw(mostly("hers" if session == "u" else "", "theirs")),
+        address=draw(mostly("", "test:s", "test:nowhere")),
+        dedup=draw(st.one_of(st.none(), st.integers(0, 60).map(str))),
+        wakes=draw(wakes),
+        position=draw(positions),
+        asks=draw(st.booleans()),
+    )
+
+
+others = st.sampled_from(
+    [
+        Change(step=Step.NOTE, session="s", at=10.0, entries=(Draft(body=Noted(text="x"), author="agent:main"),)),
+        Change(step=Step.NOTE, session="t", at=10.0, generation=99),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("furnished") / "log.db"
+
+    async def make() -> None:
+        store = SqliteStore.open(path, chance=Dice(), synchronous="OFF")
+        await furnish(store)
+        await store.close()
+
+    run(make())
+    return path
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    batches=st.lists(
+        st.lists(st.one_of(messages(), messages(), messages(), others), min_size=2, max_size=8), max_size=4
+    )
+)
+@example(batches=[[message("t", wakes=ANOTHER), message("s")]])
+@example(batches=[[message("t", wakes=ANOTHER, at=100.0), message("t")]])
+@example(batches=[[message("s", wakes=(Wake(reader="desk"),)), message("s")]])
+def test_a_crowd_leaves_what_they_would_have_left_one_by_one(
+    furnished: Path, tmp_path_factory: pytest.TempPathFactory, batches: list[list[Change]]
+) -> None:
+    async def play(path: Path, *, at_once: bool) -> list[Any]:
+        shutil.copy(furnished, path)
+        store = SqliteStore.open(path, chance=Dice(), synchronous="OFF")
+        if not at_once:
+            store.writer.bulk = None
+        outcomes = [told(one) for batch in batches for one in await crowd(store, batch)]
+        assert await store.verify() == []
+        await store.close()
+        return outcomes
+
+    home = tmp_path_factory.mktemp("crowd")
+    one_by_one = run(play(home / "one.db", at_once=False))
+    together = run(play(home / "many.db", at_once=True))
+    assert together == one_by_one
+    assert tables(home / "many.db") == tables(home / "one.db")
+    shutil.rmtree(home)
+
+
+def test_what_a_crowd_says_is_written_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
+        await furnish(store)
+        with monkeypatch.context() as patched:
+            patched.setattr(commit, "perform", None)
+            done = await crowd(store, [message("s", dedup="1"), message("t", dedup="2"), message("s", dedup="3")])
+        assert [(one.session, one.seqs) for one in done] == [("s", (3,)), ("t", (3,)), ("s", (4,))]
+        assert [one.pos for one in done] == list(range(done[0].pos, done[0].pos + 3))
+        assert [entry.pos for entry in await store.entries("s")][-2:] == [done[0].pos, done[2].pos]
+        assert (await store.session("s")).last_seq == 4
+        ((salts,),) = store.writer.db.execute("select count(distinct salt) from entries where pos >= ?", (done[0].pos,))
+        assert salts == 3
+        await store.close()
+
+    run(play())
+
+
+def test_one_repeated_message_in_a_crowd_is_recognised(tmp_path: Path) -> None:
+    async def play() -> None:
+        store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
+        await furnish(store)
+        first = await store.commit(message("s", dedup="1"))
+        done = await crowd(store, [message("t", dedup="2"), message("s", dedup="1"), message("s", "new", dedup="3")])
+        assert [one.duplicate for one in done] == [False, True, False]
+        assert (done[1].seqs, done[1].pos) == (first.seqs, first.pos)
+        assert done[2].seqs == (first.seqs[0] + 1,)
+        await store.close()
+
+    run(play())
+
+
+def test_one_who_is_refused_costs_the_crowd_nothing(tmp_path: Path) -> None:
+    async def play() -> None:
+        store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
+        await furnish(store)
+        elsewhere, broken = message("s", address="test:nowhere"), message("s", "\ud800")
+        done = await crowd(store, [message("s"), elsewhere, message("t"), broken, message("s")])
+        assert [type(one) for one in done] == [Committed, Conflict, Committed, Refused, Committed]
+        assert done[4].seqs == (done[0].seqs[0] + 1,)
+        assert await store.verify() == []
+        await store.close()
+
+    run(play())
+
+
+CLAIM = Claim(lane=Lane(reader="mind", session="s"), agent="main")
+MORE: dict[str, Any] = {
+    "opens": Opening(agent="main", address="test:s"), "claim": CLAIM, "op": 1, "generation": 0, "seen": 0, "read": 0,
+    "lane": LaneUpdate(), "parks": (Parked(reader="mind", session="s", seq=1, at=1.0),), "unparks": (1,),
+    "receipts": (Receipt(session="s", seq=1, part=0, reader="voice"),),
+    "spends": (Spend(purse="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",), "erase": (1,),
+    "drop_blobs": ("x",), "pause": True, "redone": True,
+}  # fmt: skip
+
+
+def test_every_condition_and_every_row_of_a_change_is_known_here() -> None:
+    """Whoever gives `Change` another field has to say whether a crowd may have it."""
+    assert MORE.keys() | bulk.HANDLED == set(Change.__struct_fields__)
+    assert not MORE.keys() & bulk.HANDLED
+
+
+@pytest.mark.parametrize("field", sorted(MORE))
+def test_whatever_does_more_than_bring_a_message_is_not_written_with_a_crowd(field: str) -> None:
+    assert bulk.fits(message())
+    assert not bulk.fits(structs.replace(message(), **{field: MORE[field]}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        structs.replace(message(), step=Step.NOTE),
+        structs.replace(message(), bound=None),
+        structs.replace(message(), entries=message().entries * 2),
+        structs.replace(message(), entries=()),
+        structs.replace(message(), entries=(Draft(body=heard(), author="person:ada", op=1),)),
+        structs.replace(message(), entries=(Draft(body=Thought(text="x"), author="agent:main"),)),
+    ],
+)
+def test_nor_what_brings_something_else(change: Change) -> None:
+    assert not bulk.fits(change)
