@@ -38,7 +38,7 @@ FOUND: dict[str, tuple[int, ...]] = {
     "two-sessions": (19,),
     "accept-unsynced": (0,),
     "end-unsynced": (877,),
-    "call-unsynced": (9082,),
+    "call-unsynced": (1250,),
     "flight-unsynced": (99,),
     "old-client": (2,),
 }
