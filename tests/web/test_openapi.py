@@ -54,7 +54,7 @@ async def test_whatever_the_description_allows_is_answered_as_it_says(
         "--exclude-path", "/api/events",  # it never ends; tests/web/test_events.py asks it
         "--phases", phases, "--checks", "all", "--max-examples", "3", "--seed", "3",
         "--exclude-checks", "positive_data_acceptance",  # 1.0 is no whole number here, and /v1 has no schema of its own
-        "--workers", "1",  # two threads parsing Python at once meet a fault of CPython 3.11 (SystemError from ast.parse)
+        "--workers", "1",  # two threads that parse Python at once meet a fault of CPython 3.11 (a SystemError)
         "--request-timeout", "10", "--no-shrink", "--warnings", "off",
         cwd=tmp_path, seconds=100,
     )  # fmt: skip

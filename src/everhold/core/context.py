@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,8 @@ STUB_TAIL: Final = 400
 
 ERASED: Final = "[The result of this was erased.]"
 
+_TAKING: Final = (Began, Took)
+_seq: Final = attrgetter("seq")
 _ENDINGS: Final = {
     "failed": "[This was not answered: {reason}]",
     "stopped": "[The person stopped this turn before it was finished.]",
@@ -107,22 +110,22 @@ def choose(operations: Iterable[Operation], *, at: int, fold: int | None = None,
 
 def assemble(selection: Selection, entries: Iterable[Entry]) -> View:
     """The entries of the chosen operations, grouped. Everything else in `entries` is passed over."""
-    wanted = {turn.op for turn in selection.turns}
     fold_op = selection.fold.op if selection.fold else None
     by_seq: dict[int, Entry] = {}
-    steps: dict[int, list[Entry]] = {op: [] for op in wanted}
+    steps: dict[int, list[Entry]] = {turn.op: [] for turn in selection.turns}
     fold: Entry | None = None
     for entry in entries:
-        if isinstance(entry.body, Heard) or entry.op is None:
+        op = entry.op
+        if op is None or type(entry.body) is Heard:
             by_seq[entry.seq] = entry
-        elif entry.op in wanted:
-            steps[entry.op].append(entry)
-        elif entry.op == fold_op and isinstance(entry.body, Folded):
+        elif op in steps:
+            steps[op].append(entry)
+        elif op == fold_op and type(entry.body) is Folded:
             fold = entry
     exchanges = []
     for turn in selection.turns:
-        mine = sorted(steps[turn.op], key=lambda entry: entry.seq)
-        taken = [seq for entry in mine if isinstance(entry.body, Began | Took) for seq in entry.body.takes]
+        mine = sorted(steps[turn.op], key=_seq)
+        taken = [seq for entry in mine if isinstance(entry.body, _TAKING) for seq in entry.body.takes]
         heard = tuple(by_seq[seq] for seq in taken if seq in by_seq)
         exchanges.append(Exchange(op=turn.op, heard=heard, steps=tuple(mine)))
     return View(fold=fold, exchanges=tuple(exchanges))

@@ -77,7 +77,7 @@ def _look(db: apsw.Connection, path: Path) -> Copy:
 def _audited(cur: apsw.Cursor, session: str) -> list[str]:
     sql, values = entries.query(session, after=0, upto=None, kinds=(), limit=None)
     try:
-        found, _ = audit(session, [entries.of(row) for row in rows(cur, sql, values)])
+        found, _ = audit(session, [entries.of((session, *row)) for row in rows(cur, sql, values)])
     except EverholdError as error:
         return [error.message]
     return [f"{one.promise}: {one.text}" for one in found if one.level == "broken"]

@@ -29,6 +29,7 @@ _INSERT: Final = (
     "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _COLUMNS: Final = "session, seq, pos, kind, op, author, at, version, body, digest, dedup"
+_OWN_COLUMNS: Final = _COLUMNS.removeprefix("session, ")
 _KINDS: Final = {kind.value: kind for kind in Kind}
 _NAMES: Final[dict[type, str]] = {body: kind.value for kind, body in BODIES.items()}
 _KNOWN: Final = ", ".join(f"'{kind.value}'" for kind in Kind)
@@ -186,7 +187,8 @@ def of(row: Sequence[Any]) -> Entry:
 def query(
     session: str, *, after: int, upto: int | None, kinds: Sequence[Kind], limit: int | None
 ) -> tuple[str, list[Any]]:
-    """The statement that reads a stretch of one log.
+    """The statement that reads a stretch of one log: rows that `of` reads with the session put before them, which would
+    be the same in each.
 
     What this build cannot read is in the result whatever `kinds` says, so that no reader walks past it unaware.
     """
@@ -199,7 +201,7 @@ def query(
         marks = ", ".join("?" * len(kinds))
         where.append(f"(kind in ({marks}) or version > {VERSION} or kind not in ({_KNOWN}))")
         values.extend(kind.value for kind in kinds)
-    sql = f"select {_COLUMNS} from entries where {' and '.join(where)} order by seq"
+    sql = f"select {_OWN_COLUMNS} from entries where {' and '.join(where)} order by seq"
     if limit is not None:
         sql += " limit ?"
         values.append(limit)

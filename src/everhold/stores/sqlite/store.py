@@ -302,7 +302,7 @@ class SqliteStore:
             raise damaged(self.path, f"session {session} cannot be read whole: {error}") from error
         except apsw.Error as error:
             raise translate(error, self.path) from error
-        return [entries.of(row) for row in found]
+        return [entries.of((session, *row)) for row in found]
 
     async def entry(self, session: str, seq: int) -> Entry:
         found = self._rows(entries.ONE, (session, seq))
