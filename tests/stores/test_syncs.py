@@ -387,6 +387,26 @@ def test_a_quick_disk_is_waited_for_on_the_spot_where_nobody_makes_use_of_the_wa
     run(play())
 
 
+@pytest.mark.usefixtures("idle")
+def test_a_crowd_larger_than_a_batch_is_written_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        hand = store.writer
+        assert isinstance(hand, writer.ThreadWriter)
+        monkeypatch.setattr(writer, "BATCH", 3)
+        committing = Committing(hand)
+        for _ in range(writer.IDLE + 1):
+            hand._pace = 0.0
+            await scene.hear()
+        assert committing.took()[-1]
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(scene.hear() for _ in range(8)))
+        assert committing.took() == [True] * 3
+        await store.close()
+
+    run(play())
+
+
 def test_whoever_makes_use_of_a_wait_is_not_kept_from_it(tmp_path: Path) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")

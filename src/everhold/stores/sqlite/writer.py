@@ -341,6 +341,8 @@ class ThreadWriter(_Hand):
             if self._owed:
                 self._owe(loop)
             if not self.long:
+                if self._queue:
+                    self._call(loop)
                 return
             batch, results = [], None  # there is only something to be tidied up
         self._away, self._idle, self._from = True, False, loop
