@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import threading
@@ -17,6 +18,7 @@ from everhold.backups import plan
 from everhold.core.entries import Draft
 from everhold.errors import Conflict, StoreError
 from everhold.home import Home
+from everhold.ports.store import Committed
 from everhold.stores.sqlite import SqliteStore, mark, writer
 from everhold.testing.contracts.scene import heard, text_of
 from tests.stores.faulty import FaultyVFS
@@ -592,6 +594,70 @@ def test_nobody_waits_for_a_thread_that_fell_while_it_tidied_up(
         assert {type(one) for one in done} == {type(done[0]), StoreError}
         with pytest.raises(StoreError):
             await scene.hear()
+        await store.close()
+
+    run(play())
+
+
+@pytest.fixture
+def no_handles(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when it is called, this process may open no file any more."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    return lambda: monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.mark.parametrize("at_hand", [False, True])
+@pytest.mark.parametrize("on_the_spot", [False, True])
+@pytest.mark.usefixtures("idle")
+def test_a_process_without_a_handle_left_goes_on_writing(
+    tmp_path: Path, no_handles: Callable[[], None], monkeypatch: pytest.MonkeyPatch, at_hand: bool, on_the_spot: bool
+) -> None:
+    """A crowd of connections takes them all for a moment: that is no reason to stop for good, nor to wait for ever."""
+    message = Draft(body=heard("kept"), author="person:ada", dedup="d")
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        hand = store.writer
+        assert isinstance(hand, writer.ThreadWriter)
+        await scene.commit(message)
+        await scene.hear(redone=True)
+        if at_hand:
+            await store.pulse()
+            await scene.hear(redone=True)
+        hand._unused = writer.IDLE if on_the_spot else 0
+        hand._pace = 0.0
+        no_handles()
+        async with asyncio.timeout(10):
+            (again,) = await asyncio.gather(scene.commit(message), return_exceptions=True)
+        assert isinstance(again, Committed if at_hand else StoreError)
+        assert mark.read(mark.beside(store.path)) == (await store.last_pos() if at_hand else 1)
+        monkeypatch.undo()
+        assert (await scene.commit(message)).duplicate
+        assert mark.read(mark.beside(store.path)) == await store.last_pos()
+        await store.close()
+
+    run(play())
+
+
+@pytest.mark.usefixtures("idle")
+def test_nobody_waits_for_a_commit_that_fell_on_the_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fall() -> None:
+        raise MemoryError
+
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        hand = store.writer
+        assert isinstance(hand, writer.ThreadWriter)
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        hand._unused, hand._pace = writer.IDLE, 0.0
+        monkeypatch.setattr(hand, "_witness", fall)
+        async with asyncio.timeout(10):
+            done = await asyncio.gather(*[scene.hear() for _ in range(9)], return_exceptions=True)
+        assert {type(one) for one in done} == {StoreError}
+        assert store.broken is not None
         await store.close()
 
     run(play())

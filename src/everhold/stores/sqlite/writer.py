@@ -245,6 +245,8 @@ class ThreadWriter(_Hand):
         """The thread was told to go."""
         self._waited = False
         """Somebody reads for so long that nobody waits any more to empty the write-ahead log."""
+        self._log: int | None = None
+        """The write-ahead log, opened once: there may be no handle left when it has to be synced."""
         db.set_busy_timeout(0)  # the event loop waits for nobody
         self._thread = threading.Thread(target=self._work, name="everhold-writer", daemon=True)
         self._thread.start()
@@ -337,7 +339,13 @@ class ThreadWriter(_Hand):
         # what was erased leaves the log before anybody hears of a later commit: that is for the thread
         if results is not None and self._nobody_else() and not self.scrub:
             self._spent += 1
-            _resolve(self._commit(batch, results), loop)
+            try:
+                outcomes = self._commit(batch, results)
+            except BaseException:  # whatever it was, nobody may wait for ever
+                self._stop()
+                _resolve(self._refused(batch), loop)
+                raise
+            _resolve(outcomes, loop)
             if self._owed:
                 self._owe(loop)
             if not self.long:
@@ -426,13 +434,15 @@ class ThreadWriter(_Hand):
 
     def _leave(self) -> None:
         """Whatever ended this thread, nobody may wait for it for ever."""
-        if self.broken is None and not self._closed:
-            self.broken = StoreError(f"the writer of {self.path} has stopped", remedy="start everhold again")
+        if not self._closed:
+            self._stop()
         if self._load is not None:
             batch, _, loop = self._load
             self._tell(self._refused(batch), loop)
         if self._mark is not None:
             self._mark.close()
+        if self._log is not None:
+            os.close(self._log)
         self.db.close()
 
     def _commit(self, batch: list[_Queued], results: list[Any] | None) -> list[_Outcome]:
@@ -515,16 +525,21 @@ class ThreadWriter(_Hand):
     def _catch_up(self) -> None:
         if self._durable <= NORMAL:
             return  # nobody wants to wait for the disk
+        if self._log is None:
+            try:
+                self._log = os.open(f"{self.path}-wal", os.O_RDWR)
+            except FileNotFoundError:
+                return
+            except OSError as error:  # nothing is lost: what is owed stays owed
+                raise apsw.CantOpenError(f"the write-ahead log could not be opened: {error}") from error
         try:
-            log = os.open(f"{self.path}-wal", os.O_RDWR)
-        except FileNotFoundError:
-            return
-        try:
-            os.fsync(log)
+            os.fsync(self._log)
         except OSError as error:
             raise apsw.IOError(f"the write-ahead log could not be synced: {error}") from error
-        finally:
-            os.close(log)
+
+    def _stop(self) -> None:
+        if self.broken is None:
+            self.broken = StoreError(f"the writer of {self.path} has stopped", remedy="start everhold again")
 
     def _refused(self, batch: list[_Queued]) -> list[_Outcome]:
         return [(future, urgent, None, self.refusal()) for _, future, urgent, _, _, _ in batch]
