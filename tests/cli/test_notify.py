@@ -18,11 +18,11 @@ import pytest
 
 from everhold.cli.commands.up import _Signals
 from everhold.cli.notify import Notify
-from everhold.errors import StoreError
+from everhold.errors import StoreError, StoreFull
 from everhold.stores.sqlite import SqliteStore
 from tests.cli.house import House, until
 from tests.stores.faulty import FaultyVFS
-from tests.stores.home import opened
+from tests.stores.home import opened, staged
 
 OFTEN = 0.06
 """Seconds after which a process that says nothing is taken for dead, in these tests."""
@@ -158,6 +158,31 @@ async def test_somebody_elses_lock_is_no_reason_to_start_anew(tmp_path: Path, ma
         other.execute("rollback")
     other.close()
     await store.close()
+
+
+async def test_nor_is_a_full_disk(tmp_path: Path, manager: Manager) -> None:
+    """The pulse meets somebody's message there that finds no room: they are refused together."""
+    vfs = FaultyVFS()
+    store, scene = await staged(tmp_path / "log.db", vfs=vfs.name)
+    together = 0
+
+    async def pulse() -> None:
+        nonlocal together
+        message = asyncio.ensure_future(scene.hear())
+        await asyncio.sleep(0)
+        try:
+            await store.pulse()
+        finally:
+            together += isinstance((await asyncio.gather(message, return_exceptions=True))[0], StoreFull)
+
+    vfs.disk.room = 0
+    beat = asyncio.create_task(Notify(manager.address, watchdog_seconds=OFTEN).beat(pulse))
+    assert [await asyncio.to_thread(manager.hear) for _ in range(3)] == [{"WATCHDOG": "1"}] * 3
+    assert together >= 2
+    beat.cancel()
+    await asyncio.gather(beat, return_exceptions=True)
+    await store.close()
+    vfs.unregister()
 
 
 # -- what the environment says -----------------------------------------------------------------------------------------

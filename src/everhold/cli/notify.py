@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
-from everhold.errors import StoreBusy, StoreError
+from everhold.errors import StoreBusy, StoreError, StoreFull
 
 BEATS: Final = 3
 """Beats within the time after which we are taken for dead: one may be late, and one lost."""
@@ -56,8 +56,8 @@ class Notify:
         while True:
             try:
                 await pulse()
-            except StoreBusy:
-                pass  # somebody else's lock: the writer is well and says so, and starting anew would not help
+            except (StoreBusy, StoreFull):
+                pass  # no room, or somebody else's lock: the writer is well and says so; starting anew would not help
             except StoreError:
                 return
             self.say(WATCHDOG="1")
