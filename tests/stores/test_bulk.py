@@ -30,9 +30,9 @@ from everhold.ports.store import (
     Wait,
     Wake,
 )
-from everhold.stores.sqlite import SqliteStore, bulk, commit
+from everhold.stores.sqlite import SqliteStore, bulk, commit, mark
 from everhold.testing.contracts.scene import Dice, Scene, heard
-from tests.stores.home import run
+from tests.stores.home import crash_image, run, staged
 
 ODD = 'agent:main:x:dm:"\\ \u00fc\n\U0001f600'
 """An address is whatever a platform calls a chat."""
@@ -156,6 +156,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(batches=[[message("t", wakes=ANOTHER), message("s")]])
 @example(batches=[[message("t", wakes=ANOTHER, at=100.0), message("t")]])
 @example(batches=[[message("s", wakes=(Wake(reader="desk"),)), message("s")]])
+@example(batches=[[message("s", wakes=(Wake(reader="mind", owner="me", lease=60.0),)), message("s")]])
 def test_a_crowd_leaves_what_they_would_have_left_one_by_one(
     furnished: Path, tmp_path_factory: pytest.TempPathFactory, batches: list[list[Change]]
 ) -> None:
@@ -217,6 +218,50 @@ def test_one_who_is_refused_costs_the_crowd_nothing(tmp_path: Path) -> None:
         done = await crowd(store, [message("s"), elsewhere, message("t"), broken, message("s")])
         assert [type(one) for one in done] == [Committed, Conflict, Committed, Refused, Committed]
         assert done[4].seqs == (done[0].seqs[0] + 1,)
+        assert await store.verify() == []
+        await store.close()
+
+    run(play())
+
+
+def test_a_crowd_is_said_to_be_acknowledged_up_to_its_last(tmp_path: Path) -> None:
+    async def play() -> None:
+        store = SqliteStore.open(tmp_path / "log.db", chance=Dice())
+        await furnish(store)
+        done = await crowd(store, [message("s"), message("t"), message("s")])
+        assert mark.read(mark.beside(store.path)) == done[-1].pos == await store.last_pos()
+        await store.close()
+
+    run(play())
+
+
+def test_a_crowd_from_before_the_clock_went_back_is_due(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.open("u", address=PLACES["u"])
+        await crowd(store, [message("s", at=1_000.0), message("u", at=1_000.0)])
+        assert await store.next_due(at=400.0) == 0.0
+        assert len(await store.claim(owner="me", at=400.0, lease=60.0, limit=8)) == 2
+        await store.close()
+
+    run(play())
+
+
+def test_after_a_power_cut_a_crowd_gets_no_position_that_somebody_may_have_seen(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db")
+        await scene.hear("kept")
+        found = crash_image(store.path, tmp_path / "after")
+        for n in range(20):
+            await scene.hear(f"lost {n}", redone=True)
+        seen = await store.last_pos()
+        await store.close()
+
+        store, scene = await staged(found)
+        for _ in range(2):
+            done = await crowd(store, [message("s"), message("s"), message("s")])
+            assert all(one.pos > seen for one in done)
+        assert [entry.pos for entry in await store.feed(after=seen)][-1] == done[-1].pos == await store.last_pos()
         assert await store.verify() == []
         await store.close()
 

@@ -121,18 +121,22 @@ def test_a_commit_of_nothing_brings_what_was_ahead_of_it_to_the_disk(tmp_path: P
     run(play())
 
 
+@pytest.mark.parametrize("on_the_spot", [False, True])
 def test_the_disk_gets_what_would_be_redone_though_nobody_says_anything_more(
-    tmp_path: Path, synced: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, synced: list[int], monkeypatch: pytest.MonkeyPatch, on_the_spot: bool
 ) -> None:
     monkeypatch.setattr(writer, "LAG_SECONDS", 0.3)
 
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
+        hand = store.writer
+        assert isinstance(hand, writer.ThreadWriter)
         for queues in (False, True):
             seq = await scene.hear()
             if queues:
                 await scene.erase(seq)  # whoever begins a log anew does not do it on the event loop
             synced.clear()
+            hand._unused, hand._pace = (writer.IDLE, 0.0) if on_the_spot else (0, hand._pace)
             await scene.hear(redone=True)
             assert synced == []
             for _ in range(250):
