@@ -20,11 +20,11 @@ async def commit_for_ever(home: Path, life: str) -> None:
                 await scene.open(session)
 
         async def speak(voice: int) -> None:
-            n = 0
+            n, session = 0, "st"[voice % 2]
             while True:
                 n += 1
                 text = f"{life}-{voice}-{n}"
-                await scene.hear(text, session="st"[voice % 2], dedup=text)
+                await scene.hear(text, session=session, dedup=text, bound=(f"test:{session}", ""))  # as from the door
                 os.write(1, f"{text}\n".encode())
 
         await asyncio.gather(*[speak(voice) for voice in range(20)])
