@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from everhold.errors import Misuse
+from everhold.ports.store import Change, Spend, Step
 from everhold.testing.modelserver import ModelServer
 from everhold.web.protocol import Cork
 from tests.web.conftest import Gateway, configuration
@@ -70,6 +71,17 @@ async def test_the_numbers_follow_what_happens(gateway: Gateway) -> None:
     assert lines["everhold_in_doubt"] == "0"
     assert lines['everhold_commits_total{step="accept"}'] == "1"
     assert int(lines['everhold_http_answers_total{status="202"}']) == 1
+
+
+async def test_a_large_number_is_told_to_its_last_digit(gateway: Gateway) -> None:
+    spends = (Spend(purse="agent:main", day=gateway.running.agents.day(), usd=1234.56789, tokens=12_345_678),)
+    await gateway.running.store.commit(Change(step=Step.SPEND, session="", at=1.0, spends=spends))
+    gateway.running.tail.commits["end"] = 1_000_001
+    async with gateway.client() as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    assert 'everhold_spent_tokens{agent="main"} 12345678' in lines
+    assert 'everhold_spent_usd{agent="main"} 1234.56789' in lines
+    assert "everhold_turns_total 1000001" in lines
 
 
 def test_whoever_serves_nothing_loads_no_server() -> None:

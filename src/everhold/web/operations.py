@@ -107,12 +107,17 @@ def _oldest(behind: Iterable[Backlog]) -> dict[str, float]:
 
 
 def _one(name: str, kind: str, help: str, value: float) -> Iterable[str]:
-    return (*_head(name, kind, help), f"everhold_{name} {value:g}")
+    return (*_head(name, kind, help), f"everhold_{name} {_number(value)}")
 
 
 def _by(name: str, label: str, help: str, values: Mapping[str, float], kind: str = "gauge") -> Iterable[str]:
-    rows = (f'everhold_{name}{{{label}="{key.translate(_ESCAPES)}"}} {values[key]:g}' for key in sorted(values))
+    rows = (f'everhold_{name}{{{label}="{key.translate(_ESCAPES)}"}} {_number(values[key])}' for key in sorted(values))
     return (*_head(name, kind, help), *rows)
+
+
+def _number(value: float) -> str:
+    """Every digit of it: a counter that is rounded stands still, and then jumps."""
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _head(name: str, kind: str, help: str) -> tuple[str, str]:
