@@ -275,6 +275,7 @@ def test_logs_are_shown_as_they_were_written_or_as_json(busy: House) -> None:
     assert accepted[0]["seq"] == 1
     assert accepted[0]["asks"] is True
     assert len(busy.ask("logs", "-n", "2").ok().out.splitlines()) == 2
+    assert json.loads(busy.ask("--log", "json", "logs", "-n", "1").ok().out)["event"]
 
 
 # -- changing ----------------------------------------------------------------------------------------------------------

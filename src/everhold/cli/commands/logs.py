@@ -29,16 +29,16 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         raise NotFound(f"there is no {path}", remedy="`everhold up` writes it")
     try:
         for text in _lines(path, last=args.lines, follow=args.follow):
-            _print(screen, text)
+            _print(screen, text, as_json=screen.json or args.log == "json")
     except KeyboardInterrupt:
         if not args.follow:
             raise
     return 0
 
 
-def _print(screen: Screen, text: str) -> None:
+def _print(screen: Screen, text: str, *, as_json: bool) -> None:
     line = parsed(text)
-    if screen.json:
+    if as_json:
         print(json.dumps(line, ensure_ascii=False, separators=(",", ":")), file=screen.out, flush=True)
         return
     level = str(line.get("level", ""))
