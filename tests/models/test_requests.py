@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from everhold.core.entries import Attachment, Call
+from everhold.core.entries import INVALID, Attachment, Call
 from everhold.models.anthropic import AnthropicModel
 from everhold.models.openai import OpenAIModel
 from everhold.models.reasoning import SEAL, opened, shown
 from everhold.models.settings import AnthropicSettings, OpenAISettings
-from everhold.models.transcript import INVALID, arguments, made_id, wire_name
+from everhold.models.transcript import arguments, made_id, wire_name
 from everhold.ports.model import Message, Request, ToolSpec
 from everhold.testing.modelserver import ModelServer, Reply, Status
 from tests.models.conftest import Connect, Machine

@@ -18,7 +18,7 @@ import pytest
 
 from everhold.app import SystemClock
 from everhold.config import AgentSettings, McpSettings
-from everhold.core.entries import Call, Stamp
+from everhold.core.entries import INVALID, Call, Stamp
 from everhold.core.turn import Ran, Run
 from everhold.errors import EverholdError
 from everhold.flow import perform
@@ -241,6 +241,14 @@ async def test_a_file_that_is_too_large_or_none_at_all_is_named(
         document = await crooked.run("odd_files", blob=blob)
         assert document.files == ()
         assert document.text == "[application/pdf, which is too large to keep or cannot be read]"
+
+
+async def test_a_call_whose_arguments_cannot_be_read_is_not_made(crooked: Office) -> None:
+    assert (await crooked.run("odd_pid")).text.isdigit()
+    told = await crooked.run("odd_pid", **{INVALID: '{"dry_run": true, "path": "/no'})
+    assert told.error
+    assert told.text.startswith("odd_pid was not run")
+    assert '{"dry_run": true' in told.text
 
 
 async def test_the_key_of_a_call_goes_with_it(crooked: Office) -> None:

@@ -508,6 +508,22 @@ async def test_tools_pass_through_responses_too(client: httpx2.AsyncClient, mode
     assert model.last.json["messages"][-1] == {"role": "tool", "tool_call_id": "call_1", "content": "3"}
 
 
+@pytest.mark.parametrize("written", ['{"a": 1, "b', "[1, 2]", "add 1 and 2"])
+async def test_arguments_that_are_no_json_reach_the_caller_as_they_were_written(
+    client: httpx2.AsyncClient, model: ModelServer, written: str
+) -> None:
+    model.script(Reply(calls=(Call(id="call_1", tool="add"),), raw_arguments=written), Reply(text="Sorry."))
+    messages: list[Json] = [{"role": "user", "content": "1 + 2?"}]
+    body = {"model": "main", "messages": messages, "tools": [CHAT_TOOL]}
+    made = (await client.post(KINDS[0], json=body)).json()["choices"][0]["message"]
+    assert made["tool_calls"][0]["function"]["arguments"] == written
+    messages += [made, {"role": "tool", "tool_call_id": "call_1", "content": "that is no JSON"}]
+    assert text_of(await client.post(KINDS[0], json=body)) == "Sorry."
+    model.script(Reply(calls=(Call(id="call_1", tool="add"),), raw_arguments=written))
+    made = (await client.post(KINDS[1], json={"model": "main", "input": "1 + 2?", "tools": [TOOL]})).json()["output"][0]
+    assert made["arguments"] == written
+
+
 async def test_a_key_makes_a_repeat_harmless_without_a_session_too(
     client: httpx2.AsyncClient, model: ModelServer
 ) -> None:

@@ -115,12 +115,22 @@ class Took(Record, frozen=True):
     fold: int | None = None
 
 
+INVALID: Final = "__invalid__"
+"""The only argument of a call whose arguments were no JSON object; its value is what the model wrote."""
+
+
 class Call(Record, frozen=True):
     """A tool call the model asked for."""
 
     id: str
     tool: str
     arguments: dict[str, Any] = {}
+
+    @property
+    def unreadable(self) -> str | None:
+        """What the model wrote where its arguments should stand; None if they can be read."""
+        written = self.arguments.get(INVALID)
+        return written if isinstance(written, str) and len(self.arguments) == 1 else None
 
 
 class Usage(Record, frozen=True):

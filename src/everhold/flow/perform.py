@@ -20,6 +20,8 @@ from everhold.ports.tool import Effect, Result, Tool, ToolContext
 
 T = TypeVar("T")
 
+MOST_WRITTEN: Final = 200
+"""Characters of arguments that could not be read, as they are shown to the model that wrote them."""
 COMING_SECONDS: Final = 15.0
 """How long a turn waits for tools that are being started."""
 
@@ -105,6 +107,10 @@ async def run(
     """
     if tool is None:
         result = Result(text=f"There is no tool {task.call.tool!r}.", error=True)
+    elif (written := task.call.unreadable) is not None:
+        # many a tool passes over what it does not know, and would do something nobody asked for
+        text = f"{task.call.tool} was not run: its arguments are no JSON object. Call it again with all of them."
+        result = cleansed(Result(text=f"{text} They were: {written[:MOST_WRITTEN]}", error=True))
     else:
         result = cleansed(await _attempt(gates, tool, task, context, still_ours))
     files = tuple(attachment(file.data, name=file.name, media=file.media) for file in result.files)

@@ -15,14 +15,11 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
-from everhold.core.entries import Attachment, Call, clean
+from everhold.core.entries import INVALID, Attachment, Call, clean
 from everhold.ports.model import Message, ToolSpec
 
 LoadBlob: TypeAlias = Callable[[str], Awaitable[bytes | None]]
 """Content hash -> bytes; None if it was erased."""
-
-INVALID: Final = "__invalid__"
-"""The only argument of a call whose arguments were no JSON object; its value is what the model wrote."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 NOTHING: Final = "(nothing)"
@@ -141,7 +138,7 @@ def schema(tool: ToolSpec) -> dict[str, Any]:
 
 
 def arguments(written: object) -> dict[str, Any]:
-    """What a model wrote as a call's arguments. What is no JSON object is handed on for the tool to complain about."""
+    """What a model wrote as a call's arguments. What is no JSON object is kept as it was written."""
     if isinstance(written, dict):
         return written
     raw = written if isinstance(written, str) else "" if written is None else json.dumps(written)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from everhold.core.entries import Call as ToolCall
+from everhold.core.entries import INVALID, Call as ToolCall
 from everhold.ports.model import ToolSpec
 from everhold.web.answers import Refusal
 
@@ -39,13 +39,13 @@ def _part(part: Any, where: str) -> str:
 
 
 def call_of(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
-    """A tool call that an assistant made earlier."""
+    """A tool call that an assistant made earlier. Not every model writes JSON, and callers repeat what it wrote."""
     if not isinstance(id, str) or not isinstance(name, str):
         raise _misuse(f"{where} must have an id and a name")
     try:
         given = msgspec.json.decode(arguments or "{}", type=dict[str, Any]) if isinstance(arguments, str) else {}
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise _misuse(f"{where}: the arguments are not a JSON object") from None
+        given = {INVALID: arguments}
     return ToolCall(id=id, tool=name, arguments=given)
 
 
@@ -72,6 +72,9 @@ def tools_of(tools: list[dict[str, Any]] | None) -> tuple[ToolSpec, ...]:
 
 
 def arguments_of(call: ToolCall) -> str:
+    """A call's arguments as the model wrote them, also where that is no JSON: only the caller can say what it means."""
+    if (written := call.unreadable) is not None:
+        return written
     return msgspec.json.encode(call.arguments).decode()
 
 

@@ -15,10 +15,9 @@ import msgspec
 from msgspec import structs
 
 from everhold.core import compression, review
-from everhold.core.entries import Call, Usage
+from everhold.core.entries import INVALID, Call, Usage
 from everhold.core.tokens import weigh_request
 from everhold.errors import Overloaded, TooLong, Transient
-from everhold.models.transcript import INVALID
 from everhold.ports.model import Answer, Message, Request
 from everhold.testing.sim.farside import LONG_WAITS, FarSide
 from everhold.testing.sim.witness import SECRET, TOKEN, BusyModel, Told, Witness
