@@ -307,6 +307,27 @@ async def test_headers_and_ways_to_sign(server: ModelServer, openai: Connect, an
     assert "x-api-key" not in server.last.headers
 
 
+async def test_wishes_are_said_as_each_vendor_says_them(
+    server: ModelServer, openai: Connect, anthropic: Connect
+) -> None:
+    asked = ask(user("a"), temperature=1.5, stop=["END", " "], seed=7, max_tokens=5)
+    body = await sent(server, openai(), asked)
+    assert (body["temperature"], body["stop"], body["seed"], body["max_tokens"]) == (1.5, ["END", " "], 7, 5)
+    body = await sent(server, anthropic(), asked)
+    assert (body["temperature"], body["stop_sequences"], body["max_tokens"]) == (1.0, ["END"], 5)
+    assert not {"stop", "seed"} & body.keys()
+    assert (await sent(server, anthropic(), ask(user("a"), stop="END")))["stop_sequences"] == ["END"]
+    assert (await sent(server, anthropic(), ask()))["messages"], "only a system text"
+
+
+@pytest.mark.parametrize("own", [{"max_tokens": 50}, {"max_completion_tokens": 50}])
+async def test_the_limit_of_an_answer_goes_under_one_name(server: ModelServer, connect: Connect, own: Any) -> None:
+    model = connect(params=own)
+    assert (await sent(server, model, ask(user("a"))))["max_tokens"] == model.most_output == 50
+    assert (await sent(server, model, ask(user("a"), max_tokens=7)))["max_tokens"] == 7
+    assert connect(max_tokens=60).most_output == 60
+
+
 @pytest.mark.parametrize("key", ["model", "messages", "stream", "tools"])
 def test_params_cannot_take_over(key: str) -> None:
     with pytest.raises(ValueError, match="cannot be set here"):

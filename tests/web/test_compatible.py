@@ -597,6 +597,19 @@ async def test_nothing_to_hear_is_refused(gateway: Gateway, client: httpx2.Async
     assert await gateway.running.store.feed() == []
 
 
+async def test_of_two_limits_the_newer_one_is_sent_and_paid_for(
+    gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer
+) -> None:
+    body = {**asking(KINDS[0], "hi"), "max_tokens": 3, "max_completion_tokens": 90_000}
+    assert (await client.post(KINDS[0], json=body)).status_code == 200
+    assert model.last.json["max_tokens"] == 90_000
+    assert "max_completion_tokens" not in model.last.json
+    budget = "memories: [], budget: {tokens_per_day: 50000}"
+    gateway.configure(configuration(model.openai).replace("memories: []", budget, 1))
+    assert (await client.post(KINDS[0], json=body)).status_code == 429
+    assert (await client.post(KINDS[0], json={**body, "max_completion_tokens": 3})).status_code == 200
+
+
 @pytest.mark.parametrize("path", KINDS)
 async def test_what_is_not_kept_is_paid_for_all_the_same(
     gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, path: str

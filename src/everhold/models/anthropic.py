@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _CUT: Final = frozenset({"max_tokens", "model_context_window_exceeded"})
+HOTTEST: Final = 1.0
+"""The highest temperature there is here; elsewhere it is 2."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -55,6 +57,7 @@ class AnthropicModel:
     def __init__(self, settings: AnthropicSettings, *, clock: Clock, load_blob: LoadBlob | None = None) -> None:
         self.name = settings.name
         self.context_tokens = settings.context_tokens
+        self.most_output = settings.limit if isinstance(settings.limit, int) else None
         self._settings = settings
         self._load = load_blob if settings.images else None
         self._maker = f"anthropic:{settings.name}"
@@ -84,8 +87,8 @@ class AnthropicModel:
         """The bytes that are sent. Messages come last: a longer conversation begins like the shorter one."""
         settings = self._settings
         images = await pictures(request.messages, self._load, most=settings.max_image_bytes)
-        params = {**settings.params, **request.params}
-        limit = params.pop("max_tokens", None) or params.pop("max_completion_tokens", None) or settings.max_tokens
+        params = settings.wishes(_translated(request.params))
+        limit = params.pop("max_tokens")
         items = rounds(request.messages, wire_id=_wire_id)
         thinking = _thinks(params)
         if thinking and params["thinking"].get("type") == "enabled" and self._unsigned(items):
@@ -133,7 +136,7 @@ class AnthropicModel:
             elif blocks:
                 out.append({"role": role, "content": blocks})
 
-        if items and isinstance(items[0], Round):
+        if not items or isinstance(items[0], Round):
             add("user", [_text("(the conversation goes on)")])
         for item in items:
             if isinstance(item, Round):
@@ -370,6 +373,17 @@ def _price(settings: AnthropicSettings) -> Price | None:
             "cache_write": price.input * write if price.cache_write is None else price.cache_write,
         }
     )
+
+
+def _translated(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked for, as this API has it: a field that it does not know is refused."""
+    params = {name: value for name, value in asked.items() if name not in ("stop", "seed")}
+    stop = asked.get("stop") or ()
+    if words := [word for word in ((stop,) if isinstance(stop, str) else stop) if word.strip()]:
+        params["stop_sequences"] = words
+    if "temperature" in params:
+        params["temperature"] = min(params["temperature"], HOTTEST)
+    return params
 
 
 def _thinks(params: dict[str, Any]) -> bool:

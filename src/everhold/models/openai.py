@@ -60,6 +60,7 @@ class OpenAIModel:
     def __init__(self, settings: OpenAISettings, *, clock: Clock, load_blob: LoadBlob | None = None) -> None:
         self.name = settings.name
         self.context_tokens = settings.context_tokens
+        self.most_output = settings.limit if isinstance(settings.limit, int) else None
         self._settings = settings
         self._load = load_blob if settings.images else None
         self._wire = Wire(
@@ -99,9 +100,8 @@ class OpenAIModel:
     async def body(self, request: Request) -> bytes:
         """The bytes that are sent. Messages come last: a longer conversation begins like the shorter one."""
         settings = self._settings
-        params = {**settings.params, **request.params}
-        limit = params.pop("max_tokens", None) or params.pop("max_completion_tokens", None) or settings.max_tokens
-        if limit:
+        params = settings.wishes(request.params)
+        if limit := params.pop("max_tokens"):
             params[self._limit_key] = limit
         fields: dict[str, Any] = {"model": self.name}
         fields |= sorted((key, value) for key, value in params.items() if value is not None)

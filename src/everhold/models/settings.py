@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -12,6 +13,8 @@ from everhold.secret import Secret
 
 RESERVED: Final = frozenset({"model", "messages", "system", "tools", "stream", "stream_options"})
 """What an adapter decides itself."""
+LIMITS: Final = ("max_tokens", "max_completion_tokens")
+"""What servers call the limit of an answer."""
 
 
 def _own_params(params: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +82,16 @@ class _Remote(_Section):
     )
     headers: dict[str, Secret] = Field(default_factory=dict, description="sent with every request")
     deadlines: Waits = Waits()
+
+    @property
+    def limit(self) -> Any:
+        """Tokens an answer may have, under whichever name they were written; None if nobody did."""
+        return next((self.params[name] for name in LIMITS if self.params.get(name)), None) or self.max_tokens
+
+    def wishes(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """These settings and what was asked for, which comes first; the limit of an answer is `max_tokens`."""
+        own = {name: value for name, value in self.params.items() if name not in LIMITS}
+        return {"max_tokens": self.limit, **own, **asked}
 
 
 class OpenAISettings(_Remote):

@@ -32,7 +32,11 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """Everything a model sees. The system text and the tools are byte-stable from turn to turn."""
+    """Everything a model sees. The system text and the tools are byte-stable from turn to turn.
+
+    `params` are wishes of whoever asks: `temperature`, `top_p`, `max_tokens`, `stop`, `seed`. A model's own settings
+    stand behind them, and an adapter says them as its vendor does, or not at all where that knows no such wish.
+    """
 
     system: str
     messages: tuple[Message, ...]
@@ -63,6 +67,13 @@ class Model(Protocol):
 
     async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
         """`on_text` gets the text as it grows, piece by piece; it is lossy and never the record."""
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A model that knows how many tokens an answer of its own can have; None: nobody has said."""
+
+    most_output: int | None
 
 
 @runtime_checkable

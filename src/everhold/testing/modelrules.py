@@ -10,6 +10,12 @@ from typing import Any, Final
 from everhold.testing.modelspeech import Failure, Status, dump, signature, tokens
 
 BREAKPOINTS: Final = 4
+_MESSAGES_FIELDS: Final = frozenset(
+    {
+        "model", "messages", "max_tokens", "metadata", "service_tier", "stop_sequences", "stream", "system",
+        "temperature", "thinking", "tool_choice", "tools", "top_k", "top_p", "container", "output_config",
+    }
+)  # fmt: skip
 
 
 # -- what the real ones refuse -----------------------------------------------------------------------------------------
@@ -20,6 +26,8 @@ def wrong_completion(body: Any, headers: Mapping[str, str]) -> str:
         return (
             "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead."
         )
+    if "max_tokens" in body and "max_completion_tokens" in body:
+        return "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported."
     for index, tool in enumerate(body.get("tools", [])):
         if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", tool["function"]["name"]):
             return f"Invalid 'tools[{index}].function.name': string does not match pattern."
@@ -65,6 +73,12 @@ def wrong_messages(body: Any, headers: Mapping[str, str]) -> str:
         return "anthropic-version: header is required"
     if not isinstance(body.get("max_tokens"), int):
         return "max_tokens: Field required"
+    if unknown := sorted(body.keys() - _MESSAGES_FIELDS):
+        return f"{unknown[0]}: Extra inputs are not permitted"
+    if body.get("temperature", 0) > 1:
+        return "temperature: Input should be less than or equal to 1"
+    if any(not word.strip() for word in body.get("stop_sequences", ())):
+        return "stop_sequences: each stop sequence must contain non-whitespace"
     messages = body.get("messages")
     if not messages:
         return "messages: at least one message is required"

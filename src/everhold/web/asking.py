@@ -37,7 +37,7 @@ LOOK_BACK: Final = 100
 LEAVE_SECONDS: Final = 0.1
 """After this it is looked whether a caller has left; most are answered before they could."""
 
-PARAMS: Final = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed")
+PARAMS: Final = ("temperature", "top_p", "max_tokens", "stop", "seed")
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     @property
     def most_output(self) -> int:
         """Tokens the caller allows the answer; 0 if they leave it to the model."""
-        allowed = self.params.get("max_completion_tokens") or self.params.get("max_tokens")
+        allowed = self.params.get("max_tokens")
         return allowed if isinstance(allowed, int) else 0
 
     @property

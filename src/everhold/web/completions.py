@@ -110,6 +110,8 @@ def _asked(call: Call, given: Chat) -> Asked:
                 messages.append(Message(role="assistant", text=text, calls=calls))
             case "user":
                 messages.append(Message(role="user", text=text, name=message.name or ""))
+    if given.max_completion_tokens is not None:  # the newer name of the same wish
+        given.max_tokens = given.max_completion_tokens
     return Asked(
         agent=agent,
         system="\n\n".join(system),
