@@ -19,13 +19,13 @@ from everhold.errors import EverholdError, Overloaded
 from everhold.flow.facts import Facts
 from everhold.flow.memory import Attached
 from everhold.flow.purse import Limit
-from everhold.flow.runtime import Meter, Runtime, purses_of
+from everhold.flow.runtime import MOST_OUTPUT, Meter, Runtime, purses_of
 from everhold.instances import Instances
 from everhold.plugins import MODELS
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
 from everhold.ports.memory import Capability
-from everhold.ports.model import Answer, Closing, Model, Request
+from everhold.ports.model import Answer, Bounded, Closing, Model, Request
 from everhold.ports.platform import Drafting, Platform, can_draft
 from everhold.ports.plugin import Context
 from everhold.ports.store import Store
@@ -152,6 +152,7 @@ class Agents:
         names = [chosen if fits else settings.model, *settings.fallback]
         models = tuple(self._model(name) for name in dict.fromkeys(names))
         summariser = settings.compression.model
+        asked = [name for name in (*names, summariser or "") if name in self.settings.models]
         compression = settings.compression
         memories = list(self.memories.of(settings.name))
         # of one that is not there yet nobody knows what it wants to hear
@@ -188,7 +189,8 @@ class Agents:
             recall_seconds=settings.recall.deadline_ms / 1000,
             recall_tokens=settings.recall.tokens,
             naming=lambda memory, origin: name_for(settings, memory, origin),
-            price=self._price([name for name in (*names, summariser or "") if name in self.settings.models]),
+            price=self._price(asked),
+            most_output=self._most_output(asked),
             zone=self.settings.zone,
             text_limit=self._text_limit,
             file_limit=self._file_limit,
@@ -229,6 +231,11 @@ class Agents:
             return max((p.input * reading + p.output * writing for p in prices), default=0.0) / 1_000_000
 
         return usd
+
+    def _most_output(self, names: Sequence[str]) -> int:
+        """Tokens an answer may have: of the model that may say most."""
+        held = [model for name in names if (model := self._models.get(name)) is not None]
+        return max((model.most_output or MOST_OUTPUT for model in held), default=MOST_OUTPUT)
 
     def _unfit(self, settings: AgentSettings, name: str) -> str:
         """Why `name` cannot stand in for an agent's model."""
@@ -305,6 +312,7 @@ class Held:
     def __init__(self, model: Model) -> None:
         self.name = model.name
         self.context_tokens = model.context_tokens
+        self.most_output = model.most_output if isinstance(model, Bounded) else None
         self._model = model
         self._asking = 0
         self._retired = False

@@ -349,6 +349,17 @@ async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelSer
         assert spent.usd <= 0.0441
 
 
+async def test_a_budget_reckons_with_the_longest_answer_there_can_be(tmp_path: Path, server: ModelServer) -> None:
+    short = {"m": endpoint(server.openai, max_tokens=100)}
+    async with town(tmp_path / "short", server, models=short, budget={"tokens_per_day": 4_000}) as t:
+        assert await t.ask("hello") == "You said: hello"
+    long, asked = {"m": endpoint(server.anthropic, provider="anthropic")}, len(server.requests)
+    async with town(tmp_path / "long", server, models=long, budget={"tokens_per_day": 8_000}) as t:
+        told = await t.ask("hello")
+        assert "tokens, 8,000 are left" in told
+        assert len(server.requests) == asked, "it may answer with 8,192 tokens, and says so"
+
+
 async def test_a_person_who_spent_everything_leaves_the_others_theirs(tmp_path: Path, server: ModelServer) -> None:
     budget = {"per_person": {"tokens_per_day": 5_000}}
     server.default = Reply(text="word " * 600)

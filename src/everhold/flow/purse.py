@@ -75,7 +75,8 @@ class Purses:
 
     def _check(self, outcome: list[Purse] | Refusal, unit: str) -> None:
         if isinstance(outcome, Refusal):
-            asked, left = (f"{amount:.4g}" for amount in (outcome.asked, outcome.left))
+            form = ",.0f" if unit == "tokens" else ".4f"  # in full: people read this
+            asked, left = (format(amount, form) for amount in (outcome.asked, outcome.left))
             raise Refused(
                 f"today's budget of {outcome.purse} does not allow it: it may take {asked} {unit}, {left} are left",
                 remedy="raise `budget` in config.yaml, or wait for tomorrow",

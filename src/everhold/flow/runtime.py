@@ -7,7 +7,7 @@ import datetime
 import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -26,6 +26,9 @@ from everhold.ports.model import Model, Request, ToolSpec
 from everhold.ports.platform import Drafting, Platform
 from everhold.ports.store import Spend, Wake
 from everhold.ports.tool import Effect, Tool
+
+MOST_OUTPUT: Final = 4_096
+"""Tokens an answer is taken to have at most, where nobody has said."""
 
 
 class Meter:
@@ -111,7 +114,7 @@ class Runtime:
     """Why a model cannot be chosen for this agent; nothing if it can."""
     zone: datetime.tzinfo = datetime.UTC
     """Where a schedule's times are meant."""
-    most_output: int = 4_096
+    most_output: int = MOST_OUTPUT
     """Tokens an answer may have, as far as a budget is concerned."""
     text_limit: Callable[[Place], int] = lambda _: 4_000
     file_limit: Callable[[Place], int] = lambda _: 0
