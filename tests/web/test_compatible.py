@@ -12,10 +12,11 @@ import httpx2
 import pytest
 
 from everhold.app import local_user
-from everhold.core.entries import OUTAGE, Began, Body, Call, Ended, Entry, Told, kind_of
+from everhold.core.entries import OUTAGE, Began, Body, Call, Ended, Entry, Told, Usage, kind_of
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, rate_limited
 from everhold.web import reply
-from everhold.web.tail import POLL_SECONDS
+from everhold.web.ink import Ink
+from everhold.web.tail import MOST_PIECES, POLL_SECONDS, Tail
 from tests.web.conftest import ADA, OPERATOR, Gateway, configuration, events_of, eventually
 
 As = Callable[[str], httpx2.AsyncClient]
@@ -248,6 +249,37 @@ async def test_whoever_leaves_mid_stream_is_answered_once_all_the_same(
     assert heard(log) == ["count"]
     assert said(log) == ["one two three four five six"]
     assert len(model.requests) == 1
+
+
+@pytest.mark.parametrize("path", KINDS)
+async def test_whoever_comes_back_while_it_grows_reads_it_once_from_its_beginning(
+    client: httpx2.AsyncClient, model: ModelServer, path: str
+) -> None:
+    words = " ".join(map(str, range(40)))
+    model.script(Reply(text=words, pause=0.02))
+    body, headers = asking(path, "count", stream=True), {"x-everhold-session": "x", "idempotency-key": "k1"}
+    async with client.stream("POST", path, json=body, headers=headers) as response:
+        events = events_of(response)
+        for _ in range(8):
+            await anext(events)
+    text, seen = await streamed(client, path, asking(path, "count"), **headers)
+    assert text == words
+    assert len(seen) > 15, "it came as it grew"
+    assert len(model.requests) == 1
+
+
+def test_words_that_do_not_go_on_where_the_reader_is_are_left_to_the_record() -> None:
+    tail, reader, ink = Tail(), reply._Reader("s", 1), Ink()
+    reader.op = 2
+    with tail.watching("s") as watch:
+        tail.grew("s", 2, "zero ")
+        reader.pieces += watch.pieces()
+        for number in range(MOST_PIECES + 5):  # more than a reader that does not keep up can have waiting
+            tail.grew("s", 2, f"{number} ")
+        reader.pieces += watch.pieces()
+    words = "zero " + "".join(f"{number} " for number in range(MOST_PIECES + 5))
+    written = "".join(ink.of(growth) for growth in [*reader.grown(), reply.Reply(id="", text=words, usage=Usage())])
+    assert written == words
 
 
 async def test_whoever_wants_no_stream_is_woken_once_for_the_answer(

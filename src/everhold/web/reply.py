@@ -70,6 +70,8 @@ async def follow(office: Office, *, session: str, seq: int, growing: bool = True
     until = clock.monotonic() + MOST_SECONDS
     reader, after, due = _Reader(session, seq), seq, True
     with office.tail.watching(session, until=() if growing else (Ended, Told, Erased)) as watch:
+        if growing:
+            reader.pieces += office.tail.grown(session)
         while not office.tail.closed:
             reader.pieces += watch.pieces()
             watch.grown = False
@@ -110,6 +112,8 @@ class _Reader:
         self.told = False
         """The chat heard that no model can be asked."""
         self.pieces: list[Piece] = []
+        self.size = 0
+        """How much of the answer that is being made was passed on."""
         self.text = ""
         self.cut = False
         self.notice = ""
@@ -123,10 +127,12 @@ class _Reader:
         for piece in self.pieces:
             if piece.op != self.op:
                 continue
-            if piece.anew:
+            if piece.anew or not piece.at:  # an answer begins: the first one, the next, or the same once more
                 growths += [Words(text), Turned()] if text else [Turned()]
-                text = ""
-            text += piece.text
+                text, self.size = "", 0
+            if piece.at == self.size:  # what does not go on where we are would stand there twice: the record brings it
+                text += piece.text
+                self.size += len(piece.text)
         self.pieces.clear()
         return [*growths, Words(text)] if text else growths
 
@@ -141,10 +147,8 @@ class _Reader:
         if not self.op or entry.op != self.op:
             return None
         match body:
-            case Thought(calls=calls) if calls:
-                return Turned()
-            case Thought(finish=finish):
-                self.cut = finish == "length"
+            case Thought(calls=calls, finish=finish):
+                self.cut = not calls and finish == "length"
             case Said(text=text):
                 self.text = text
             case Told(text=text, about=about):

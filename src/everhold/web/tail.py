@@ -11,13 +11,15 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from everhold.core.entries import Body, Entry
-from everhold.ports.store import Change, Store
+from everhold.ports.store import Change, Step, Store
 
 POLL_SECONDS: Final = 2.0
 MOST_PIECES: Final = 2_000
 """What a watcher that does not keep up can have waiting; older pieces are dropped, as they may be."""
 
 MOST_SHOWN: Final = 256
+_SETTLES: Final = frozenset({Step.BEGIN, Step.THINK, Step.END, Step.PAUSE})
+"""Commits after which what had grown is in the log, or is begun anew."""
 
 
 class Piece(NamedTuple):
@@ -28,6 +30,8 @@ class Piece(NamedTuple):
     text: str
     anew: bool = False
     """What came before was no part of the reply after all: another model begins it anew."""
+    at: int = 0
+    """How many characters of the answer came before."""
 
 
 class Watch:
@@ -94,6 +98,19 @@ class Watch:
             self._waiting.set_result(None)
 
 
+class _Growing:
+    """An answer in the making."""
+
+    def __init__(self, op: int) -> None:
+        self.op = op
+        self.texts: list[str] = []
+        self.size = 0
+
+    def add(self, text: str) -> None:
+        self.texts.append(text)
+        self.size += len(text)
+
+
 class Tail:
     """One per process. Told of every commit, and of every piece of a reply."""
 
@@ -105,10 +122,13 @@ class Tail:
         self.watches: dict[Watch, None] = {}
         """In the order in which they came: a set would ring them in another one with every run."""
         self._shown: dict[tuple[int, bool], bytes] = {}
+        self._growing: dict[str, _Growing] = {}
 
     def committed(self, change: Change) -> None:
         """Something was written: for the store to call after each commit."""
         self.commits[change.step] += 1
+        if change.step in _SETTLES:
+            self._growing.pop(change.session, None)
         if change.entries:
             for watch in self.watches:
                 if watch.heeds(change):
@@ -116,9 +136,19 @@ class Tail:
 
     def grew(self, session: str, op: int, text: str | None) -> None:
         """More of a reply; None: it begins anew. Called from inside a model's answer: never waits, never fails."""
+        growing = self._growing.get(session)
+        if growing is None or growing.op != op or text is None:
+            growing = self._growing[session] = _Growing(op)
+        piece = Piece(session, op, text or "", anew=text is None, at=growing.size)
+        growing.add(piece.text)
         for watch in self.watches:
             if not watch.until and (not watch.session or watch.session == session):
-                watch.add(Piece(session, op, text or "", anew=text is None))
+                watch.add(piece)
+
+    def grown(self, session: str) -> list[Piece]:
+        """The answer that is being made there, as far as it has come: for whoever comes late."""
+        growing = self._growing.get(session)
+        return [Piece(session, growing.op, "".join(growing.texts))] if growing is not None and growing.texts else []
 
     def shown(self, entry: Entry, show: Callable[[Entry], bytes]) -> bytes:
         """What `show` makes of an entry; made once for everybody who watches."""
