@@ -65,6 +65,8 @@ def test_general_options_work_before_and_after_the_command(argv: list[str]) -> N
         (["send", "x", "--timeout", "soon"], "no number of seconds"),
         (["up", "--port", "99999"], "no port"),
         (["undo", "last", "-n", "0"], "no number from 1 on"),
+        (["send", "x", "--session", "\udcff"], "no characters"),
+        (["sessions", "show", "\udcff"], "no characters"),
         ([], "everhold chat"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from everhold.errors import StoreBusy, StoreDamaged, StoreError, StoreFull
+from everhold.errors import Misuse, StoreBusy, StoreDamaged, StoreError, StoreFull
 
 
 def translate(error: apsw.Error, path: Path) -> StoreError:
@@ -31,6 +31,11 @@ def damaged(path: Path, what: str) -> StoreDamaged:
         remedy="nothing was changed; `everhold restore` puts the last backup in its place and keeps these files, "
         "`everhold doctor` says what else is known",
     )
+
+
+def no_name(error: UnicodeEncodeError) -> Misuse:
+    """Nothing can be stored under what was asked for, so nobody can mean it."""
+    return Misuse(f"{error.object!r} holds code points that are no characters", remedy="write names in UTF-8")
 
 
 def is_fatal(error: apsw.Error) -> bool:

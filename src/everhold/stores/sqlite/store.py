@@ -53,7 +53,7 @@ from everhold.stores.sqlite import (
     sessions,
     verify,
 )
-from everhold.stores.sqlite.faults import damaged, translate
+from everhold.stores.sqlite.faults import damaged, no_name, translate
 from everhold.stores.sqlite.read import rows
 from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
@@ -302,6 +302,8 @@ class SqliteStore:
             raise damaged(self.path, f"session {session} cannot be read whole: {error}") from error
         except apsw.Error as error:
             raise translate(error, self.path) from error
+        except UnicodeEncodeError as error:
+            raise no_name(error) from error
         return [entries.of((session, *row)) for row in found]
 
     async def entry(self, session: str, seq: int) -> Entry:
@@ -438,12 +440,16 @@ class SqliteStore:
             return rows(self._cursor, sql, values)
         except apsw.Error as error:
             raise translate(error, self.path) from error
+        except UnicodeEncodeError as error:
+            raise no_name(error) from error
 
     def _try(self, read: Callable[[], T]) -> T:
         try:
             return read()
         except apsw.Error as error:
             raise translate(error, self.path) from error
+        except UnicodeEncodeError as error:
+            raise no_name(error) from error
 
     async def _at_length(self, read: Callable[[apsw.Connection], T]) -> T:
         """Something that takes long reads over a connection of its own, and not on the event loop's thread."""

@@ -183,6 +183,18 @@ class LogContract:
         assert await scene.store.entries("nobody") == []
         assert await scene.store.lane("mind", "nobody") is None
 
+    @promise
+    async def test_what_is_no_text_is_nobodys_name(self, scene: Scene) -> None:
+        store, odd = scene.store, "\udcff"
+        await scene.hear()
+        reads = (
+            store.find_session, store.session, store.glance, store.head, store.resolve, store.whereto, store.entries,
+            store.pending, store.person_of, store.identities, store.receipts, store.blob,
+        )  # fmt: skip
+        for read in reads:
+            with pytest.raises(Misuse):
+                await read(odd)
+
     # -- one bad change
 
     @promise
