@@ -476,16 +476,29 @@ class Control:
         record = {"session": session, "seqs": seqs, "seals": seals, "at": self.gates.clock.now()}
         append_line(self.erasures, msgspec.json.encode(record))
 
+    def written_down(self, about: bytes = b"") -> list[dict[str, Any]]:
+        """What the erasures' file lists, or those of its lines that hold `about`.
+
+        One that a power cut or a full disk left torn says nothing: nothing is erased before its line is on the disk.
+        """
+        found = []
+        lines = self.erasures.read_bytes().splitlines() if self.erasures is not None and self.erasures.exists() else []
+        for number, line in enumerate(lines, start=1):
+            if about in line and line.strip():
+                try:
+                    found.append(msgspec.json.decode(line, type=dict[str, Any]))
+                except msgspec.DecodeError as error:
+                    self.gates.log.warning(
+                        "erasures.unreadable", file=str(self.erasures), line=number, error=str(error)
+                    )
+        return found
+
     async def reapply_erasures(self) -> int:
         """Forget again what the erasures' file lists and the store still holds; how many entries."""
-        if self.erasures is None or not self.erasures.exists():
-            return 0
         wanted: dict[str, dict[int, set[str]]] = {}
-        for line in self.erasures.read_bytes().splitlines():
-            if line.strip():
-                record = msgspec.json.decode(line)
-                for seq, seal in zip(record["seqs"], record.get("seals") or [""] * len(record["seqs"]), strict=True):
-                    wanted.setdefault(record["session"], {}).setdefault(seq, set()).add(seal)
+        for record in self.written_down():
+            for seq, seal in zip(record["seqs"], record.get("seals") or [""] * len(record["seqs"]), strict=True):
+                wanted.setdefault(record["session"], {}).setdefault(seq, set()).add(seal)
         again = 0
         for session, seqs in wanted.items():
             try:

@@ -380,9 +380,7 @@ class Forgetful:
     def _written_down(self, *, done: bool) -> dict[tuple[str, ...], float]:
         """Whom somebody began to forget and did not finish, or those that are `done`, and as of when."""
         found: dict[tuple[str, ...], float] = {}
-        path = self.control.erasures
-        for line in path.read_bytes().splitlines() if path is not None and path.exists() else ():
-            record = msgspec.json.decode(line) if b'"forget"' in line else {}
+        for record in self.control.written_down(about=b'"forget"'):
             if names := tuple(record.get("forget", ())):
                 if record["done"] == done:
                     found[names] = record["at"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from everhold.config.problems import ConfigError, Problem
+from everhold.errors import StoreError, StoreFull
 
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 READ_LIMIT: Final = 1 << 20
 """Bytes of the largest file anybody configures everhold with."""
 
+_FULL: Final = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _POSIX: Final = os.name == "posix"
 _NOFOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
@@ -220,10 +223,24 @@ def write_file(path: Path, data: bytes, *, mode: int | None = FILE_MODE) -> None
 
 
 def append_line(path: Path, data: bytes) -> None:
-    """Add a line to a file of the owner's alone. It is on the disk when this returns."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    """Add a line to a file of the owner's alone, whole or not at all. It is on the disk when this returns."""
     try:
-        os.write(handle, data + b"\n")
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        try:
+            end = os.lseek(handle, 0, os.SEEK_END)
+            # what a power cut left of a line must not take this one with it
+            torn = end > 0 and os.lseek(handle, end - 1, os.SEEK_SET) == end - 1 and os.read(handle, 1) != b"\n"
+            try:
+                left = (b"\n" if torn else b"") + data + b"\n"
+                while left:  # a disk that is about to be full takes only a part
+                    left = left[os.write(handle, left) :]
+                os.fsync(handle)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(handle, end)
+                raise
+        finally:
+            os.close(handle)
+    except OSError as error:
+        kind = StoreFull if error.errno in _FULL else StoreError
+        raise kind(f"{path} cannot be written: {error.strerror}", remedy=f"free some space, or ls -l {path}") from error

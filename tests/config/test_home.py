@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from everhold.config import ConfigError
-from everhold.home import Home, read_file, write_file
+from everhold.errors import StoreError, StoreFull
+from everhold.home import Home, append_line, read_file, write_file
 
 
 def test_home_is_where_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +102,27 @@ def test_what_is_too_large_or_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="leads nowhere"):
         read_file(tmp_path / "link")
+
+
+def test_a_line_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = tmp_path / "lines", os.write
+
+    def almost_full(handle: int, data: bytes) -> int:
+        if len(data) > 3:
+            return real(handle, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    append_line(path, b"first")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", almost_full)
+        with pytest.raises(StoreFull, match="No space left"):
+            append_line(path, b"second")
+    assert path.read_bytes() == b"first\n"
+    append_line(path, b"third")
+    assert path.read_bytes() == b"first\nthird\n"
+    path.write_bytes(b"first\nsec")
+    append_line(path, b"fourth")
+    assert path.read_bytes() == b"first\nsec\nfourth\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StoreError, match="directory"):
+        append_line(tmp_path, b"x")

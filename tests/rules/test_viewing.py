@@ -538,6 +538,24 @@ class TestRule15Erasure:
         assert house.run(house.control.reapply_erasures()) == 0
         house.sound()
 
+    @pytest.mark.parametrize(
+        "torn", [b'{"session":"s","se', b'{"session":"","seqs":[],"forget":["ada"],"at":1', b"\0" * 9]
+    )
+    def test_a_line_that_a_power_cut_tore_keeps_nobody_from_starting(self, house: House, torn: bytes) -> None:
+        """It tells of an erasure that was not begun, and takes no other with it."""
+        session = house.say(SECRET).session
+        file = house.control.erasures
+        assert file is not None
+        file.write_bytes(torn)
+        assert house.run(house.control.reapply_erasures()) == 0
+        assert house.control.written_down(about=b'"forget"') == []
+        seqs = [e.seq for e in house.log(session) if e.body is not None and "4711" in str(e.body)]
+        house.run(house.control.erase(session, seqs))
+        (record,) = house.control.written_down()
+        assert (record["session"], record["seqs"]) == (session, seqs)
+        assert house.run(house.control.reapply_erasures()) == 0
+        house.sound()
+
     def test_what_holds_the_log_together_cannot_be_erased(self, house: House) -> None:
         session = house.say("hello").session
         with pytest.raises(Misuse):
