@@ -119,6 +119,20 @@ def test_json_is_for_programs(fresh: House, server: ModelServer) -> None:
     assert told["tried"]["streamed"] is True
 
 
+def test_two_servers_nearby_keep_a_key_each(fresh: House, server: ModelServer) -> None:
+    first = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-stdin")
+    unseen(fresh.run(*FLAGS, *first, "--as", "first", input=KEY)).ok()
+    with ModelServer(key="another-key-0123456789").threaded() as other:
+        second = ("--provider", "openai", "--url", other.openai, "--name", "fake", "--as", "second")
+        refused = fresh.run(*FLAGS, *second)
+        assert refused.code == 1, "it was not asked with the other's key"
+        assert "authorization" not in other.last.headers
+        fresh.run(*FLAGS, *second, "--key-stdin", input="another-key-0123456789").ok()
+    assert f"LOCAL_API_KEY={KEY}" in env(fresh)
+    assert f"LOCAL_127_0_0_1_{other.port}_API_KEY=another-key-0123456789" in env(fresh)
+    fresh.run(*FLAGS, *first[:-1], "--as", "first").ok()
+
+
 def test_a_key_that_is_set_already_is_used(fresh: House, server: ModelServer) -> None:
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-env", "MY_KEY")
     refused = fresh.run(*FLAGS, *flags)

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
             raise Misuse("there is no key on standard input", remedy="everhold setup model … --key-stdin < key.txt")
     asking = Asking(screen, sys.stdin)
     while True:
-        wish = _complete(wish, known) if silent else _asked(wish, known, asking)
+        wish = _complete(wish, known, settings) if silent else _asked(wish, known, settings, asking)
         _check(wish, known)
         if given and args.no_test:
             return _write(home, wish, screen, settings, told=None)
@@ -174,7 +174,7 @@ def _unanswered() -> Misuse:
     return Misuse("the question was not answered", remedy="--no-input takes everything from flags; see --help")
 
 
-def _asked(wish: Wish, known: Environment, asking: Asking) -> Wish:
+def _asked(wish: Wish, known: Environment, before: Settings, asking: Asking) -> Wish:
     """Ask for what is not said yet; after a failure, for everything again."""
     again = asking.again
     if not wish.provider or again:
@@ -187,7 +187,7 @@ def _asked(wish: Wish, known: Environment, asking: Asking) -> Wish:
     if not wish.name or again:
         example = f", such as {EXAMPLES[wish.provider]}" if wish.provider in EXAMPLES else ""
         wish = replace(wish, name=asking.line(f"The model's name there{example if not wish.name else ''}", wish.name))
-    variable = wish.variable or variable_for(wish.provider, wish.url)
+    variable = wish.variable or _own_variable(wish.provider, wish.url, before)
     if not wish.key or again:
         kept = known.get(variable) is not None or bool(wish.key)
         hint = f"Enter keeps the one in {variable}" if kept else "Enter if it needs none"
@@ -197,7 +197,7 @@ def _asked(wish: Wish, known: Environment, asking: Asking) -> Wish:
     return replace(wish, variable=variable if needed else "", alias=wish.alias or wish.provider)
 
 
-def _complete(wish: Wish, known: Environment) -> Wish:
+def _complete(wish: Wish, known: Environment, before: Settings) -> Wish:
     """Everything from flags. Raises Misuse that names the flag."""
     if not wish.provider:
         raise Misuse("which kind of model?", remedy="--provider openai, anthropic or offline")
@@ -206,7 +206,7 @@ def _complete(wish: Wish, known: Environment) -> Wish:
     if not wish.name:
         raise Misuse("which model?", remedy=f"--name, for example --name {EXAMPLES.get(wish.provider, 'NAME')}")
     url = _url(wish.url or URLS.get(wish.provider, ""))
-    variable = wish.variable or variable_for(wish.provider, url)
+    variable = wish.variable or _own_variable(wish.provider, url, before)
     needed = bool(wish.variable or wish.key or known.get(variable))
     return replace(wish, url=url, variable=variable if needed else "", alias=wish.alias or wish.provider)
 
@@ -252,6 +252,15 @@ def variable_for(provider: str, url: str) -> str:
     labels = [] if _local(host) else host.split(".")
     word = re.sub(r"[^A-Z0-9]", "_", labels[-2].upper()) if len(labels) >= 2 else "LOCAL"
     return f"{word if word[:1].isalpha() else 'MODEL'}_API_KEY"
+
+
+def _own_variable(provider: str, url: str, before: Settings) -> str:
+    """The variable for its key. Machines nearby all have the same usual one, but not the same key."""
+    usual, here = variable_for(provider, url), urlsplit(url)
+    places = {urlsplit(model.base_url or "").netloc for model in before.models.values() if model.api_key_env == usual}
+    if not _local(here.hostname or "") or not places or here.netloc in places:
+        return usual
+    return f"LOCAL_{re.sub(r'[^A-Z0-9]+', '_', here.netloc.upper()).strip('_')}_API_KEY"
 
 
 def environment(home: Home) -> Environment:
