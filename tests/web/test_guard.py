@@ -224,6 +224,12 @@ async def raw(gateway: Gateway, data: bytes, *, seconds: float = 10.0) -> bytes:
         writer.close()
 
 
+async def test_a_length_of_very_many_digits_is_refused_like_any_other(gateway: Gateway) -> None:
+    head = b"POST /api/messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: " + b"0" * 5_000 + b"2\r\n\r\n{}"
+    assert (await raw(gateway, head)).startswith(b"HTTP/1.1 413 ")
+    assert "ValueError" not in gateway.log.getvalue()
+
+
 @pytest.mark.parametrize("headers", [{}, ELSEWHERE], ids=["here", "elsewhere"])
 async def test_a_body_that_is_too_large_is_refused(gateway: Gateway, headers: dict[str, str]) -> None:
     async with gateway.client(**headers) as client:

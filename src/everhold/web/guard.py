@@ -237,7 +237,8 @@ def _bound(head: Head) -> None:
     if {"host", "authorization", "content-length", "origin"} & head.repeated:
         raise Refusal(400, "malformed", "a header that may be there once is there twice")
     length = head.get("content-length")
-    if length and (not length.isascii() or not length.isdigit() or int(length) > BODY_BYTES):
+    # very many digits cannot be made a number of, whatever they mean
+    if length and (len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > BODY_BYTES):
         raise _too_large()
 
 
