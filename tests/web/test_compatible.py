@@ -14,7 +14,7 @@ import pytest
 from everhold.app import local_user
 from everhold.core.entries import OUTAGE, Began, Body, Call, Ended, Entry, Told, Usage, kind_of
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, rate_limited
-from everhold.web import reply
+from everhold.web import asking as asking_, reply
 from everhold.web.ink import Ink
 from everhold.web.tail import MOST_PIECES, POLL_SECONDS, Tail
 from tests.web.conftest import ADA, OPERATOR, Gateway, configuration, events_of, eventually
@@ -339,6 +339,31 @@ async def test_a_client_that_repeats_by_itself_is_recognised(
     assert heard(await gateway.rested(await only_session(client))) == ["hi"]
     await client.post(path, json=body, headers=headers)
     assert heard(await gateway.rested(await only_session(client), said=2)) == ["hi", "hi"], "a new one is new"
+
+
+async def test_what_was_answered_a_while_ago_is_not_repeated_but_said_again(
+    gateway: Gateway, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, body = KINDS[0], asking(KINDS[0], "yes")
+    headers = {"x-everhold-session": "x", "x-stainless-retry-count": "0"}
+    await client.post(path, json=body, headers=headers)
+    monkeypatch.setattr(asking_, "REPEAT_SECONDS", 0.0)
+    # what was sent first never arrived: the gateway was being started
+    await client.post(path, json=body, headers={**headers, "x-stainless-retry-count": "1"})
+    assert heard(await gateway.rested(await only_session(client), said=2)) == ["yes", "yes"]
+
+
+async def test_a_repeat_is_recognised_however_much_was_done_meanwhile(
+    gateway: Gateway, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking_, "LOOK_BACK", 3)
+    path, headers = KINDS[0], {"x-everhold-session": "x", "x-stainless-retry-count": "0"}
+    await client.post(path, json=asking(path, "first"), headers=headers)
+    for text in ("second", "third"):
+        await client.post(path, json=asking(path, text), headers=headers)
+    await client.post(path, json=asking(path, "first"), headers={**headers, "x-stainless-retry-count": "2"})
+    log = await gateway.rested(await only_session(client), said=3)
+    assert heard(log) == ["first", "second", "third"]
 
 
 async def test_while_the_model_is_down_the_message_is_kept_and_the_key_gets_its_answer(

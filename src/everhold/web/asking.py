@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from everhold.core.entries import Heard, Kind, Stamp, Thought, Usage
+from everhold.core.entries import Began, Ended, Heard, Kind, Stamp, Thought, Took, Usage
 from everhold.core.tokens import weigh_request
 from everhold.core.turn import Answered, Broken, Overlong, Unreachable
 from everhold.errors import Refused
@@ -33,7 +33,13 @@ from everhold.web.reply import Growth, Reply, Turned, Words, follow
 SESSION: Final = "x-everhold-session"
 PERSON: Final = "x-everhold-person"
 KEY: Final = "idempotency-key"
-LOOK_BACK: Final = 100
+LOOK_BACK: Final = 500
+"""Entries that are looked at together."""
+LOOK_BACK_SECONDS: Final = 3_600.0
+"""No client waits so long for an answer and then asks once more by itself."""
+REPEAT_SECONDS: Final = 120.0
+"""Clients wait for at most a minute before they repeat something by themselves."""
+_LOOKED_AT: Final = (Kind.HEARD, Kind.BEGAN, Kind.TOOK, Kind.ENDED)
 LEAVE_SECONDS: Final = 0.1
 """After this it is looked whether a caller has left; most are answered before they could."""
 
@@ -114,10 +120,30 @@ async def _id(call: Call, message: Incoming) -> str:
 
 
 async def _heard_before(office: Office, session: str, start: str) -> str:
-    last = (await office.store.session(session)).last_seq
-    for entry in reversed(await office.store.entries(session, after=max(0, last - LOOK_BACK), kinds=(Kind.HEARD,))):
-        if isinstance(entry.body, Heard) and entry.body.origin.message.startswith(start):
-            return entry.body.origin.message
+    """The id of the message that a client repeats: one that is not answered yet, or has just been.
+
+    People say the same twice. What was answered a while ago has reached whoever asked, and they are not asking again.
+    """
+    now, upto = office.control.gates.clock.now(), (await office.store.session(session)).last_seq
+    ended: dict[int, float] = {}
+    over: dict[int, float | None] = {}
+    while upto > 0:
+        page = await office.store.entries(session, after=max(0, upto - LOOK_BACK), upto=upto, kinds=_LOOKED_AT)
+        for entry in reversed(page):
+            match entry.body:
+                case Ended(outcome=outcome) if outcome != "released":
+                    ended[entry.op or 0] = entry.at
+                case Began(takes=takes) | Took(takes=takes):
+                    for seq in takes:
+                        over.setdefault(seq, ended.get(entry.op or 0))
+                case Heard(origin=origin) if origin.message.startswith(start):
+                    answered = over.get(entry.seq)
+                    return origin.message if answered is None or now - answered < REPEAT_SECONDS else ""
+                case _:
+                    pass
+        if page and now - page[0].at > LOOK_BACK_SECONDS:
+            break
+        upto -= LOOK_BACK
     return ""
 
 
