@@ -202,6 +202,22 @@ class TestRule10Doubt:
         house.rest(3 * DEADLINE_SECONDS)
         assert house.heard_back() == ["You said: hello"]
 
+    def test_nor_does_whoever_takes_over_look_any_sooner(self, house: House) -> None:
+        class Late(FakePlatform):
+            async def send(self, out: Outgoing) -> str:
+                asyncio.get_running_loop().call_later(DEADLINE_SECONDS - 1, self.receive, out)
+                await asyncio.sleep(DEADLINE_SECONDS)
+                return ""
+
+        house.platform = Late(Delivery.PROBE, visible_after=20.0)
+        house.furniture.platforms[("fake", "main")] = house.platform
+        house.say("hello", rest=False)
+        house.tick(0.5)
+        house.crash()
+        house.start()
+        house.rest(3 * DEADLINE_SECONDS)
+        assert house.heard_back() == ["You said: hello"]
+
     @pytest.mark.parametrize("delivery", [Delivery.KEYED, Delivery.UPSERT, Delivery.PROBE])
     def test_providers_that_can_tell_get_everything_once(self, house: House, delivery: Delivery) -> None:
         provider = FakeProvider(delivery, visible_after=2.0)

@@ -490,6 +490,21 @@ class TestRule15Erasure:
         assert b"4711" not in self.everywhere(house)
         house.sound()
 
+    def test_what_was_erased_meanwhile_is_shown_to_no_other_model(self, house: House) -> None:
+        class Failing(ScriptedModel):
+            async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
+                await asyncio.sleep(10)
+                raise Overloaded("too much to do")
+
+        house.furniture.model = Failing()
+        house.furniture.fallbacks = (other := ScriptedModel(),)
+        session = house.say(SECRET, rest=False).session
+        house.tick(5)
+        house.run(house.control.erase(session, [1]))
+        house.tick(30)
+        assert other.asked == []
+        house.sound()
+
     def test_a_batch_in_flight_is_voided_and_the_rest_of_it_goes_again(self, house: House) -> None:
         provider = FakeProvider(Delivery.UPSERT)
         provider.faults.fail(Transient("down"))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Noted, Returned, Said, Thought, Told
 from everhold.core.turn import MOST_ATTEMPTS
@@ -281,6 +282,39 @@ class TestRule7Tools:
         house.furniture.model = ScriptedModel(calling("tool"))
         house.say("go")
         assert "broken pipe" in house.heard_back()[0]
+
+    def test_whoever_takes_over_asks_what_a_tool_did_only_after_its_deadline(self, house: House) -> None:
+        """Until then it may be done yet, by somebody who is stalled and not dead."""
+
+        class Late(FakeTool):
+            async def run(self, arguments: dict[str, Any], context: ToolContext) -> Result:
+                loop = asyncio.get_running_loop()
+                loop.call_later(self.deadline - 1, lambda: loop.create_task(FakeTool.run(self, arguments, context)))
+                await asyncio.sleep(self.deadline)
+                return Result(text="")
+
+        tool = Late("tool", Effect.PROBE)
+        house.furniture.tools = {"tool": tool}
+        house.furniture.model = ScriptedModel(calling("tool"))
+        house.say("go", rest=False)
+        house.tick(0.5)
+        house.crash()
+        house.start()
+        house.rest(3 * tool.deadline)
+        assert list(tool.done.values()) == [1]
+        assert house.heard_back()[0].startswith("it says: tool did ")
+        house.sound()
+
+    def test_what_a_tool_or_a_model_says_is_kept_though_it_is_no_text(self, house: House) -> None:
+        tool = FakeTool("tool", Effect.PURE, act=lambda _arguments, _context: Result(text="half \ud83d"))
+        house.furniture.tools = {"tool": tool}
+        house.furniture.model = ScriptedModel(
+            lambda request: structs.replace(calling("tool")(request), reasoning="\udc00 again")
+        )
+        session = house.say("go").session
+        assert house.heard_back() == ["it says: half \ufffd\ufffd\ufffd"]
+        assert [body.outcome for body in house.bodies(session, Ended)] == ["done"]
+        house.sound()
 
 
 class TestRule8OneEnd:
