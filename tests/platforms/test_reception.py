@@ -17,7 +17,7 @@ from everhold.core.commands import OWNERS_ONLY
 from everhold.core.entries import Bound, Changed, Command, Draft, Heard, Place
 from everhold.errors import Misuse, NotFound
 from everhold.ports.platform import Incoming, Verdict
-from everhold.ports.store import Change, Step
+from everhold.ports.store import Change, Position, Step
 from tests.platforms.stage import CONFIG, Door
 
 
@@ -37,6 +37,13 @@ async def test_who_is_listed_may_speak_directly_and_a_stranger_may_not(door: Doo
     verdict = await door.say("hello", sender="666")
     assert (verdict.outcome, verdict.session) == ("denied", "")
     assert len(await door.store.sessions()) == 2, "a stranger leaves no session"
+
+
+async def test_what_is_not_let_in_is_not_brought_again(door: Door) -> None:
+    """Nothing of it is kept but how far the platform was read: else it would come with every start, and for ever."""
+    read = Position(platform="fake", account="main", name="offset", value="7")
+    assert (await door.say("hello", sender="666", position=read)).outcome == "denied"
+    assert await door.store.position(platform="fake", account="main", name="offset") == "7"
 
 
 @pytest.mark.parametrize("name", ["ada", "fake:1001", "root", "1001", "*"])

@@ -21,7 +21,7 @@ from everhold.testing.fakes import FakePlatform, FakeProvider, ScriptedModel
 from everhold.testing.house import House
 
 from .conftest import HeldModel, Trouble
-from .test_working import die_at, looking
+from .test_working import die_at, looking, stand_still
 
 
 def use(house: House, delivery: Delivery, **options: Any) -> FakePlatform:
@@ -186,6 +186,20 @@ class TestRule10Doubt:
         house.say("and on?", rest=False)
         house.tick(5)
         assert house.heard_back() == ["You said: hello", "You said: and on?"], "sent once each"
+        assert house.diary.of("delivery.in_doubt") == []
+
+    def test_what_has_not_left_for_a_whole_deadline_is_not_in_doubt(self, house: House) -> None:
+        class Late(FakePlatform):
+            async def send(self, out: Outgoing) -> str:
+                await asyncio.sleep(1)
+                return self.receive(out)
+
+        house.platform = Late(Delivery.BLIND)
+        house.furniture.platforms[("fake", "main")] = house.platform
+        stand_still(house, Step.FLIGHT, seconds=DEADLINE_SECONDS)
+        house.say("hello", rest=False)
+        house.rest(3 * DEADLINE_SECONDS)
+        assert house.heard_back() == ["You said: hello"]
         assert house.diary.of("delivery.in_doubt") == []
 
     def test_a_probe_looks_only_after_the_deadline_and_the_visibility_lag(self, house: House) -> None:

@@ -13,7 +13,7 @@ from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Noted, Ret
 from everhold.core.turn import MOST_ATTEMPTS
 from everhold.errors import LeaseLost, Overloaded, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import Answer, Request
-from everhold.ports.store import Change, Step, Wake
+from everhold.ports.store import Change, Committed, Step, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
 from everhold.testing.fakes import FakeTool, ScriptedModel
 from everhold.testing.house import House
@@ -56,6 +56,22 @@ def looking(house: House) -> None:
     assert house.process is not None
     house.process.bells.work.set()
     house.tick(0.1)
+
+
+def stand_still(house: House, step: Step, *, seconds: float) -> None:
+    """Let whoever is there hear only so much later that the next `step` was committed."""
+    assert house.process is not None
+    disk = house.process.disk
+    real, left = disk.commit, [step]
+
+    async def commit(change: Change) -> Committed:
+        done = await real(change)
+        if change.step in left:
+            left.clear()
+            await asyncio.sleep(seconds)
+        return done
+
+    disk.commit = commit  # type: ignore[method-assign]  # the worst moment is between two lines
 
 
 def die_at(house: House, step: Step, *, after: bool) -> None:
@@ -303,6 +319,19 @@ class TestRule7Tools:
         house.rest(3 * tool.deadline)
         assert list(tool.done.values()) == [1]
         assert house.heard_back()[0].startswith("it says: tool did ")
+        house.sound()
+
+    def test_whoever_stood_still_does_not_run_what_a_successor_has_run(self, house: House) -> None:
+        tool = FakeTool("tool", Effect.PROBE)
+        house.furniture.tools = {"tool": tool}
+        house.furniture.model = ScriptedModel(calling("tool"))
+        stand_still(house, Step.THINK, seconds=5 * tool.deadline)
+        house.say("go", rest=False)
+        house.tick(0.5)
+        house.start()  # the first process is stalled, not dead
+        house.tick(10 * tool.deadline)
+        assert list(tool.done.values()) == [1]
+        assert len(house.heard_back()) == 1
         house.sound()
 
     def test_what_a_tool_or_a_model_says_is_kept_though_it_is_no_text(self, house: House) -> None:

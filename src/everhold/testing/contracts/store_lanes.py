@@ -547,6 +547,23 @@ class LanesContract:
         assert await scene.store.next_due(at=9.0) is None
 
     @promise
+    async def test_no_reason_repeats_what_was_erased(self, scene: Scene) -> None:
+        """Whoever refuses something may quote it, also where it was handed over as part of an exchange."""
+        await scene.hear("secret", wake="voice")
+        await scene.commit(own(Began(what="turn", takes=(1,))), own(Ended()))
+        await scene.hear("kept", wake="")
+        claim = await scene.claim("voice")
+        letters = [Parked(reader="voice", session="s", seq=seq, reason="'secret' is no text") for seq in (1, 3, 4)]
+        await scene.commit(claim=claim, parks=tuple(letters))
+        await scene.update(claim, attempts=1, error="'secret' is no text", wait=Wait(seconds=9.0), release=True)
+        await scene.erase(1)
+        found = {one.seq: one for one in await scene.store.parked(state="")}
+        assert (found[1].state, found[3].state, found[4].state) == ("dropped", "parked", "parked")
+        assert not any("secret" in found[seq].reason for seq in (1, 3))
+        assert found[4].reason == letters[2].reason
+        assert "secret" not in (await scene.lane("voice")).error
+
+    @promise
     async def test_a_letter_can_be_put_straight_in_front_of_its_lane(self, scene: Scene) -> None:
         await scene.hear(wake="voice")
         claim = await scene.claim("voice")
