@@ -320,6 +320,24 @@ async def test_wishes_are_said_as_each_vendor_says_them(
     assert (await sent(server, anthropic(), ask()))["messages"], "only a system text"
 
 
+@pytest.mark.parametrize(
+    "choice, told",
+    [
+        ("auto", {"type": "auto"}),
+        ("none", {"type": "none"}),
+        ("required", {"type": "any"}),
+        ({"name": "note"}, {"type": "tool", "name": "note"}),
+    ],
+)
+async def test_a_choice_of_tools_is_said_as_the_messages_api_says_it(
+    server: ModelServer, anthropic: Connect, choice: Any, told: Any
+) -> None:
+    body = await sent(server, anthropic(params=THINK), ask(user("a"), tool_choice=choice))
+    assert body["tool_choice"] == told
+    assert ("thinking" in body) == (told["type"] in ("auto", "none")), "whoever is made to call a tool may not think"
+    assert "tool_choice" not in await sent(server, anthropic(), ask(user("a"), tools=(), tool_choice=choice))
+
+
 @pytest.mark.parametrize("own", [{"max_tokens": 50}, {"max_completion_tokens": 50}])
 async def test_the_limit_of_an_answer_goes_under_one_name(server: ModelServer, connect: Connect, own: Any) -> None:
     model = connect(params=own)

@@ -565,6 +565,24 @@ async def test_tools_pass_through_responses_too(client: httpx2.AsyncClient, mode
     assert model.last.json["messages"][-1] == {"role": "tool", "tool_call_id": "call_1", "content": "3"}
 
 
+@pytest.mark.parametrize("path", KINDS)
+async def test_the_caller_s_choice_of_tools_is_passed_on(
+    client: httpx2.AsyncClient, model: ModelServer, path: str
+) -> None:
+    tools = [CHAT_TOOL if path == KINDS[0] else TOOL]
+    named = {"type": "function", "function": {"name": "add"}}
+    for choice, told in (("none", "none"), ("required", "required"), (named, named)):
+        if path == KINDS[1] and choice is named:
+            choice = {"type": "function", "name": "add"}
+        body = asking(path, "1 + 2?", tools=tools, tool_choice=choice)
+        assert (await client.post(path, json=body)).status_code == 200
+        assert model.last.json["tool_choice"] == told
+    assert (await client.post(path, json=asking(path, "hi", tool_choice="auto"))).status_code == 200
+    assert "tool_choice" not in model.last.json, "there is nothing to choose from"
+    wrong = await client.post(path, json=asking(path, "hi", tools=tools, tool_choice="perhaps"))
+    assert wrong.status_code == 400
+
+
 @pytest.mark.parametrize("written", ['{"a": 1, "b', "[1, 2]", "add 1 and 2"])
 async def test_arguments_that_are_no_json_reach_the_caller_as_they_were_written(
     client: httpx2.AsyncClient, model: ModelServer, written: str

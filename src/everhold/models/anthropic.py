@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _CUT: Final = frozenset({"max_tokens", "model_context_window_exceeded"})
+_CHOICES: Final = {"auto": "auto", "none": "none", "required": "any"}
 HOTTEST: Final = 1.0
 """The highest temperature there is here; elsewhere it is 2."""
 
@@ -87,13 +88,16 @@ class AnthropicModel:
         """The bytes that are sent. Messages come last: a longer conversation begins like the shorter one."""
         settings = self._settings
         images = await pictures(request.messages, self._load, most=settings.max_image_bytes)
-        params = settings.wishes(_translated(request.params))
+        params = settings.wishes(_translated(request))
         limit = params.pop("max_tokens")
         items = rounds(request.messages, wire_id=_wire_id)
         thinking = _thinks(params)
         if thinking and params["thinking"].get("type") == "enabled" and self._unsigned(items):
             # a tool round that another model began cannot go on with thinking: the API wants it signed from its start
             del params["thinking"]
+            thinking = False
+        if thinking and _forced(params):
+            del params["thinking"]  # whoever is made to call a tool may not think about it first
             thinking = False
         messages = self._messages(items, images, thinking=thinking)
         fields: list[tuple[str, Any]] = [("model", self.name), ("max_tokens", limit)]
@@ -375,15 +379,27 @@ def _price(settings: AnthropicSettings) -> Price | None:
     )
 
 
-def _translated(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _translated(request: Request) -> dict[str, Any]:
     """What was asked for, as this API has it: a field that it does not know is refused."""
-    params = {name: value for name, value in asked.items() if name not in ("stop", "seed")}
+    asked = request.params
+    params = {name: value for name, value in asked.items() if name not in ("stop", "seed", "tool_choice")}
+    choice = asked.get("tool_choice")
+    if choice and request.tools:
+        named = isinstance(choice, dict)
+        params["tool_choice"] = (
+            {"type": "tool", "name": wire_name(choice["name"])} if named else {"type": _CHOICES[choice]}
+        )
     stop = asked.get("stop") or ()
     if words := [word for word in ((stop,) if isinstance(stop, str) else stop) if word.strip()]:
         params["stop_sequences"] = words
     if "temperature" in params:
         params["temperature"] = min(params["temperature"], HOTTEST)
     return params
+
+
+def _forced(params: dict[str, Any]) -> bool:
+    choice = params.get("tool_choice")
+    return isinstance(choice, dict) and choice.get("type") in ("any", "tool")
 
 
 def _thinks(params: dict[str, Any]) -> bool:

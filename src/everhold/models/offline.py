@@ -166,14 +166,14 @@ def _reply(request: Request, window: int) -> tuple[str, tuple[Call, ...]]:
         if message.role != "user" or message.name in (_GATEWAY, _MEMORY):
             continue
         said, recalled = unfence(message.text)
-        for item in _wanted(said, request.tools):
+        for item in _wanted(said, _at_hand(request)):
             if isinstance(item, str):
                 parts.append(item)
             elif (told := results.get(_key(item.tool, item.arguments))) is not None:
                 parts.append(told)
             else:
                 wishes.append(item)
-        if not _wanted(said, request.tools):
+        if not _wanted(said, _at_hand(request)):
             known = [*earlier, *(Line(text=s, source="recalled") for s in recalled)]
             parts.append(_answer(said, message.name, known))
         earlier += _lines(message)
@@ -222,6 +222,11 @@ def _call(wish: Wish, index: int, request: Request) -> Call:
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
+
+
+def _at_hand(request: Request) -> Sequence[ToolSpec]:
+    """The tools that may be called."""
+    return () if request.params.get("tool_choice") == "none" else request.tools
 
 
 def _wanted(said: str, tools: Sequence[ToolSpec]) -> list[Wish | str]:

@@ -100,7 +100,7 @@ class OpenAIModel:
     async def body(self, request: Request) -> bytes:
         """The bytes that are sent. Messages come last: a longer conversation begins like the shorter one."""
         settings = self._settings
-        params = settings.wishes(request.params)
+        params = settings.wishes(_translated(request))
         if limit := params.pop("max_tokens"):
             params[self._limit_key] = limit
         fields: dict[str, Any] = {"model": self.name}
@@ -473,6 +473,18 @@ def _authorization(settings: OpenAISettings) -> dict[str, Secret]:
         return {}
     key = settings.api_key.reveal().strip()
     return {"authorization": Secret(f"Bearer {key}")} if settings.auth == "bearer" else {"api-key": Secret(key)}
+
+
+def _translated(request: Request) -> dict[str, Any]:
+    """What was asked for; a choice of tools where there are any."""
+    params = dict(request.params)
+    choice = params.pop("tool_choice", None)
+    if choice and request.tools:
+        named = isinstance(choice, dict)
+        params["tool_choice"] = (
+            {"type": "function", "function": {"name": wire_name(choice["name"])}} if named else choice
+        )
+    return params
 
 
 def _tool(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:

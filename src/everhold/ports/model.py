@@ -34,8 +34,9 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 class Request(Struct, frozen=True, kw_only=True):
     """Everything a model sees. The system text and the tools are byte-stable from turn to turn.
 
-    `params` are wishes of whoever asks: `temperature`, `top_p`, `max_tokens`, `stop`, `seed`. A model's own settings
-    stand behind them, and an adapter says them as its vendor does, or not at all where that knows no such wish.
+    `params` are wishes of whoever asks: `temperature`, `top_p`, `max_tokens`, `stop`, `seed`, and `tool_choice`
+    (`auto`, `none`, `required`, or `{"name": NAME}`). A model's own settings stand behind them, and an adapter says
+    them as its vendor does, or not at all where that knows no such wish.
     """
 
     system: str

@@ -17,7 +17,7 @@ from everhold.web.asking import PARAMS, Asked, grow, primed, whole
 from everhold.web.call import Call, Json
 from everhold.web.ink import Ink
 from everhold.web.reply import Growth, Reply
-from everhold.web.speech import arguments_of, call_of, text_of, tools_of
+from everhold.web.speech import arguments_of, call_of, choice_of, text_of, tools_of
 
 
 class ChatMessage(Struct):
@@ -42,6 +42,7 @@ class Chat(Struct):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -110,14 +111,16 @@ def _asked(call: Call, given: Chat) -> Asked:
                 messages.append(Message(role="assistant", text=text, calls=calls))
             case "user":
                 messages.append(Message(role="user", text=text, name=message.name or ""))
+    wishes = {name: getattr(given, name) for name in PARAMS}
     if given.max_completion_tokens is not None:  # the newer name of the same wish
-        given.max_tokens = given.max_completion_tokens
+        wishes["max_tokens"] = given.max_completion_tokens
+    wishes["tool_choice"] = choice_of(given.tool_choice)
     return Asked(
         agent=agent,
         system="\n\n".join(system),
         messages=tuple(messages),
         tools=tools_of(given.tools),
-        params={name: value for name in PARAMS if (value := getattr(given, name)) is not None},
+        params={name: value for name, value in wishes.items() if value is not None},
     )
 
 

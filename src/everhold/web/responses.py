@@ -17,7 +17,7 @@ from everhold.web.asking import Asked, grow, primed, whole
 from everhold.web.call import Call, Json
 from everhold.web.ink import Ink
 from everhold.web.reply import Growth, Reply
-from everhold.web.speech import arguments_of, call_of, text_of, tools_of
+from everhold.web.speech import arguments_of, call_of, choice_of, text_of, tools_of
 
 
 class Ask(Struct):
@@ -28,6 +28,7 @@ class Ask(Struct):
     instructions: str | None = None
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -81,7 +82,12 @@ def _asked(call: Call, given: Ask) -> Asked:
                 continue
             case _:
                 raise Refusal(400, "misuse", f"{where} is of a kind that is not understood here")
-    params = {"temperature": given.temperature, "top_p": given.top_p, "max_tokens": given.max_output_tokens}
+    params = {
+        "temperature": given.temperature,
+        "top_p": given.top_p,
+        "max_tokens": given.max_output_tokens,
+        "tool_choice": choice_of(given.tool_choice),
+    }
     return Asked(
         agent=agent,
         system="\n\n".join(system),
@@ -119,7 +125,7 @@ def _frame(call: Call, given: Ask) -> Json:
         "previous_response_id": None,
         "store": False,
         "temperature": given.temperature,
-        "tool_choice": "auto",
+        "tool_choice": given.tool_choice or "auto",
         "tools": given.tools or [],
         "top_p": given.top_p,
         "usage": None,

@@ -71,6 +71,19 @@ def tools_of(tools: list[dict[str, Any]] | None) -> tuple[ToolSpec, ...]:
     return tuple(found)
 
 
+def choice_of(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """Which of the tools is to be called: `auto`, `none`, `required`, or `{"name"}`; None if that is left open."""
+    match choice:
+        case None | "auto" | "none" | "required":
+            return choice
+        case {"type": "function", "name": str(name)} | {"type": "function", "function": {"name": str(name)}}:
+            return {"name": name}
+        case str():
+            raise _misuse("`tool_choice` must be auto, none, required, or a function by its name")
+        case _:
+            return None  # something that is left out here, as its tool is
+
+
 def arguments_of(call: ToolCall) -> str:
     """A call's arguments as the model wrote them, also where that is no JSON: only the caller can say what it means."""
     if (written := call.unreadable) is not None:
