@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -13,12 +13,12 @@ from everhold.core.context import messages
 from everhold.core.entries import Began, Call, Ended, Erased, Folded, Heard, Noted, Returned, Said, Thought, Took, Usage
 from everhold.errors import Misuse, NotFound, Overloaded, TooLong, Transient
 from everhold.flow.view import view_at
-from everhold.ports.memory import Retraction
+from everhold.ports.memory import Batch, Retraction
 from everhold.ports.model import Answer, Request
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Step
 from everhold.ports.tool import Effect, Result
-from everhold.testing.fakes import FakeProvider, FakeTool, ScriptedModel, echo
+from everhold.testing.fakes import FakeProvider, FakeTool, ScriptedModel, echo, wording
 from everhold.testing.house import House
 
 from .conftest import HeldModel
@@ -519,6 +519,34 @@ class TestRule15Erasure:
         stored = " ".join(str(item) for items in provider.kept.values() for item in items)
         assert "4711" not in stored
         assert "harmless" in stored
+
+    def test_what_was_erased_on_its_way_to_somebody_who_cannot_tell_is_counted(self, house: House) -> None:
+        batches: list[list[str]] = []
+
+        class Slow(FakeProvider):
+            async def store(self, batch: Batch) -> Mapping[str, str]:
+                batches.append([wording(item) for item in batch.items])
+                await asyncio.sleep(10)
+                return await super().store(batch)
+
+        house.furniture.memories = {"a": Slow(Delivery.BLIND)}
+        session = house.say("first", rest=False).session
+        house.tick(1)
+        for text in (SECRET, "harmless"):
+            house.say(text, rest=False)
+            house.tick(1)
+        house.tick(10)
+        assert len(batches[-1]) == 2, "both are on their way"
+        seqs = [e.seq for e in house.log(session) if e.body is not None and "4711" in str(e.body)]
+        house.run(house.control.erase(session, seqs))
+        house.crash()
+        house.start()
+        house.rest(300)
+        (parked,) = house.run(house.store.parked(session=session))
+        assert parked.doubtful
+        assert "4711" not in str(batches[2:])
+        assert "harmless" in str(batches[2:])
+        house.sound()
 
     def test_a_redelivered_erased_message_is_a_duplicate(self, house: House) -> None:
         session = house.say(SECRET, id="9").session
