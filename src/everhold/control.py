@@ -27,7 +27,6 @@ from everhold.core.entries import (
     Entry,
     Erased,
     Folded,
-    Heard,
     Kind,
     Noted,
     Stamp,
@@ -36,7 +35,7 @@ from everhold.core.entries import (
     Wanted,
 )
 from everhold.errors import Conflict, Misuse, NotFound
-from everhold.flow import amend, fold, health
+from everhold.flow import access, amend, fold, health
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.records import Records
 from everhold.flow.runtime import Runtimes
@@ -382,25 +381,14 @@ class Control:
     async def note(self, name: str, text: str, *, by: str = "operator", stamp: Stamp | None = None) -> int:
         """Remember a fact in a session; its seq. Acknowledged after commit, whatever the providers do."""
         session = await self.find(name)
-        runtime = self.runtimes.runtime(session.agent, session.choices)
-        identity = stamp or await self._stamp(session)
+        noted = Noted(text=text, stamp=stamp or await access.spoke_last(self.store, session))
+        entries = (Draft(body=noted, author=by),)
+        wakes = self.runtimes.runtime(session.agent, session.choices).remembers()
         done = await self.store.commit(
-            Change(
-                step=Step.NOTE,
-                session=session.id,
-                at=self.gates.clock.now(),
-                entries=(Draft(body=Noted(text=text, stamp=identity), author=by),),
-                wakes=runtime.remembers(),
-            )
+            Change(step=Step.NOTE, session=session.id, at=self.gates.clock.now(), entries=entries, wakes=wakes)
         )
         self.bells.ring(session.id)
         return done.seqs[0]
-
-    async def _stamp(self, session: Session) -> Stamp:
-        for entry in reversed(await self.store.entries(session.id, kinds=(), after=max(0, session.last_seq - 200))):
-            if isinstance(entry.body, Heard):
-                return entry.body.stamp
-        return Stamp(address=session.address, audience=(f"chat:{session.address}",))
 
     async def erase(
         self, name: str, seqs: Sequence[int], *, by: str = "operator", why: str = "", records: Records | None = None

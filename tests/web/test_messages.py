@@ -120,6 +120,32 @@ async def test_the_context_of_a_turn_is_shown_exactly(gateway: Gateway, client: 
     assert (await client.get(path, params={"at": 99})).status_code == 404
 
 
+async def test_a_note_is_for_whoever_spoke_last_however_long_ago(gateway: Gateway, client: httpx2.AsyncClient) -> None:
+    session = (await client.post("/api/messages", json={"chat": "x", "text": "hello", "person": "bob"})).json()[
+        "session"
+    ]
+    await gateway.rested(session)
+    control = gateway.running.control
+    for number in range(210):
+        await control.note(session, f"fact {number}")
+    await client.post("/api/messages", json={"chat": "x", "text": "/branch", "person": "bob"})
+    found: list[str] = []
+
+    async def branched() -> bool:
+        found[:] = [it["id"] for it in (await client.get("/api/sessions")).json()["sessions"]]
+        return len(found) == 2
+
+    await eventually(branched)
+    for where in found:
+        seq = (await client.post("/api/notes", json={"session": where, "text": "likes tea"})).json()["seq"]
+        noted = (await gateway.entries(where))[seq - 1]["body"]
+        assert (noted["text"], noted["stamp"]["person"], noted["stamp"]["audience"]) == (
+            "likes tea",
+            "bob",
+            ["person:bob"],
+        )
+
+
 async def test_undo_stop_and_notes_are_in_the_log(
     gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from everhold.core import access
-from everhold.core.entries import Entry, Heard, Kind
+from everhold.core.entries import Entry, Heard, Kind, Stamp
 from everhold.ports.store import Session, Store
 
 PAGE: Final = 100
@@ -16,6 +16,21 @@ async def owner(store: Store, session: Session) -> str | None:
     """Whose a session is (`person:<id>`), empty if nobody's. That never changes; None: nobody has spoken yet."""
     first, _ = await _beginning(store, session)
     return None if first is None else access.whose(first)
+
+
+async def spoke_last(store: Store, session: Session) -> Stamp:
+    """Whom what happens in a session is for: whoever spoke last, however long ago. A branch goes on from its parent."""
+    one, upto, window = session, session.last_seq, PAGE
+    while True:
+        while upto > 0:
+            found = await store.entries(one.id, after=max(0, upto - window), upto=upto, kinds=(Kind.HEARD,))
+            for entry in reversed(found):
+                if isinstance(entry.body, Heard):
+                    return entry.body.stamp
+            upto, window = upto - window, window * 4
+        if not one.parent:
+            return Stamp(address=session.address, audience=(f"chat:{session.address}",))
+        one, upto, window = await store.session(one.parent), one.parent_at, PAGE
 
 
 async def may_lead(store: Store, session: Session, *, author: str, here: str) -> bool:
