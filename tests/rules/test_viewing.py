@@ -490,6 +490,17 @@ class TestRule15Erasure:
         assert b"4711" not in self.everywhere(house)
         house.sound()
 
+    def test_whoever_speaks_next_does_not_wait_for_a_turn_that_was_ended_so(self, house: House) -> None:
+        house.furniture.model = held = HeldModel()
+        session = house.say(SECRET, rest=False).session
+        house.tick(1)
+        house.run(house.control.erase(session, [1]))
+        held.free = True
+        house.say("and now?", rest=False)
+        house.tick(3)
+        assert house.heard_back() == ["at last"]
+        house.sound()
+
     def test_what_was_erased_meanwhile_is_shown_to_no_other_model(self, house: House) -> None:
         class Failing(ScriptedModel):
             async def answer(self, request: Request, *, on_text: Callable[[str], None] | None = None) -> Answer:
