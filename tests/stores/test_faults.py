@@ -226,6 +226,29 @@ def test_a_really_full_disk_and_the_ballast_that_makes_room_for_a_last_word(smal
     run(play())
 
 
+def test_whoever_starts_on_a_full_disk_is_told_so_and_starts_once_there_is_room(small_disk: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(small_disk / "log.db")
+        await scene.hear("kept")
+        await store.close()
+        filler = small_disk / "filler"
+        fill(filler)
+        with pytest.raises(StoreFull, match="its disk is full"):
+            opened(small_disk / "log.db")
+        filler.unlink()
+        store, scene = await staged(small_disk / "log.db")
+        assert await scene.texts() == ["kept"]
+        await store.close()
+
+    run(play())
+
+
+def fill(filler: Path) -> None:
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
 class Housed:
     """The whole house on a disk that can be filled up."""
 
@@ -238,9 +261,7 @@ class Housed:
         self.kept: list[str] = []
 
     def fill(self) -> None:
-        with open(self.filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(4096)):
-                pass
+        fill(self.filler)
 
     async def hear(self, size: int = 20_000) -> Verdict:
         text = f"m{len(self.kept)} " + "x" * size

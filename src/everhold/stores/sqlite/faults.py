@@ -13,6 +13,8 @@ def translate(error: apsw.Error, path: Path) -> StoreError:
     """The error of ours that tells the caller what to do next."""
     text = f"{path}: {error}"
     if isinstance(error, apsw.FullError) or _no_room_for_index(error):
+        if _no_room_for_index(error):
+            text = f"{path} cannot be opened: its disk is full"
         return StoreFull(text, remedy=f"free some space on the disk that holds {path.parent}")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return StoreBusy(text, remedy="another program has the database open for writing; end it, then try again")
