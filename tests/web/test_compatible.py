@@ -13,9 +13,11 @@ import pytest
 
 from everhold.app import local_user
 from everhold.core.entries import OUTAGE, Began, Body, Call, Ended, Entry, Told, Usage, kind_of
+from everhold.errors import Transient
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, rate_limited
 from everhold.web import asking as asking_, reply
 from everhold.web.ink import Ink
+from everhold.web.once import KEEP_SECONDS, MOST, Once
 from everhold.web.tail import MOST_PIECES, POLL_SECONDS, Tail
 from tests.web.conftest import ADA, OPERATOR, Gateway, configuration, events_of, eventually
 
@@ -608,6 +610,25 @@ async def test_a_key_makes_a_repeat_harmless_without_a_session_too(
     assert len(model.requests) == 1
     other = await client.post(KINDS[0], json=asking(KINDS[0], "other"), headers=headers)
     assert other.status_code == 409
+
+
+async def test_nobody_who_waits_is_given_up_for_somebody_else() -> None:
+    async def work() -> str:
+        await gate.wait()
+        return "done"
+
+    gate, now = asyncio.Event(), 0.0
+    once = Once[str](monotonic=lambda: now)
+    tasks = [once.start(("me", str(number)), b"", work) for number in range(MOST)]
+    with pytest.raises(Transient):
+        once.start(("me", "one too many"), b"", work)
+    assert once.start(("me", "0"), b"", work) is tasks[0]
+    gate.set()
+    assert await asyncio.gather(*tasks) == ["done"] * MOST
+    once.start(("me", "one too many"), b"", work)
+    assert once.start(("me", "1"), b"", work) is tasks[1], "only the oldest made room"
+    now = KEEP_SECONDS
+    assert once.start(("me", "1"), b"", work) is not tasks[1], "kept for a while only"
 
 
 async def test_a_failure_is_not_remembered_under_a_key(client: httpx2.AsyncClient, model: ModelServer) -> None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
-from everhold.errors import Conflict
+from everhold.errors import Conflict, Transient
 
 KEEP_SECONDS: Final = 600.0
 MOST: Final = 256
@@ -27,23 +27,25 @@ class Once(Generic[T]):
 
     def start(self, key: tuple[str, str], digest: bytes, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
         """The work under `key`: the one that was started for the same `digest`, or a new one."""
-        self._drop_old()
+        self._forget(lambda since: self._monotonic() - since >= KEEP_SECONDS)
         if key in self._works:
             known, _, task = self._works[key]
             if known != digest:
                 raise Conflict(f"key {key[1]!r} was used for another request", remedy="give a new request a new key")
             if not (task.done() and (task.cancelled() or task.exception() is not None)):
                 return task
+            del self._works[key]
+        self._forget(lambda _: len(self._works) >= MOST)
+        if len(self._works) >= MOST:
+            raise Transient("too many requests with a key are being answered", retry_after=1.0, remedy="try again")
         task = asyncio.get_running_loop().create_task(work())
         self._works[key] = (digest, self._monotonic(), task)
         return task
 
-    def _drop_old(self) -> None:
-        now = self._monotonic()
-        while self._works:
-            key, (_, since, task) = next(iter(self._works.items()))
-            if now - since < KEEP_SECONDS and len(self._works) < MOST:
+    def _forget(self, whether: Callable[[float], bool]) -> None:
+        """The oldest, by when they were started. Nobody waits for what is done; for what is not, somebody may."""
+        for key, (_, since, task) in list(self._works.items()):
+            if not whether(since):
                 return
-            del self._works[key]
-            if not task.done():
-                task.cancel()
+            if task.done():
+                del self._works[key]
