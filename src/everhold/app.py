@@ -526,7 +526,7 @@ def agent_json(agent: AgentSettings, settings: Settings) -> dict[str, Any]:
         "model": agent.model,
         "fallback": list(agent.fallback),
         "memories": [memory.name for memory in agent.memories],
-        "tools": list(agent.tools),
+        "tools": list(dict.fromkeys((*agent.tools, *(("send",) if agent.send_to else ())))),
         "missing": missing,
         "budget": {"usd": agent.budget.usd_per_day, "tokens": agent.budget.tokens_per_day},
     }

@@ -68,9 +68,10 @@ def test_set_changes_one_value_keeps_comments_and_refuses_what_would_break(house
 def test_a_running_gateway_takes_what_was_set_at_the_next_message(house: House) -> None:
     house.up()
     house.ask("send", "hello").ok()
-    house.ask("config", "set", "agents", "{main: {}, coder: {persona: You write code.}}").ok()
+    house.ask("config", "set", "agents", '{main: {send_to: ["agent:coder"]}, coder: {persona: You write code.}}').ok()
     assert house.ask("send", "hello", "--agent", "coder").ok().out == "You said: hello\n"
-    assert [agent["name"] for agent in house.ask("agents", "--json").json["agents"]] == ["main", "coder"]
+    listed = house.ask("agents", "--json").json["agents"]
+    assert [(agent["name"], "send" in agent["tools"]) for agent in listed] == [("main", True), ("coder", False)]
 
 
 def test_what_is_read_at_a_start_is_said_to_wait_for_one(house: House) -> None:
