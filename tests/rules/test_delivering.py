@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from everhold.core.entries import Said
+from everhold.core.entries import Place, Said
 from everhold.core.retry import LONGEST_WAIT_SECONDS
 from everhold.errors import EverholdError, InDoubt, Overloaded, Refused, StoreBusy, StoreError, StoreFull, Transient
 from everhold.flow.voice import DEADLINE_SECONDS
@@ -17,11 +17,12 @@ from everhold.ports.memory import Batch
 from everhold.ports.model import Answer, Request
 from everhold.ports.platform import Delivery, Outgoing
 from everhold.ports.store import Step
-from everhold.testing.fakes import FakePlatform, FakeProvider, ScriptedModel
+from everhold.ports.tool import Effect, Result, Saying
+from everhold.testing.fakes import FakePlatform, FakeProvider, FakeTool, ScriptedModel
 from everhold.testing.house import House
 
 from .conftest import HeldModel, Trouble
-from .test_working import die_at, looking, stand_still
+from .test_working import calling, die_at, looking, stand_still
 
 
 def use(house: House, delivery: Delivery, **options: Any) -> FakePlatform:
@@ -318,6 +319,18 @@ class TestRule12Destinations:
         house.accept(structs.replace(incoming, origin=structs.replace(place, platform="other")))
         house.tick(5)
         assert [out.text for out in other.shown] == ["You said: to the other"]
+
+    def test_what_one_session_says_in_two_places_is_said_once_in_each(self, house: House) -> None:
+        other = FakePlatform(name="other")
+        house.furniture.platforms[("other", "main")] = other
+        there = Place(platform="other", account="main", chat="elsewhere")
+        word = Result(text="told", sayings=[Saying(text="a word", to=there)])
+        house.furniture.tools = {"tell": FakeTool("tell", Effect.PURE, act=lambda _arguments, _context: word)}
+        house.furniture.model = ScriptedModel(calling("tell"))
+        for _ in range(2):
+            house.say("tell them")
+        assert [(out.text, out.to.chat) for out in other.shown] == [("a word", "elsewhere")] * 2
+        assert house.heard_back() == ["it says: told"] * 2
 
     def test_a_visible_draft_is_edited_by_the_final_text_even_after_a_crash(self, house: House) -> None:
         platform = growing(house)
