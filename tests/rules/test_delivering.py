@@ -294,6 +294,16 @@ class TestRule12Destinations:
         house.rest(5)
         assert [out.to.chat for out in house.platform.shown] == ["one", "one"]
 
+    def test_a_reply_goes_to_the_last_who_asked_whoever_said_something_after_them(self, house: House) -> None:
+        house.furniture.model = held = HeldModel()
+        house.say("first", rest=False)
+        house.tick()
+        house.say("second", id="asks", rest=False)
+        house.say("by the way", id="does not", who="bob", notice=True, rest=False)
+        held.free = True
+        house.rest(5)
+        assert [out.to.message for out in house.platform.shown][1:] == ["asks"]
+
     def test_parts_are_split_once_before_the_first_is_sent(self, house: House) -> None:
         platform = use(house, Delivery.KEYED, text_limit=100)
         text = " ".join(f"word{n}" for n in range(60))

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from everhold.app import SystemClock
+from everhold.core.access import Admission
+from everhold.core.entries import Place
 from everhold.errors import StoreBusy, StoreError, StoreFull, Transient
-from everhold.ports.store import Step
-from everhold.testing.house import House
+from everhold.flow.accept import Accept
+from everhold.flow.gates import Bells, Gates
+from everhold.ports.platform import Incoming
+from everhold.ports.store import Claim, Step, Wake
+from everhold.stores.sqlite import SqliteStore
+from everhold.testing.dice import Dice
+from everhold.testing.house import Diary, House
 
 from .conftest import HeldModel, Trouble
 
@@ -107,3 +118,34 @@ def test_a_clock_that_is_set_gives_nobody_else_what_is_worked_on_here(house: Hou
     held.free = True
     house.rest(5)
     assert house.heard_back() == ["at last"]
+
+
+async def test_whoever_leaves_in_the_middle_of_a_message_leaves_its_lane_in_somebodys_hands(tmp_path: Path) -> None:
+    """It is taken with the commit; nobody else could for the two minutes of its lease."""
+    taken: list[Claim] = []
+
+    class Hand:
+        def offer(self, wake: Wake) -> Wake:
+            return structs.replace(wake, owner="me", lease=120.0)
+
+        def take(self, claim: Claim) -> None:
+            taken.append(claim)
+
+    async def reception(_: Incoming) -> Admission:
+        return Admission(agent="main", person="ada")
+
+    store, bells = SqliteStore.open(tmp_path / "log.db", chance=Dice()), Bells()
+    bells.hands = Hand()
+    gates = Gates(store=store, clock=SystemClock(), chance=Dice(), log=Diary(), owner="me")
+    accept = Accept(gates, reception=reception, bells=bells)
+    origin = Place(platform="fake", account="main", chat="chat", message="1")
+    leaving = asyncio.create_task(accept(Incoming(origin=origin, text="hello", sender="ada")))
+    while not store.writer._queue:  # type: ignore[union-attr]  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert leaving.cancelled()
+    for _ in range(3):
+        await store.pulse()
+    assert [claim.reader for claim in taken] == ["mind"]
+    await store.close()
