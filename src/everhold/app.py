@@ -440,7 +440,7 @@ class App:
         return await self.index.holding(self.store, text, limit=limit)
 
     async def _fill_index(self) -> None:
-        self.log.info("index.level", level=self.index.level)
+        self.log.debug("index.level", found_by=self.index.level)  # `status` says it, too
         await keep_filling(self.index, self.log, self.clock)
 
     def _local_person(self) -> str:

@@ -161,6 +161,13 @@ def test_looking_goes_on_by_the_last_good_configuration(house: House) -> None:
     assert "going by the last good one" in done.err
 
 
+def test_up_prints_one_line_and_nothing_behind_it(house: House) -> None:
+    house.up()
+    until(lambda: house.ask("send", "hello").code == 0)
+    log = (house.path / "logs" / "everhold.log").read_text().splitlines()
+    assert [line for line in log if " session=" not in line] == [], "whatever is told is what somebody did"
+
+
 def test_up_starts_with_the_last_good_configuration_if_asked(house: House) -> None:
     house.run("send", "hello").ok()
     (house.path / "config.yaml").write_text(BROKEN)
