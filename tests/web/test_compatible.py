@@ -706,6 +706,14 @@ async def test_of_two_limits_the_newer_one_is_sent_and_paid_for(
     assert (await client.post(KINDS[0], json={**body, "max_completion_tokens": 3})).status_code == 200
 
 
+async def test_whoever_wants_several_answers_is_told_that_there_is_one(client: httpx2.AsyncClient) -> None:
+    body = asking(KINDS[0], "hi")
+    refused = await client.post(KINDS[0], json={**body, "n": 2})
+    assert refused.status_code == 400
+    assert "n" in refused.json()["error"]["message"]
+    assert (await client.post(KINDS[0], json={**body, "n": 1})).status_code == 200
+
+
 @pytest.mark.parametrize("path", KINDS)
 async def test_what_is_not_kept_is_paid_for_all_the_same(
     gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, path: str

@@ -49,6 +49,7 @@ class Chat(Struct):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=1, description="How many answers: one, no more.")] | None = None
 
 
 async def models(call: Call) -> Response:
