@@ -575,6 +575,26 @@ class TestRule15Erasure:
         assert not any("4711" in str(m) for m in house.furniture.model.asked[-1].messages)
         assert not any("4711" in text for text in texts(house, branch))
 
+    def test_a_branch_forgets_though_whoever_erased_fell_before_it_was_its_turn(self, house: House) -> None:
+        folding(house, keep=0)
+        house.furniture.summariser = ScriptedModel(lambda request: Answer(text="they spoke of 4711"))
+        parent = house.say(SECRET).session
+        house.say("/branch")
+        branch = house.say(f"in the branch {LONG}").session
+        house.say(f"more {LONG}")
+        assert house.bodies(branch, Folded)
+        assert not house.bodies(parent, Folded)
+        house.furniture.summariser = ScriptedModel(lambda request: Answer(text="nothing worth telling"))
+        seqs = [e.seq for e in house.log(parent) if e.body is not None and "4711" in str(e.body)]
+        die_at(house, Step.ERASE, after=True)
+        house.loop.create_task(house.control.erase(parent, seqs))
+        house.tick(1)
+        house.start()
+        assert b"4711" in self.everywhere(house)
+        house.run(house.control.reapply_erasures())
+        assert b"4711" not in self.everywhere(house)
+        house.sound()
+
     def test_a_restored_backup_forgets_again(self, house: House) -> None:
         session = house.say(SECRET).session
         assert house.process is not None

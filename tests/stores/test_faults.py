@@ -20,6 +20,7 @@ from everhold.home import Home
 from everhold.logs import open_log
 from everhold.ports.platform import Incoming, Outgoing, Verdict
 from everhold.stores.sqlite import Ballast, SqliteStore
+from everhold.stores.sqlite.faults import is_fatal, translate
 from everhold.stores.sqlite.room import RoomyStore
 from everhold.testing.contracts.scene import Scene, heard
 from tests.stores.faulty import FaultyVFS
@@ -241,6 +242,14 @@ def test_whoever_starts_on_a_full_disk_is_told_so_and_starts_once_there_is_room(
         await store.close()
 
     run(play())
+
+
+def test_an_index_that_cannot_grow_is_a_full_disk_and_not_a_broken_one() -> None:
+    error = apsw.IOError("disk I/O error")
+    assert is_fatal(error)
+    error.extendedresult = apsw.SQLITE_IOERR_SHMSIZE  # type: ignore[attr-defined]  # apsw gives it to what SQLite raises
+    assert not is_fatal(error)
+    assert isinstance(translate(error, Path("log.db")), StoreFull)
 
 
 def fill(filler: Path) -> None:
