@@ -67,6 +67,7 @@ def test_general_options_work_before_and_after_the_command(argv: list[str]) -> N
         (["undo", "last", "-n", "0"], "no number from 1 on"),
         (["send", "x", "--session", "\udcff"], "no characters"),
         (["sessions", "show", "\udcff"], "no characters"),
+        (["memory", "export", "\udcff"], "no characters"),
         ([], "everhold chat"),
     ],
 )

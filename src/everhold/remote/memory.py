@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from everhold.core.entries import clean
 from everhold.errors import Misuse
 from everhold.forgetting import Forgetting
 from everhold.memory import Memory
@@ -105,6 +106,8 @@ class Remembering:
         directory = Path(given.to)
         if not directory.is_absolute():
             raise Misuse(f"{given.to!r} is no full path", remedy="name a directory")
+        if clean(given.person)[1]:  # before a file is named after them
+            raise Misuse(f"{given.person!r} holds code points that are no characters", remedy="write names in UTF-8")
         made = await write_down(self.memory.export(given.person), given.person, directory)
         return {**made, "files": [*made["files"], *await facts_out(self.memory, given.person, directory)]}
 
