@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -138,10 +139,16 @@ async def facts_out(memory: Memory, person: str, directory: Path) -> list[str]:
     return made
 
 
+def _stem(person: str) -> str:
+    """What somebody's files are called: never as anybody else's, though not every name can be a file's."""
+    fit = _UNFIT.sub("-", person).strip("-.")
+    return fit if fit == person else f"{fit or 'person'}-{hashlib.sha256(person.encode()).hexdigest()[:8]}"
+
+
 async def write_down(records: AsyncIterator[dict[str, Any]], person: str, directory: Path) -> dict[str, Any]:
     """An export as two files that only their owner can read: every record as JSON, and the words for people."""
     os.makedirs(directory, exist_ok=True)
-    stem = _UNFIT.sub("-", person).strip("-.") or "person"
+    stem = _stem(person)
     lines, pages = directory / f"{stem}.jsonl", directory / f"{stem}.md"
     count = 0
     missing: list[str] = []

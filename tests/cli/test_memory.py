@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+from everhold import papers
 from tests.cli.house import CONFIG, House
 
 CANARY = "zanzibar7391"
@@ -36,6 +40,17 @@ def test_what_is_remembered_is_found_and_an_answer_explained(house: House) -> No
     status = house.ask("memory", "status", "--json").ok().json
     assert [(row["agent"], row["memory"], row["parked"]) for row in status["memories"]] == [("main", "builtin", 0)]
     assert "builtin of main: by words" in house.ask("memory", "status").ok().out  # what it goes by, gateway or not
+
+
+def test_no_export_is_written_over_another_s(tmp_path: Path) -> None:
+    async def record(text: str) -> AsyncIterator[dict[str, Any]]:
+        yield {"from": "log", "agent": "main", "body": {"text": text}}
+
+    names = ("test:1", "test/1", "test-1", "/", ":")
+    for name in names:
+        asyncio.run(papers.write_down(record(f"of {name}"), name, tmp_path))
+    written = [file.read_text() for file in tmp_path.glob("*.jsonl")]
+    assert sorted(name for name in names for text in written if f'"of {name}"' in text) == sorted(names)
 
 
 def test_a_person_is_exported_and_forgotten(house: House, tmp_path: Path) -> None:
