@@ -66,6 +66,8 @@ def test_general_options_work_before_and_after_the_command(argv: list[str]) -> N
         (["up", "--port", "99999"], "no port"),
         (["undo", "last", "-n", "0"], "no number from 1 on"),
         (["send", "x", "--session", "\udcff"], "no characters"),
+        (["send", "x", "--session", ""], "a chat needs a name"),
+        (["send", "x", "--session", " "], "a chat needs a name"),
         (["sessions", "show", "\udcff"], "no characters"),
         (["memory", "export", "\udcff"], "no characters"),
         ([], "everhold chat"),

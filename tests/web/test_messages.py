@@ -67,6 +67,7 @@ async def test_messages_without_an_id_are_never_taken_for_each_other(client: htt
         (b"", 400),
         (b'{"chat": "x"}', 400),
         (b'{"chat": "x", "text": ""}', 400),
+        (b'{"chat": "x", "text": " \\n\\u00a0"}', 400),
         (b'{"chat": "", "text": "hello"}', 400),
         (b'{"chat": "x", "text": "hello", "txet": 1}', 400),
         (b'{"chat": "x\\u0000", "text": "hello"}', 400),
@@ -153,6 +154,7 @@ async def test_undo_stop_and_notes_are_in_the_log(
     await gateway.rested(session)
     undone = await client.post(f"/api/sessions/{session}/undo", json={"what": "turn"})
     assert (undone.status_code, undone.json()["message"]) == (200, "Took back 1 turn.")
+    assert (await client.post("/api/notes", json={"session": session, "text": " \n"})).status_code == 400
     noted = await client.post("/api/notes", json={"session": session, "text": "likes tea"})
     assert noted.status_code == 202
     assert (await client.post(f"/api/sessions/{session}/stop")).json()["message"] == "Nothing is running."

@@ -346,6 +346,8 @@ class Methods:
 
     async def _place(self, given: Chat) -> dict[str, Any]:
         """Where to speak so that it is heard in the chat or session called `name`; a new chat if there is none."""
+        if not given.name.strip():
+            raise Misuse("a chat needs a name", remedy="--session NAME, or leave it out for `me`")
         agent = await self._agent(given.agent)
         chat = derive(agent=agent, platform=TERMINAL, account="", kind="dm", chat=given.name)
         bound = await self.store.resolve(str(chat))

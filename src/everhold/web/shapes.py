@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 Label = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Words = Annotated[str, Meta(min_length=1)]
+Words = Annotated[str, Meta(min_length=1, pattern=r"\S")]
 Seq = Annotated[int, Meta(ge=0, le=2**53)]
 
 
