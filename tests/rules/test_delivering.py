@@ -16,7 +16,7 @@ from everhold.flow.voice import DEADLINE_SECONDS
 from everhold.ports.memory import Batch
 from everhold.ports.model import Answer, Request
 from everhold.ports.platform import Delivery, Outgoing
-from everhold.ports.store import Step
+from everhold.ports.store import Change, Committed, Step
 from everhold.ports.tool import Effect, Result, Saying
 from everhold.testing.fakes import FakePlatform, FakeProvider, FakeTool, ScriptedModel
 from everhold.testing.house import House
@@ -393,6 +393,23 @@ class TestRule12Destinations:
         house.say("/stop", rest=False)
         house.rest(30)
         assert [(out.text, out.edits) for out in platform.shown if out.edits] == [("… (stopped)", "draft-1")]
+
+    def test_a_turn_whose_draft_is_seen_has_its_number_for_good(self, house: House) -> None:
+        """A draft is known by it. Begun anew after a power cut, the turn would show a second one beside the first."""
+        growing(house)
+        assert house.process is not None
+        disk, lasting = house.process.disk, list[bool]()
+        real = disk.commit
+
+        async def commit(change: Change) -> Committed:
+            if change.step is Step.BEGIN:
+                lasting.append(not change.redone)
+            return await real(change)
+
+        disk.commit = commit  # type: ignore[method-assign]  # a disk that loses nothing does not tell
+        house.say("write", rest=False)
+        house.rest(30)
+        assert lasting == [True]
 
     def test_a_turn_that_fails_says_so_where_its_draft_is_seen(self, house: House) -> None:
         platform = growing(house, fails=Refused("no such model"))

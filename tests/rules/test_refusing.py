@@ -195,6 +195,28 @@ def test_what_is_erased_while_it_waits_for_its_turn_never_leaves(house: House, d
     house.sound()
 
 
+def test_what_is_erased_while_it_waits_to_go_a_second_time_where_nobody_can_tell_is_named(house: House) -> None:
+    provider = picky(house, Delivery.BLIND, keeps_before=True)
+    provider.faults.work(times=2)  # the batch, then `one`
+    provider.faults.fail(Transient("down"), times=2)
+    session = house.say("one").session
+    say_all(house, WORDS[1:])
+    assert provider.batches == [WORDS, ["one"]]
+    gone = [
+        entry.seq
+        for entry in house.log(session)
+        if isinstance(entry.body, Heard | Said | Thought) and "four" in entry.body.text
+    ]
+    assert house.run(house.control.erase(session, gone))
+    house.rest(60)
+    assert not any("four" in batch for batch in provider.batches[1:])
+    assert [(one.doubtful, one.reason.partition(",")[0]) for one in parked(house)] == [
+        (True, "no bad"),
+        (True, "it was erased on its way"),
+    ]
+    house.sound()
+
+
 class Half(FakeProvider):
     """Knows no keys and can be searched. Of its first batch it keeps two, and the answer is lost."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Noted, Returned, Said, Thought, Told
+from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Heard, Noted, Returned, Said, Thought, Told
 from everhold.core.turn import MOST_ATTEMPTS
 from everhold.errors import LeaseLost, Overloaded, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import Answer, Request
@@ -143,6 +143,26 @@ class TestRule6Fences:
         assert [body.about for body in house.bodies(session, Told)] == [OUTAGE]
         assert house.heard_back()[1:] == ["You said: hello?"]
         assert [body.outcome for body in house.bodies(session, Ended)].count("done") == 1
+        house.sound()
+
+    def test_what_a_model_asks_for_is_kept_though_somebody_else_ended_the_turn(self, house: House) -> None:
+        session = house.say("a secret").session
+        assert house.process is not None
+        disk, control, model = house.process.disk, house.control, house.furniture.model
+        real, secret = disk.commit, [entry.seq for entry in house.log(session) if isinstance(entry.body, Heard)]
+
+        async def commit(change: Change) -> Committed:
+            if change.step is Step.END and secret:
+                await control.erase(session, [secret.pop()])  # what this turn has read goes, and the turn with it
+            return await real(change)
+
+        disk.commit = commit  # type: ignore[method-assign]  # the worst moment is between two lines
+        model.faults.fail(Overloaded("slow down", retry_after=600.0))
+        house.say("are you there?", rest=False)
+        house.tick(590)
+        assert len(model.asked) == 2
+        house.tick(20)
+        assert house.heard_back()[-1] == "You said: are you there?"
         house.sound()
 
     def test_a_fallback_answers_when_the_first_model_cannot(self, house: House) -> None:
