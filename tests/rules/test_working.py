@@ -133,6 +133,22 @@ class TestRule6Fences:
         assert house.heard_back()[-1] == "You said: this kills you"
         house.sound()
 
+    def test_an_agent_that_is_away_for_long_goes_on_with_its_turn(self, house: House) -> None:
+        house.furniture.model = ScriptedModel(calling("pure"))
+        house.furniture.tools = {"pure": FakeTool("pure", Effect.PURE)}
+        session = house.say("wait for me", rest=False).session
+        die_at(house, Step.RETURN, after=False)
+        house.tick(5)
+        house.furniture.away.add("main")
+        house.start()
+        house.tick(3_600)
+        assert house.bodies(session, Ended) == []
+        house.furniture.away.clear()
+        house.tick(3_600)
+        assert [body.outcome for body in house.bodies(session, Ended)] == ["done"]
+        assert len(house.heard_back()) == 1
+        house.sound()
+
     def test_waiting_for_a_model_is_no_attempt_and_is_said_once(self, house: House) -> None:
         house.furniture.model.faults.fail(Overloaded("down"), times=40)
         session = house.say("are you there?", rest=False).session

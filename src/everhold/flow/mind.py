@@ -12,7 +12,7 @@ from everhold.core.entries import (
     Heard,
 )
 from everhold.core.mailbox import Begin, decide, letters
-from everhold.errors import Conflict
+from everhold.errors import Conflict, NotFound
 from everhold.flow import perform
 from everhold.flow.fold import Fold, Outcome
 from everhold.flow.runtime import Runtime
@@ -39,11 +39,17 @@ class Mind:
         while True:
             glance = await self.store.glance(self.claim.session)
             session = glance.session
-            runtime = self.seat.runtimes.runtime(session.agent, session.choices)
+            mine = {op.what: op for op in glance.running if op.reader == READER}
+            try:
+                runtime = self.seat.runtimes.runtime(session.agent, session.choices)
+            except NotFound:
+                if turn := mine.get("turn"):
+                    # its agent left the configuration and may come back: to find it away is no attempt at the turn
+                    await self.seat.commit(Step.PAUSE, (), op=turn.op, pause=True)
+                raise
             if runtime.coming is not None and not waited:
                 waited = await perform.wait_for_tools(self.gates, runtime.coming)
                 continue
-            mine = {op.what: op for op in glance.running if op.reader == READER}
             seat = self.seat
             fold = Fold(self.gates, self.claim, runtime, bells=seat.bells, purses=seat.purses, before=seat.before)
             if left := mine.get("fold"):

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 from everhold.control import Control
 from everhold.core.access import Admission
 from everhold.core.entries import Body, Entry, Place
+from everhold.errors import NotFound
 from everhold.flow.accept import Accept
 from everhold.flow.facts import Facts
 from everhold.flow.gates import Bells, Gates
@@ -92,10 +93,14 @@ class Furniture:
         self.clock: Clock | None = None
         self.diary = Diary()
         self.policy = "resend"
+        self.away: set[str] = set()
+        """Agents that have sessions and are not in the configuration."""
         self.settings: dict[str, Any] = {}
         """Anything else of a Runtime: busy, soft, hard, keep, ahead…"""
 
     def runtime(self, agent: str, choices: Mapping[str, str]) -> Runtime:
+        if agent in self.away:
+            raise NotFound(f"there is no agent {agent!r}")
         chosen = choices.get("model", "")
         model = self.others.get(chosen, self.model)
         return Runtime(
