@@ -190,6 +190,26 @@ def test_what_others_say_in_the_session_appears_above_the_prompt(busy: House) ->
     chat.expect("You said: half done")
 
 
+def test_what_is_pasted_is_one_message_however_many_lines_it_has(busy: House) -> None:
+    chat = Typist(busy, "--session", "pasted")
+    chat.expect("you> ")
+    chat.type("\x1b[200~first\rsecond\r\rlast\r\x1b[201~")
+    chat.expect("last")
+    chat.type("\r")
+    chat.expect("You said: first")
+    assert chat.leave() == 0
+    entries = busy.ask("sessions", "show", "agent:main:terminal:dm:pasted", "--json").json["entries"]
+    assert [entry["body"]["text"] for entry in entries if entry["kind"] == "heard"] == ["first\nsecond\n\nlast"]
+
+
+def test_a_dumb_terminal_is_not_steered(busy: House) -> None:
+    chat = Typist(busy, "--session", "dumb", TERM="dumb")
+    chat.say("hello")
+    chat.expect("You said: hello")
+    assert chat.leave() == 0
+    assert "\x1b" not in chat.seen
+
+
 def test_branching_goes_on_in_the_branch(busy: House) -> None:
     chat = Typist(busy, "--session", "tree")
     chat.say("trunk")

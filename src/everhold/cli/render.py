@@ -83,10 +83,13 @@ class Screen:
     json: bool
     paint: Paint
     paint_err: Paint
+    dumb: bool = False
+    """The terminal shows whatever is meant to steer it."""
 
     @classmethod
     def of(cls, out: TextIO, err: TextIO, *, environ: Mapping[str, str], json: bool) -> Screen:
-        plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
+        dumb = environ.get("TERM") == "dumb"
+        plain = bool(environ.get("NO_COLOR")) or dumb
         for stream in (out, err):
             reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
@@ -97,6 +100,7 @@ class Screen:
             json=json,
             paint=Paint(not plain and out.isatty()),
             paint_err=Paint(not plain and err.isatty()),
+            dumb=dumb,
         )
 
     @property

@@ -35,6 +35,9 @@ class Terminal:
         """The operation whose reply is being written, and what of it is on the screen."""
         self._unwanted = 0
         """The operation whose reply nobody wants to see growing any more."""
+        if self.live and not screen.dumb and "readline" in sys.modules:
+            # Python turns this off. Without it each line of what is pasted is a message of its own, with a turn for it
+            readline.parse_and_bind("set enable-bracketed-paste on")
 
     # -- typing ------------------------------------------------------------------------------------------------------
 
@@ -66,7 +69,7 @@ class Terminal:
             self._end_growing()
         try:
             self.prompting = True
-            return input(self._coloured(prompt))
+            return input(self._coloured(prompt)).rstrip("\n")  # what is pasted may end with a line's end
         except UnicodeDecodeError:
             return ""
         finally:
