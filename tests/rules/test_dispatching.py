@@ -79,6 +79,72 @@ def test_whoever_waits_for_a_place_gets_it_when_one_is_free(house: House) -> Non
     assert len(house.heard_back()) == 4
 
 
+def crowd(house: House, *, chats: int = 5) -> None:
+    """So many speak at once, before anybody has begun to answer."""
+
+    async def all_at_once() -> None:
+        assert house.process is not None
+        knocking = (house.process.accept(house.message("hello", chat=f"chat {n}")) for n in range(chats))
+        await asyncio.gather(*knocking)
+
+    house.run(all_at_once())
+
+
+def test_a_crowd_at_the_door_gets_no_more_hands_than_there_are(house: House) -> None:
+    house.furniture.model = held = HeldModel()
+    assert house.process is not None
+    supervisor = house.process.supervisor
+    supervisor.most_per_reader = 2
+    house.tick()
+    crowd(house)
+    house.tick(2 * supervisor.poll)
+    assert len(held.asked) == 2
+    held.free = True
+    house.rest(5.0)
+    assert house.heard_back() == ["at last"] * 5
+    assert not +supervisor.promised
+    house.sound()
+
+
+def test_a_crowd_that_waited_for_a_start_leaves_room_for_others(house: House) -> None:
+    house.furniture.model = held = HeldModel()
+    crowd(house)
+    house.tick()
+    asked = len(held.asked)
+    house.crash()
+    supervisor = house.start().supervisor
+    supervisor.most, supervisor.most_per_reader = 4, 2
+    house.tick(2 * supervisor.poll)
+    assert len(held.asked) == asked + 2
+    house.say("/whoami", chat="another", rest=False)
+    house.tick(2 * supervisor.poll)
+    assert len(house.heard_back()) == 1, "nobody who waits for a model keeps others from what they can have at once"
+    held.free = True
+    house.rest(5.0)
+    assert house.heard_back()[1:] == ["at last"] * 5
+    house.sound()
+
+
+@pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
+def test_a_hand_that_was_offered_in_vain_is_free_for_others(house: House, error: StoreError) -> None:
+    assert house.process is not None
+    supervisor = house.process.supervisor
+    supervisor.most_per_reader = 1
+    house.tick()
+    trouble = Trouble(house, error).with_commits(Step.ACCEPT)
+    for _ in range(3):
+        with pytest.raises(type(error)):
+            house.say("hello", rest=False)
+    trouble.over = True
+    house.say("hello", id="again")
+    house.say("hello", id="again")
+    supervisor.poll = 1e6
+    house.say("and on?", rest=False)
+    house.tick(1.0)
+    assert house.heard_back() == ["You said: hello", "You said: and on?"]
+    assert not +supervisor.promised
+
+
 def test_what_could_not_be_delivered_is_tried_again_in_time(house: House) -> None:
     looks(house)
     house.platform.faults.fail(Transient("later"), times=2)
@@ -128,8 +194,8 @@ async def test_whoever_leaves_in_the_middle_of_a_message_leaves_its_lane_in_some
         def offer(self, wake: Wake) -> Wake:
             return structs.replace(wake, owner="me", lease=120.0)
 
-        def take(self, claim: Claim) -> None:
-            taken.append(claim)
+        def take(self, wakes: tuple[Wake, ...], claims: tuple[Claim, ...]) -> None:
+            taken.extend(claims)
 
     async def reception(_: Incoming) -> Admission:
         return Admission(agent="main", person="ada")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeAlias
 
@@ -92,6 +93,8 @@ class Accept:
         session, stamp, author, bound = known
         body = heard(incoming, stamp, admission)
         wake = DESK if body.command else MIND
+        entries = (Draft(body=body, author=author, dedup=dedup_key(incoming)),)
+        # a hand that is offered is kept free from here on: nothing may go wrong before the commit
         wakes = self.bells.offer(_WAKES[wake]) if body.asks else ()
         change = Change(
             step=Step.ACCEPT,
@@ -99,7 +102,7 @@ class Accept:
             at=at,
             opens=opens,
             bound=bound if opens is None else None,
-            entries=(Draft(body=body, author=author, dedup=dedup_key(incoming)),),
+            entries=entries,
             wakes=wakes,
             position=incoming.position,
             blobs=incoming.files,
@@ -157,12 +160,12 @@ class Accept:
     async def _keep(self, change: Change) -> Committed:
         """Commit, and have lanes worked on that were taken with it, even if whoever brought the message is gone."""
         task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
-        task.add_done_callback(self._taken)
+        task.add_done_callback(functools.partial(self._taken, change.wakes))
         return await asyncio.shield(task)
 
-    def _taken(self, task: asyncio.Task[Committed]) -> None:
-        if not task.cancelled() and task.exception() is None:
-            self.bells.hand_over(task.result().claims)
+    def _taken(self, wakes: tuple[Wake, ...], task: asyncio.Task[Committed]) -> None:
+        failed = task.cancelled() or task.exception() is not None
+        self.bells.hand_over(wakes, () if failed else task.result().claims)
 
 
 def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:

@@ -78,10 +78,10 @@ class Hands(Protocol):
     """Whoever works on lanes in this process."""
 
     def offer(self, wake: Wake) -> Wake:
-        """The same, to be taken at once if there is a hand free for it."""
+        """The same, to be taken at once if there is a hand free for it, which is kept free until `take`."""
 
-    def take(self, claim: Claim) -> None:
-        """Begin to work on a lane that was claimed."""
+    def take(self, wakes: tuple[Wake, ...], claims: tuple[Claim, ...]) -> None:
+        """What was offered for these is over: begin to work on the lanes that were claimed."""
 
 
 class Bells:
@@ -96,10 +96,11 @@ class Bells:
     def offer(self, wakes: tuple[Wake, ...]) -> tuple[Wake, ...]:
         return wakes if self.hands is None else tuple(map(self.hands.offer, wakes))
 
-    def hand_over(self, claims: tuple[Claim, ...]) -> None:
-        for claim in claims:
-            assert self.hands is not None, "only hands that were offered have claims"
-            self.hands.take(claim)
+    def hand_over(self, wakes: tuple[Wake, ...], claims: tuple[Claim, ...] = ()) -> None:
+        """However the commit ended that these wakes were offered for: without claims nobody needs the hands."""
+        assert self.hands is not None or not claims, "only hands that were offered have claims"
+        if self.hands is not None:
+            self.hands.take(wakes, claims)
 
     def ring(self, session: str, *, work: bool = True) -> None:
         """`work`: and there may be a lane for somebody to take."""

@@ -67,27 +67,30 @@ class Seat:
         """Commit under this mind's claim."""
         beside = beside or Beside()
         self.at = self.gates.clock.now()
-        done = await self.gates.commit(
-            Change(
-                step=step_,
-                session=self.claim.session,
-                at=self.at,
-                entries=entries,
-                claim=self.claim,
-                op=op,
-                generation=generation,
-                lane=lane,
-                wakes=self.bells.offer(wakes),
-                spends=spends,
-                blobs=self.views.unkept(beside.blobs) + files,
-                records=beside.records,
-                pause=pause,
-                redone=redone,
-            )
+        change = Change(
+            step=step_,
+            session=self.claim.session,
+            at=self.at,
+            entries=entries,
+            claim=self.claim,
+            op=op,
+            generation=generation,
+            lane=lane,
+            wakes=self.bells.offer(wakes),
+            spends=spends,
+            blobs=self.views.unkept(beside.blobs) + files,
+            records=beside.records,
+            pause=pause,
+            redone=redone,
         )
+        try:
+            done = await self.gates.commit(change)
+        except BaseException:
+            self.bells.hand_over(change.wakes)
+            raise
         self.views.kept(beside.blobs)
         self.rests = done.rests
         if wakes:
-            self.bells.hand_over(done.claims)
+            self.bells.hand_over(change.wakes, done.claims)
             self.bells.ring(self.claim.session, work=len(done.claims) < len(wakes))
         return done

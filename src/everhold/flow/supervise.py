@@ -75,6 +75,8 @@ class Supervisor:
         """How soon each memory may be handed more of the past."""
         self.tasks: dict[asyncio.Task[bool], Claim] = {}
         self.busy: Counter[str] = Counter()
+        self.promised: Counter[str] = Counter()
+        """Hands that were offered to whoever is about to commit: a crowd does so at once, before anybody is at work."""
         self._line: deque[asyncio.Future[None]] = deque()
         self.stopping = False
         self.released = float("-inf")
@@ -98,11 +100,14 @@ class Supervisor:
                 await self._renew()  # leases go by the wall's clock: to others, ours would look as if they were over
             # a clock that went back, perhaps while nobody ran: waits that began in the future have to begin anew
             jumped = by < -JUMP_SECONDS or by == float("inf")
-            room = self.most - len(self.tasks)
-            full = [reader for reader, count in self.busy.items() if count >= self.most_per_reader]
+            taken = self.busy + self.promised
+            room = self.most - taken.total()
+            full = [reader for reader, count in taken.items() if count >= self.most_per_reader]
+            # whose lanes will be found is not known yet: no more than fit whoever has the least room
+            share = self.most_per_reader - max((taken[reader] for reader in taken if reader not in full), default=0)
             due = await gates.store.next_due(at=gates.clock.now(), skip=full, only=self.only)
             if room > 0 and (jumped or (due is not None and due <= 0)):
-                claims = await gates.patiently(functools.partial(self._claim, room, full))
+                claims = await gates.patiently(functools.partial(self._claim, min(room, share), full))
                 for claim in claims:
                     self._start(claim)
                 if claims:
@@ -123,12 +128,28 @@ class Supervisor:
         )
 
     def offer(self, wake: Wake) -> Wake:
-        if self.stopping or self.only or len(self.tasks) >= self.most or self.busy[wake.reader] >= self.most_per_reader:
+        if self.stopping or self.only or self._is_full(wake.reader):
             return wake
+        self.promised[wake.reader] += 1
         return structs.replace(wake, owner=self.gates.owner, lease=self.lease)
 
-    def take(self, claim: Claim) -> None:
-        self._start(claim)
+    def take(self, wakes: tuple[Wake, ...], claims: tuple[Claim, ...]) -> None:
+        spare = False
+        for wake in wakes:
+            if wake.owner:
+                spare = spare or self._is_full(wake.reader)
+                self.promised[wake.reader] -= 1
+        for claim in claims:
+            self._start(claim)
+        if spare and len(claims) < len(wakes):
+            self.bells.work.set()  # somebody may have been turned away for a hand that was not needed
+
+    def _is_full(self, reader: str) -> bool:
+        promised = self.promised
+        return (
+            len(self.tasks) + promised.total() >= self.most
+            or self.busy[reader] + promised[reader] >= self.most_per_reader
+        )
 
     async def renew(self) -> None:
         """Keep the leases of everybody at work."""
@@ -200,9 +221,8 @@ class Supervisor:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[bool]) -> None:
-        full = len(self.tasks) >= self.most
+        full = self._is_full(self.tasks[task].reader)
         claim = self.tasks.pop(task)
-        full = full or self.busy[claim.reader] >= self.most_per_reader
         self.busy[claim.reader] -= 1
         if not self.busy[claim.reader]:
             del self.busy[claim.reader]
