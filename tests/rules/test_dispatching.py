@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from msgspec import structs
 
 from everhold.app import SystemClock
 from everhold.core.access import Admission
-from everhold.core.entries import Place
+from everhold.core.entries import Heard, Place
 from everhold.errors import StoreBusy, StoreError, StoreFull, Transient
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.ports.platform import Incoming
-from everhold.ports.store import Claim, Step, Wake
+from everhold.ports.store import Change, Claim, Committed, Step, Wake
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.dice import Dice
 from everhold.testing.house import Diary, House
@@ -143,6 +144,52 @@ def test_a_hand_that_was_offered_in_vain_is_free_for_others(house: House, error:
     house.tick(1.0)
     assert house.heard_back() == ["You said: hello", "You said: and on?"]
     assert not +supervisor.promised
+
+
+def test_whoever_is_turned_away_for_a_hand_that_nobody_needed_gets_it_at_once(house: House) -> None:
+    looks(house)
+    session = house.say("hello", id="again").session
+    assert house.process is not None
+    accept = house.process.accept
+    house.process.supervisor.most_per_reader = 1
+    before(house, Step.ACCEPT, lambda change: asyncio.sleep(1.0 if change.session == session else 0.0))
+    twice, new = house.message("hello", id="again"), house.message("and I?", chat="another")
+
+    async def both() -> None:
+        await asyncio.gather(accept(twice), accept(new))
+
+    house.run(both())
+    house.tick(1.0)
+    assert house.heard_back()[-1] == "You said: and I?"
+
+
+def test_a_hand_is_free_again_though_the_turn_that_wanted_it_was_ended(house: House) -> None:
+    assert house.process is not None
+    house.process.supervisor.most_per_reader = 1
+    session, control = house.say("a secret").session, house.control
+    secret = [entry.seq for entry in house.log(session) if isinstance(entry.body, Heard)]
+
+    async def erase(_: Change) -> None:
+        if secret:
+            await control.erase(session, [secret.pop()])  # what the turn has read goes, and the turn with it
+
+    before(house, Step.END, erase)
+    house.say("are you there?")
+    assert house.heard_back()[-1] == "You said: are you there?"
+
+
+def before(house: House, step: Step, what: Callable[[Change], Awaitable[None]]) -> None:
+    """Have something happen in the moment before such a commit."""
+    assert house.process is not None
+    disk = house.process.disk
+    real = disk.commit
+
+    async def commit(change: Change) -> Committed:
+        if change.step is step:
+            await what(change)
+        return await real(change)
+
+    disk.commit = commit  # type: ignore[method-assign]  # the worst moment is between two lines
 
 
 def test_what_could_not_be_delivered_is_tried_again_in_time(house: House) -> None:
