@@ -100,17 +100,28 @@ def test_log_lines_of_both_forms_are_understood(line: str, found: dict[str, obje
         (["everhold", "completion", ""], {"bash", "zsh", "fish"}),
         (["everhold", "send", "--ti"], {"--timeout"}),
         (["everhold", "--log", ""], {"text", "json"}),
+        (["everhold", "sessions", "export", "last", "--format", "o"], {"openai"}),
     ],
 )
 def test_bash_completes(words: list[str], expected: set[str]) -> None:
+    found = completed(words)
+    assert expected <= found
+    if words[-1]:
+        assert found == expected
+
+
+@pytest.mark.parametrize("words", [["chat", "--agent"], ["logs", "-n"], ["--json", "sessions", "search", "--limit"]])
+def test_bash_offers_no_option_where_a_value_is_due(words: list[str]) -> None:
+    assert completed(["everhold", *words, ""]) == set()
+
+
+def completed(words: list[str]) -> set[str]:
     script = f"""{bash()}
 COMP_WORDS=({" ".join(f"'{word}'" for word in words)}); COMP_CWORD={len(words) - 1}; _everhold
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert expected <= set(done.stdout.split())
-    if words[-1]:
-        assert set(done.stdout.split()) == expected
+    return set(done.stdout.split())
 
 
 @pytest.mark.parametrize("shell, script", [("bash", bash), ("zsh", zsh), ("fish", fish)])

@@ -30,8 +30,7 @@ def bash() -> str:
 _everhold() {{
   local cur="${{COMP_WORDS[COMP_CWORD]}}" prev="${{COMP_WORDS[COMP_CWORD-1]}}" path="" word words
   case "$prev" in
-    --home) COMPREPLY=($(compgen -d -- "$cur")); return ;;
-    --log) COMPREPLY=($(compgen -W "text json" -- "$cur")); return ;;
+{_values(build())}
   esac
   local known=" {" ".join(path for path, _ in words(build()) if path and " " not in path)} "
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
@@ -49,6 +48,35 @@ _everhold() {{
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }}
 complete -o default -F _everhold everhold"""
+
+
+def _values(parser: argparse.ArgumentParser) -> str:
+    """What follows an option that takes a value: never a command or another option. Where nothing is known of it, the
+    shell offers files."""
+    found: dict[str, str] = {}
+    flags: set[str] = set()
+    for action in _every(parser):
+        what = (
+            f'-W "{" ".join(map(str, action.choices))}"' if action.choices else "-d" if action.metavar == "DIR" else ""
+        )
+        offer = f'$(compgen {what} -- "$cur")' if what else ""
+        for option in action.option_strings:
+            if action.nargs in (0, "?", "*"):
+                flags.add(option)
+            else:
+                found[option] = found.get(option) or offer
+    return "\n".join(
+        f"    {option}) COMPREPLY=({offer}); return ;;"
+        for option, offer in found.items()
+        if option not in flags  # such a one may stand alone, and anything may follow
+    )
+
+
+def _every(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The options of all commands."""
+    yield from options(parser)
+    for below in subcommands(parser).values():
+        yield from _every(below)
 
 
 def _upper(parser: argparse.ArgumentParser) -> str:
