@@ -87,6 +87,16 @@ def test_a_chat_needs_nothing_but_itself(house: House) -> None:
     assert house.ask("audit").code == 0
 
 
+def test_whoever_leaves_without_a_word_is_told_of_no_session(busy: House) -> None:
+    chat = Typist(busy, "--session", "silent")
+    chat.expect("you> ")
+    chat.type("\x04")
+    chat.expect("— left\r\n")
+    assert chat.process.wait(timeout=15) == 0
+    assert "it is kept" not in chat.seen
+    assert busy.ask("sessions", "show", "agent:main:terminal:dm:silent").code == 1
+
+
 def test_a_reply_is_seen_growing_and_stands_there_once(busy: House) -> None:
     chat = Typist(busy, "--session", "growing")
     chat.say("slow 12")
@@ -155,7 +165,10 @@ def test_what_nobody_took_is_not_claimed_to_be_kept(house: House) -> None:
     chat.expect("waiting for it to come back")
     chat.type("\x03")
     chat.expect("nobody has confirmed that this is kept")
-    assert chat.leave() == 0
+    chat.expect("you> ")
+    chat.type("\x04")
+    chat.expect("— left\r\n")
+    assert chat.process.wait(timeout=15) == 0
 
 
 def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: House, tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def _converse(beside: Beside, talk: Talk, terminal: Terminal) -> int:
             except EOFError:
                 if terminal.live:
                     terminal.screen.say()
-                    terminal.remark(f"left session {talk.session or '(nothing was said)'}; it is kept")
+                    # where nothing was said, or nobody confirmed that it is kept, there is no session to speak of
+                    terminal.remark(f"left session {talk.session}; it is kept" if talk.session else "left")
                 return code
             except KeyboardInterrupt:
                 if not terminal.live:
