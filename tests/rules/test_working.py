@@ -11,7 +11,7 @@ from msgspec import structs
 
 from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Heard, Noted, Returned, Said, Thought, Told
 from everhold.core.turn import MOST_ATTEMPTS
-from everhold.errors import LeaseLost, Overloaded, StoreBusy, StoreError, StoreFull
+from everhold.errors import LeaseLost, Overloaded, Refused, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import Answer, Request
 from everhold.ports.store import Change, Committed, Step, Wake
 from everhold.ports.tool import Effect, Result, ToolContext
@@ -187,6 +187,30 @@ class TestRule6Fences:
         session = house.say("anybody?").session
         assert house.heard_back() == ["I can"]
         assert house.bodies(session, Thought)[0].model == "second"
+
+    @pytest.mark.parametrize("retry_after", [None, 60.0])
+    @pytest.mark.parametrize("first", ["the model", "the fallback"])
+    def test_while_one_model_is_only_away_what_another_refuses_is_kept(
+        self, house: House, first: str, retry_after: float | None
+    ) -> None:
+        away, refuses = house.furniture.model, ScriptedModel(name="second")
+        away.faults.fail(Overloaded("down", retry_after=retry_after), times=2)
+        refuses.faults.fail(Refused("no credit"), times=9)
+        if first == "the fallback":
+            house.furniture.model = refuses
+        house.furniture.fallbacks = (away if first == "the fallback" else refuses,)
+        session = house.say("anybody?", rest=False).session
+        house.tick(200)
+        assert house.heard_back()[1:] == ["You said: anybody?"]
+        assert [body.outcome for body in house.bodies(session, Ended)] == ["released", "released", "done"]
+        house.sound()
+
+    def test_what_every_model_refuses_is_said_at_once(self, house: House) -> None:
+        house.furniture.fallbacks = (ScriptedModel(name="second"),)
+        for model in (house.furniture.model, *house.furniture.fallbacks):
+            model.faults.fail(Refused("no credit"))
+        session = house.say("anybody?").session
+        assert [body.outcome for body in house.bodies(session, Ended)] == ["failed"]
 
     def test_an_answer_that_was_cut_off_is_delivered_and_marked(self, house: House) -> None:
         house.furniture.model = ScriptedModel([Answer(text="Once upon a", finish="length"), Answer(text="time")])

@@ -41,6 +41,7 @@ async def ask(
     """
     reasons: list[str] = []
     waits: list[float] = []
+    refusals = 0
     for model in models:
         try:
             answer = await _answer(gates, model, request, deadline=deadline, on_text=on_text)
@@ -54,7 +55,8 @@ async def ask(
             reasons.append(str(error))
         except (Refused, EverholdError) as error:
             reasons.append(f"{model.name}: {error}")
-            if model is models[-1] and len(reasons) == len(models) and not waits:
+            refusals += 1
+            if refusals == len(models):  # one that is only away may take it when it is back
                 return Broken(reason=f"the model refused: {error}")
         except Exception as error:  # a model adapter is foreign code; its bug must not take the session down
             gates.log.error("model.failed", model=model.name, error=error)
