@@ -141,6 +141,25 @@ class TestRule10Doubt:
         assert house.heard_back() == ["You said: hello", "You said: next"]
         assert [item.doubtful for item in house.run(house.store.parked())] == [True]
 
+    def test_what_may_have_arrived_and_is_sent_again_on_command_is_counted(self, house: House) -> None:
+        house.furniture.policy = "hold"
+        use(house, Delivery.BLIND).faults.lose()
+        session = house.say("hello", rest=False).session
+        house.rest(2 * DEADLINE_SECONDS)
+        assert house.run(house.control.replay()) == 1
+        house.rest(1)
+        assert house.heard_back() == ["You said: hello"] * 2
+        assert [receipt.doubtful for receipt in house.run(house.store.receipts(session))] == [True]
+
+    def test_a_second_try_that_stood_still_before_it_left_is_counted_all_the_same(self, house: House) -> None:
+        use(house, Delivery.BLIND).faults.lose()
+        session = house.say("hello", rest=False).session
+        house.tick(1)
+        stand_still(house, Step.FLIGHT, seconds=DEADLINE_SECONDS)
+        house.rest(3 * DEADLINE_SECONDS)
+        assert house.heard_back() == ["You said: hello"] * 2
+        assert [receipt.doubtful for receipt in house.run(house.store.receipts(session))] == [True]
+
     def test_after_a_take_over_an_unkeyed_item_holds_its_lane_for_the_deadline(self, house: House) -> None:
         """A stalled predecessor's request may still land: nothing may overtake it."""
 

@@ -13,7 +13,7 @@ from msgspec import structs
 from everhold.app import SystemClock
 from everhold.core.access import Admission
 from everhold.core.entries import Heard, Place
-from everhold.errors import StoreBusy, StoreError, StoreFull, Transient
+from everhold.errors import Overloaded, StoreBusy, StoreError, StoreFull, Transient
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.ports.platform import Incoming
@@ -176,6 +176,24 @@ def test_a_hand_is_free_again_though_the_turn_that_wanted_it_was_ended(house: Ho
     before(house, Step.END, erase)
     house.say("are you there?")
     assert house.heard_back()[-1] == "You said: are you there?"
+
+
+def test_a_turn_that_somebody_ended_is_no_failure_and_the_next_outage_is_told(house: House) -> None:
+    session, control, faults = house.say("a secret").session, house.control, house.furniture.model.faults
+    secret = [entry.seq for entry in house.log(session) if isinstance(entry.body, Heard)]
+
+    async def erase(_: Change) -> None:
+        if secret:
+            faults.fail(Overloaded("down"))
+            await control.erase(session, [secret.pop()])  # what the turn has read goes, and the turn with it
+
+    before(house, Step.END, erase)
+    house.say("are you there?", rest=False)
+    house.tick(60.0)
+    assert [text.partition(".")[0] for text in house.heard_back()[1:]] == [
+        "The model cannot be reached right now",
+        "You said: are you there?",
+    ]
 
 
 def before(house: House, step: Step, what: Callable[[Change], Awaitable[None]]) -> None:
