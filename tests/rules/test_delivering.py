@@ -390,7 +390,7 @@ class TestRule12Destinations:
         house.tick(15)
         assert platform.drafts == 1
         house.rest(120)
-        assert [out.edits for out in platform.shown] == ["draft-1", ""]
+        assert [out.edits for out in platform.shown] == ["draft-1", "", ""]
 
     @pytest.mark.parametrize("word", ["/stop", "/halt"])
     def test_a_draft_that_nobody_finishes_says_so(self, house: House, word: str) -> None:
@@ -412,6 +412,14 @@ class TestRule12Destinations:
         house.say("/stop", rest=False)
         house.rest(30)
         assert [(out.text, out.edits) for out in platform.shown if out.edits] == [("… (stopped)", "draft-1")]
+
+    def test_only_the_first_part_of_a_long_reply_takes_its_drafts_place(self, house: House) -> None:
+        platform = growing(house)
+        platform.text_limit = 12
+        house.say("write", rest=False)
+        house.rest(30)
+        assert "".join(house.heard_back()) == "piece by piece it grew"
+        assert [out.edits for out in platform.shown] == ["draft-1", "", ""]
 
     def test_a_turn_whose_draft_is_seen_has_its_number_for_good(self, house: House) -> None:
         """A draft is known by it. Begun anew after a power cut, the turn would show a second one beside the first."""
