@@ -390,7 +390,7 @@ class TestRule12Destinations:
         house.tick(15)
         assert platform.drafts == 1
         house.rest(120)
-        assert [out.edits for out in platform.shown] == ["draft-1", "", ""]
+        assert [out.edits for out in platform.shown] == ["draft-1", ""]
 
     @pytest.mark.parametrize("word", ["/stop", "/halt"])
     def test_a_draft_that_nobody_finishes_says_so(self, house: House, word: str) -> None:
