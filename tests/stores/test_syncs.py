@@ -322,8 +322,11 @@ def test_the_first_entry_after_a_fall_is_waited_for(tmp_path: Path, vfs: FaultyV
     run(play())
 
 
-def test_the_event_loop_does_not_wait_for_a_slow_disk(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_the_event_loop_does_not_wait_for_a_slow_disk(
+    tmp_path: Path, vfs: FaultyVFS, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SQLite syncs the head of a log that starts over, at any level."""
+    monkeypatch.setattr(writer, "QUICK_SECONDS", 0.0)  # no disk is quick
 
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db", vfs=vfs.name)
