@@ -29,6 +29,23 @@ def test_what_began_to_wait_in_the_future_is_due(tmp_path: Path, anew: bool) -> 
     run(play())
 
 
+def test_whoever_takes_over_knows_by_which_clock_the_other_went(tmp_path: Path) -> None:
+    async def play() -> None:
+        store, scene = await staged(tmp_path / "log.db", inline=True)
+        mine = opened(tmp_path / "log.db", inline=True)
+        await scene.hear(at=1_000.0)
+        claim = await scene.claim(at=1_000.0, owner="other")
+        await scene.update(claim, at=1_000.0, attempts=1, wait=Wait(seconds=600.0))
+        assert await mine.seize(owner="me", at=400.0) == 1
+        assert await mine.next_due(at=400.0) == 0.0
+        (again,) = await mine.claim(owner="me", at=400.0, lease=60.0, limit=8)
+        assert again.session == claim.session
+        await mine.close()
+        await store.close()
+
+    run(play())
+
+
 def test_nobody_looks_for_it_again_once_all_of_it_was_found(tmp_path: Path) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")

@@ -220,7 +220,12 @@ class SqliteStore:
         return await self.writer.write(lambda cur: lanes.renew(cur, held, owner=owner, at=at, lease=lease))
 
     async def seize(self, *, owner: str, at: float) -> int:
-        return await self.writer.write(lambda cur: lanes.seize(cur, owner=owner, at=at))
+        def job(cur: apsw.Cursor) -> int:
+            # whoever was here since this was opened may have gone by another clock
+            self._latest = max(self._latest, lanes.latest(cur))
+            return lanes.seize(cur, owner=owner, at=at)
+
+        return await self.writer.write(job)
 
     async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
         self._latest = max(self._latest, at)
