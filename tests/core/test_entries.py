@@ -70,7 +70,7 @@ def test_a_field_added_later_reads_from_what_was_written_before() -> None:
     ), "and what a later build added is passed over, not choked on"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"text":1}', '{"what":"dream"}', "null", "\ud800"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"text":1}', '{"type":"dream"}', "null", "\ud800"])
 def test_what_is_no_body_is_an_error_and_never_half_a_body(text: str) -> None:
     with pytest.raises((msgspec.DecodeError, UnicodeError)):
         decode(Kind.HEARD, text)
@@ -154,7 +154,7 @@ def test_what_an_operation_took_is_told_in_the_order_it_took_it() -> None:
             session="s", seq=seq, pos=seq, kind=kind, op=2, author="a", at=0.0, version=VERSION, body=body, digest=b""
         )
 
-    log = [entry(2, Began(what="turn", takes=(1,))), entry(5, Took(takes=(4, 3))), entry(6, Ended()), entry(7, None)]
+    log = [entry(2, Began(type="turn", takes=(1,))), entry(5, Took(takes=(4, 3))), entry(6, Ended()), entry(7, None)]
     assert takes_of(log) == (1, 4, 3)
 
 

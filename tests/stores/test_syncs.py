@@ -231,7 +231,7 @@ def test_no_position_is_used_twice_after_a_power_cut(tmp_path: Path) -> None:
         assert await scene.texts() == ["kept"]
         await asyncio.gather(*[scene.hear(f"new {n}") for n in range(5)])
         await scene.hear("last")
-        behind = await store.feed(after=seen)
+        behind = await store.read_feed(after=seen)
         assert [text_of(entry) for entry in behind] == [*(f"new {n}" for n in range(5)), "last"]
         assert [entry.pos - behind[0].pos for entry in behind] == list(range(6))
         assert await store.verify() == []
@@ -297,7 +297,7 @@ def test_a_repeat_after_a_power_cut_gives_no_position_away(tmp_path: Path) -> No
         store, scene = await staged(found)
         assert (await scene.commit(message)).duplicate
         await scene.hear("new")
-        assert [text_of(entry) for entry in await store.feed(after=seen)] == ["new"]
+        assert [text_of(entry) for entry in await store.read_feed(after=seen)] == ["new"]
         await store.close()
 
     run(play())
@@ -688,15 +688,15 @@ def test_whoever_reads_sees_what_was_committed_wherever_the_connection_is(tmp_pa
         store, _ = await staged(tmp_path / "log.db")
         await store.pulse()
         assert here(store)
-        assert (await store.session("s")).title == ""
+        assert (await store.get_session("s")).title == ""
         going = asyncio.ensure_future(store.writer.write(slowly))
         assert await asyncio.to_thread(written.wait, 10)
         assert not here(store)
-        assert (await store.session("s")).title == "", "what is not committed is not seen"
-        assert (await store.glance("s")).session.title == ""
+        assert (await store.get_session("s")).title == "", "what is not committed is not seen"
+        assert (await store.get_session_snapshot("s")).session.title == ""
         go_on.set()
         await going
-        assert (await store.session("s")).title == "later"
+        assert (await store.get_session("s")).title == "later"
         await store.close()
         assert not here(store)
 

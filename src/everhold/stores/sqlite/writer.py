@@ -12,11 +12,11 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 
@@ -63,31 +63,6 @@ _Load: TypeAlias = tuple[list[_Queued], list[Any] | None, asyncio.AbstractEventL
 """A batch, what its jobs returned if they have been run, and where to answer."""
 
 
-class Writer(Protocol):
-    broken: StoreError | None
-    """Why nothing can be written any more, until the process has started anew."""
-    scrub: bool
-    """Set by a job that removed something for good: it must not live on in the write-ahead log."""
-    reads: apsw.Cursor | None
-    """Where whoever runs on the event loop can read just now what is committed; None: not at this connection."""
-    bulk: Bulk | None
-    """What to do with several jobs that are alike, if there is a better way than one after another."""
-    reached: int | None
-    """Set by a job that appended to the log: the position it ends at. None: nobody knows, it has to be asked for."""
-
-    def write(
-        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
-    ) -> Awaitable[T]:
-        """What `job` returned, once it is durable. Whoever is `urgent` is told first.
-
-        A `light` job takes so little time that everybody else can wait for it. One that would be `redone` is told once
-        it is written, though a power cut could still take it: never before everything that was durable ahead of it.
-        Jobs that say what they are about are `alike`: where several meet, `bulk` may do them as one.
-        """
-
-    async def close(self) -> None: ...
-
-
 class _Hand:
     """What both writers share: the connection, and what is done around a commit."""
 
@@ -96,12 +71,16 @@ class _Hand:
         self.cursor = db.cursor()
         self.path = path
         self.broken: StoreError | None = None
+        """Why nothing can be written any more, until the process has started anew."""
         self.scrub = False
+        """Set by a job that removed something for good, because that must not live on in the write-ahead log."""
         self.reached: int | None = None
+        """Set by a job that appended to the log: the last pos. None: it is unknown and has to be asked for."""
         self.batches = 0
         self.jobs = 0
         self._pages = 0
         self.bulk: Bulk | None = None
+        """What to do with several jobs that are alike, if there is a better way than one after another."""
         self.wrote = False
         """Set by every commit that changed anything. One that did not was not synced, whatever the level."""
         self._durable: int = db.pragma("synchronous")
@@ -260,6 +239,12 @@ class ThreadWriter(_Hand):
     def write(
         self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
     ) -> asyncio.Future[T]:
+        """What `job` returned, once it is durable. The callers of `urgent` jobs are told first.
+
+        A `light` job takes so little time that all others can wait for it. The caller of a job that would be `redone`
+        is told once it is written, though a power cut could still take it, but never before everything that was
+        durable ahead of it. Jobs that say what they are about are `alike`; `bulk` may do several of them as one.
+        """
         if self._closed or self.broken is not None:
             raise self.refusal()
         loop = asyncio.get_running_loop()
