@@ -24,7 +24,8 @@ ENTRY = (
     "values (?, ?, 'heard', null, 'person:ada', ?, 1, ?, ?, ?, ?)"
 )
 LANE = (
-    "insert into cursors(session, consumer, processed_seq, since, wait, due, mandatory) values (?, 'turn', 0, ?, 0, ?, 0) "
+    "insert into cursors(session, consumer, processed_seq, since, wait, due, mandatory) "
+    "values (?, 'turn', 0, ?, 0, ?, 0) "
     "on conflict(session, consumer) do update set since = excluded.since, wait = 0, due = excluded.due, mandatory = 0 "
     "where cursors.due is null"
 )

@@ -117,21 +117,13 @@ class Pairing:
         conflicts = 0
         while True:
             try:
-                approved = await self._approve(code, now, person=person)
-                break
+                return await self._approve(code, now, person=person)
             except Conflict:  # the request was renewed, voided or approved in this very moment: look again
                 conflicts += 1
                 if conflicts == MOST_CONFLICTS:
                     raise
-        if approved is None:
-            await self._got_wrong(now)
-            raise NotFound(
-                "nobody waits with this code", remedy="everhold pairing list; codes are good for ten minutes"
-            )
-        return approved
 
-    async def _approve(self, code: str, now: float, *, person: str) -> dict[str, Any] | None:
-        """Let in whoever was told this code; None if nobody was."""
+    async def _approve(self, code: str, now: float, *, person: str) -> dict[str, Any]:
         for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST):
             knock = _decode(record, Knock)
             whose = _whose(record)
@@ -156,7 +148,8 @@ class Pairing:
                 await self._store.link_identity(whose["identity"], person, at=now)
             self._log.info("pairing.approved", platform=whose["platform"], account=whose["account"], sender=record.key)
             return {**whose, "name": knock.name, "person": person, "chat": knock.chat}
-        return None
+        await self._got_wrong(now)
+        raise NotFound("nobody waits with this code", remedy="everhold pairing list; codes are good for ten minutes")
 
     async def revoke(self, identity: str) -> int:
         """Let somebody in no longer, nor know them as whom they were let in as; from how many accounts."""

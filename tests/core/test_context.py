@@ -159,7 +159,7 @@ def test_a_thousand_histories_by_chance_are_seen_the_same() -> None:
             happened.update(type(entry.body).__name__ for entry in chapter.log)
             happened.update(turn.state for turn in chapter.turns.values())
             happened["branch"] += bool(chapter.parent)
-    for what in ("Folded", "Erased", "Took", "NoneType", "branch", "released", "failed", "stopped", "erased"):
+    for what in ("Compressed", "Erased", "Took", "NoneType", "branch", "released", "failed", "stopped", "erased"):
         assert happened[what] > 50, f"hardly a history with {what}"
 
 

@@ -227,7 +227,11 @@ def test_once_there_is_room_everything_goes_on_within_seconds(house: House, erro
     house.say("one", chat="a", rest=False)
     house.say("two", chat="b", rest=False)
     house.tick()
-    trouble = Trouble(house, error).with_all("claim", "renew", "hasten").with_commits(*(set(Step) - {Step.ACCEPT}))
+    trouble = (
+        Trouble(house, error)
+        .with_all("claim_cursors", "renew_leases", "retry_now")
+        .with_commits(*(set(Step) - {Step.ACCEPT}))
+    )
     held.free = True
     house.tick(600)
     assert house.heard_back() == []

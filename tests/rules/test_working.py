@@ -342,7 +342,7 @@ class TestRule7Tools:
         house.sound()
 
     def test_a_lane_that_could_not_be_read_is_soon_taken_up_again(self, house: House) -> None:
-        trouble = Trouble(house, StoreError("the disk hiccups")).with_all("glance")
+        trouble = Trouble(house, StoreError("the disk hiccups")).with_all("get_session_snapshot")
         house.say("hello", rest=False)
         house.tick()
         trouble.over = True

@@ -72,12 +72,12 @@ def test_every_step_is_aimed_at_or_named_with_a_reason() -> None:
 
 WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
     "commit": (Step.NOTE, lambda store: store.commit(Change(step=Step.NOTE, session="", at=1.0))),
-    "claim": (Step.CLAIM, lambda store: store.claim_cursors(owner="me", at=1.0, lease=1.0, limit=1)),
-    "renew": (Step.RENEW, lambda store: store.renew_leases([], owner="me", at=1.0, lease=1.0)),
-    "seize": (Step.REVOKE_LEASES, lambda store: store.revoke_leases(owner="me", at=1.0)),
-    "hasten": (Step.RETRY_NOW, lambda store: store.retry_now(at=1.0)),
-    "replay": (Step.REPLAY, lambda store: store.replay_dead_letters([], at=1.0)),
-    "link": (Step.PEOPLE, lambda store: store.link_identity("x", "ada", at=1.0)),
+    "claim_cursors": (Step.CLAIM, lambda store: store.claim_cursors(owner="me", at=1.0, lease=1.0, limit=1)),
+    "renew_leases": (Step.RENEW, lambda store: store.renew_leases([], owner="me", at=1.0, lease=1.0)),
+    "revoke_leases": (Step.REVOKE_LEASES, lambda store: store.revoke_leases(owner="me", at=1.0)),
+    "retry_now": (Step.RETRY_NOW, lambda store: store.retry_now(at=1.0)),
+    "replay_dead_letters": (Step.REPLAY, lambda store: store.replay_dead_letters([], at=1.0)),
+    "link_identity": (Step.PEOPLE, lambda store: store.link_identity("x", "ada", at=1.0)),
 }
 """Every way to write that the port has, and the step it goes by."""
 

@@ -280,8 +280,8 @@ def test_after_a_power_cut_a_crowd_gets_no_position_that_somebody_may_have_seen(
 CLAIM = Claim(cursor=ConsumerCursor(consumer="turn", session="s"), agent="main")
 MORE: dict[str, Any] = {
     "opens": Opening(agent="main", address="test:s"), "claim": CLAIM, "op": 1, "generation": 0, "seen": 0, "read": 0,
-    "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),), "replayed": (1,),
-    "receipts": (Receipt(session="s", seq=1, part=0, consumer="platform"),),
+    "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),),
+    "replayed": (1,), "receipts": (Receipt(session="s", seq=1, part=0, consumer="platform"),),
     "spends": (Spend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",), "erase": (1,),
     "drop_blobs": ("x",), "pause": True, "redone": True,
 }  # fmt: skip

@@ -121,7 +121,9 @@ def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> N
         assert len(statements) > 15
         for sql in statements:
             plan = [row[3] for row in db.execute(f"explain query plan {sql}", ran[sql])]
-            walks = [step for step in plan if "SCAN" in step and "SCAN readers" not in step and "CONSTANT" not in step]
+            walks = [
+                step for step in plan if "SCAN" in step and "SCAN consumers" not in step and "CONSTANT" not in step
+            ]
             walks += [step for step in plan if "PRIMARY KEY (session=?)" in step]
             assert walks == [], sql
         await store.close()

@@ -295,7 +295,7 @@ async def test_whoever_wants_no_stream_is_woken_once_for_the_answer(
             looks.append(how["after"])
         return await entries(session, **how)
 
-    monkeypatch.setattr(gateway.running.store, "entries", counted)
+    monkeypatch.setattr(gateway.running.store, "list_entries", counted)
     model.script(Reply(text="one two three four", pause=0.02))
     began = asyncio.get_running_loop().time()
     found = await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers={"x-everhold-session": "x"})

@@ -73,7 +73,7 @@ class Incoming(Struct, frozen=True, kw_only=True):
     repo: str = ""
     offset: PlatformOffset | None = None
     state_write: StateWrite | None = None
-    """Committed with the message. Raises Conflict, and nothing is accepted, if the record has another version by now."""
+    """Committed with the message. Raises Conflict, and nothing is accepted, if the record has another version."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

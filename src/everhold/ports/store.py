@@ -87,7 +87,7 @@ class InFlightBatch(Record, frozen=True):
 
 
 class RetryDelay(Struct, frozen=True, kw_only=True):
-    """Due when now ≥ since + seconds, or when now < since, because clocks jump. A mandatory delay is never shortened."""
+    """Due when now ≥ since + seconds, or when now < since, because clocks jump. A mandatory one is never shortened."""
 
     seconds: float = 0.0
     mandatory: bool = False
@@ -564,7 +564,8 @@ class Store(Protocol):
     ) -> list[ConsumerCursor]: ...
 
     async def list_backlogs(self, prefix: str) -> list[Backlog]:
-        """What consumers whose names begin with `prefix` have yet to deliver, by consumer and agent: exchanges and notes."""
+        """The exchanges and notes that consumers whose names begin with `prefix` have yet to deliver, by consumer and
+        agent."""
 
     async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
         """What these consumers have receipts for, by consumer and agent."""

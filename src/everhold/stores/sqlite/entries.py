@@ -246,7 +246,10 @@ ERASED_SINCE: Final = (
     "select 1 from entries indexed by entries_notes where kind in ('noted', 'erased') and kind = 'erased' "
     "and pos > (select pos from entries where session = ? and seq = ?) limit 1"
 )
-FOLDS: Final = f"select {_COLUMNS} from entries indexed by entries_compressions where kind = 'compressed' order by pos desc limit ?"
+COMPRESSIONS: Final = (
+    f"select {_COLUMNS} from entries indexed by entries_compressions where kind = 'compressed' "
+    "order by pos desc limit ?"
+)
 PENDING: Final = (
     f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "
     "join entries e on e.session = p.session and e.seq = p.seq where p.session = ? and p.seq > ? order by p.seq"

@@ -98,7 +98,7 @@ def guard(cur: apsw.Cursor, claim: Claim) -> Held:
 
 
 def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wakeup], *, before: int, at: float) -> tuple[Claim, ...]:
-    """Make cursors due; a new one starts reading behind `before` unless it says where. Those that were taken at once."""
+    """Make cursors due; a new one starts after `before` unless it says where. Returns those claimed at once."""
     claims: tuple[Claim, ...] = ()
     for one in wakes:
         wait = one.wait
@@ -143,8 +143,8 @@ def update(
         elif wanted.wait is None:
             since, wait, due, mandatory = None, 0.0, None, 0
     cur.execute(
-        "update cursors set processed_seq = ?, in_flight = ?, attempts = ?, since = ?, wait = ?, due = ?, mandatory = ?, "
-        "error = ?, waits_for = ?, owner = ? where session = ? and consumer = ?",
+        "update cursors set processed_seq = ?, in_flight = ?, attempts = ?, since = ?, wait = ?, due = ?, "
+        "mandatory = ?, error = ?, waits_for = ?, owner = ? where session = ? and consumer = ?",
         (
             held.processed_seq if wanted.processed_seq is None else wanted.processed_seq,
             _encode_in_flight(held.in_flight, wanted),
@@ -266,14 +266,15 @@ def _find_due(
         found.update(
             rows(
                 cur,
-                f"select due, session, consumer, owner from cursors where consumer = :consumer and due <= :at and {_FREE} "
+                "select due, session, consumer, owner from cursors "
+                f"where consumer = :consumer and due <= :at and {_FREE} "
                 "order by due, session limit :limit",
                 {"consumer": consumer, "at": at, "limit": limit},
             )
         )
     if back:
-        # The clock went back behind the moment these began to wait, and nobody knows how long they have (mandatory waits
-        # were begun anew before).
+        # The clock went back behind the moment these began to wait, so it is unknown how long they have. Mandatory
+        # delays were begun anew before.
         wanted = set(consumers)
         early = f"select due, session, consumer, owner from cursors where due is not null and since > :at and {_FREE}"
         found.update(row for row in rows(cur, early, {"at": at}) if row[2] in wanted)
@@ -305,7 +306,8 @@ def retry_now(cur: apsw.Cursor, *, at: float, held: Sequence[str] = ()) -> int:
         values = _list_consumers(cur, skip=(), only=held)
         which = f"attempts = 0 and consumer in ({', '.join('?' * len(values))})"
     cur.execute(
-        f"update cursors set since = ?, wait = 0, due = ? where due is not null and due > ? and mandatory = 0 and {which}",
+        "update cursors set since = ?, wait = 0, due = ? "
+        f"where due is not null and due > ? and mandatory = 0 and {which}",
         (at, at, at, *values),
     )
     return cur.connection.changes()
@@ -366,7 +368,8 @@ with behind as (
   select cursors.consumer, sessions.agent, cursors.attempts, cursors.error, cursors.due,
     (select count(*) from operations as turn where turn.session = cursors.session and turn.type = 'turn'
       and turn.state in ('done', 'stopped', 'interrupted') and turn.last > cursors.processed_seq)
-    + (select count(*) from entries where session = cursors.session and seq > cursors.processed_seq and kind = 'noted') as items,
+    + (select count(*) from entries where session = cursors.session and seq > cursors.processed_seq
+      and kind = 'noted') as items,
     (select min(entries.at) from entries where session = cursors.session and seq > cursors.processed_seq
       and (kind = 'noted' or kind = 'ended' and op in (
         select turn.op from operations as turn where turn.session = cursors.session and turn.type = 'turn'

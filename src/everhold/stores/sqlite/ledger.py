@@ -25,7 +25,7 @@ def write_state(cur: apsw.Cursor, write: StateWrite) -> None:
     elif write.value is not None:
         cur.execute(
             "insert or ignore into state_records(namespace, scope, key, value, version) "
-            "select ?, ?, ?, ?, version + 1 from state_floor",
+            "select ?, ?, ?, ?, version + 1 from state_floor where id = 1",
             (*place, write.value),
         )
     elif write.version:
@@ -40,7 +40,7 @@ def write_state(cur: apsw.Cursor, write: StateWrite) -> None:
     if cur.connection.changes() != 1:
         raise _state_conflict(write)
     if write.value is None:
-        cur.execute("update state_floor set version = max(version, ?)", (write.version,))
+        cur.execute("update state_floor set version = max(version, ?) where id = 1", (write.version,))
 
 
 def _state_conflict(write: StateWrite) -> Conflict:

@@ -176,8 +176,8 @@ def _takes(kind: str, text: str) -> tuple[int, ...]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 _COLUMNS: Final = (
-    "session, op, type, state, first, last, consumer, fence, attempts, paused, blocking, covers, undone_at, compression, "
-    "stop"
+    "session, op, type, state, first, last, consumer, fence, attempts, paused, blocking, covers, undone_at, "
+    "compression, stop"
 )
 
 

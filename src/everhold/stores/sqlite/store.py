@@ -330,7 +330,7 @@ class SqliteStore:
         return [entries.of(row) for row in self._rows(entries.NOTES, (after, limit))]
 
     async def list_compressions(self, *, limit: int) -> list[Entry]:
-        return [entries.of(row) for row in self._rows(entries.FOLDS, (limit,))]
+        return [entries.of(row) for row in self._rows(entries.COMPRESSIONS, (limit,))]
 
     async def count_waiting(self) -> int:
         count: int = self._rows("select count(*) from pending where asks", ())[0][0]

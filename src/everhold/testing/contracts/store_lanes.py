@@ -609,5 +609,5 @@ class LanesContract:
             ("s", "turn"),
             ("t", "turn"),
         ]
-        assert [one.consumer for one in await store.list_cursors(session="t")] == ["turn", "platform"]
+        assert [one.consumer for one in await store.list_cursors(session="t")] == ["platform", "turn"]
         assert len(await store.list_cursors(waiting=True)) == 4

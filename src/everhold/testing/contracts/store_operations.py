@@ -226,10 +226,10 @@ class OperationsContract:
             return [one.op for one in await scene.store.list_operations("s", **wanted)]  # type: ignore[arg-type]
 
         assert await read() == [first, second, fold, last]
-        assert await read(what=("turn",), states=("done",)) == [first, second]
+        assert await read(types=("turn",), states=("done",)) == [first, second]
         assert await read(after=first, before=last) == [second, fold]
         assert await read(newest_first=True, limit=2) == [last, fold]
-        assert await read(what=("turn",), newest_first=True, before=last) == [second, first]
+        assert await read(types=("turn",), newest_first=True, before=last) == [second, first]
         assert await scene.store.list_operations("nobody") == []
 
     @promise

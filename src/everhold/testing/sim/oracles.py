@@ -352,7 +352,7 @@ def thought_of(facts: Facts) -> Iterator[str]:
                 with contextlib.suppress(reference.Inexact):
                     newest = reference.Reading(facts.logs, session, entry.seq, entry.pos).newest_fold()
                     if entry.body.compression != newest:
-                        yield f"{session}: turn {entry.seq} pins fold {entry.body.compression}, but {newest} is in force"
+                        yield f"{session}: turn {entry.seq} pins {entry.body.compression}, but {newest} is in force"
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
             try:

@@ -140,9 +140,10 @@ create table state_records (
 ) without rowid;
 -- The highest version of any deleted record. A new record starts above it, so a version is never used twice for a key.
 create table state_floor (
+  id       integer primary key check (id = 1),
   version  integer not null
 );
-insert into state_floor(version) values (0);
+insert into state_floor(id, version) values (1, 0);
 
 create table spending (
   budget  text not null,
