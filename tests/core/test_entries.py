@@ -13,9 +13,13 @@ from everhold.core import entries
 from everhold.core.entries import (
     BODIES,
     OUTCOMES,
+    RESERVED_KINDS,
     VERSION,
+    AddressBound,
     Began,
     Body,
+    Changed,
+    ChangeOf,
     Draft,
     Ended,
     Entry,
@@ -30,6 +34,7 @@ from everhold.core.entries import (
     digest,
     encode,
     kind_of,
+    snake_case,
     takes_of,
 )
 from tests.core.bodies import TEXT, bodies
@@ -51,6 +56,23 @@ def test_every_kind_has_its_own_body_and_every_body_its_kind() -> None:
     assert set(BODIES) == set(Kind)
     assert len(set(BODIES.values())) == len(Kind)
     assert set(get_args(Body)) == set(BODIES.values())
+
+
+def test_the_stored_name_of_a_body_and_of_a_change_is_its_class_name_in_snake_case() -> None:
+    assert {kind: snake_case(body.__name__) for kind, body in BODIES.items()} == {kind: kind.value for kind in Kind}
+    changes = get_args(ChangeOf)
+    assert {it.__struct_config__.tag for it in changes} == {snake_case(it.__name__) for it in changes}
+    assert encode(Changed(change=AddressBound(address="a"))) == '{"change":{"type":"address_bound","address":"a"}}'
+    assert snake_case("ContextReset") == "context_reset"
+
+
+@pytest.mark.parametrize("kind", sorted(RESERVED_KINDS))
+def test_a_reserved_kind_is_nobodys(kind: str) -> None:
+    assert kind not in {snake_case(it.__name__) for it in (*BODIES.values(), *get_args(ChangeOf))}
+    with pytest.raises(ValueError, match="reserved"):
+        Kind(kind)
+    with pytest.raises(ValueError, match="not a valid Kind"):
+        Kind("dreamt")
 
 
 def test_every_record_is_frozen_and_leaves_out_what_it_need_not_say() -> None:
