@@ -218,7 +218,7 @@ def a_message_is_archived_unread(scene: Scene) -> None:
 
 
 def an_undone_fold_is_put_back_by_hand(scene: Scene) -> None:
-    scene.forger.db.execute("update operations set covers = covers + 1 where what = 'fold'")
+    scene.forger.db.execute("update operations set covers = covers + 1 where type = 'compression'")
 
 
 DAMAGE: dict[Callable[[Scene], None], tuple[str, str]] = {

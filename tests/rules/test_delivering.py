@@ -430,7 +430,7 @@ class TestRule12Destinations:
 
         async def commit(change: Change) -> Committed:
             if change.step is Step.BEGIN:
-                lasting.append(not change.redone)
+                lasting.append(change.durable)
             return await real(change)
 
         disk.commit = commit  # type: ignore[method-assign]  # a disk that loses nothing does not tell

@@ -180,7 +180,7 @@ def test_a_story_can_be_read() -> None:
         [sys.executable, "-m", "everhold.testing.sim", "--story", "3"], capture_output=True, text=True, check=True
     ).stdout
     assert "commits accept" in story
-    assert "commits begin for mind" in story
+    assert "commits begin for turn" in story
     assert run(3).trace in story
 
 

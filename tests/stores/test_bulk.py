@@ -263,7 +263,7 @@ def test_after_a_power_cut_a_crowd_gets_no_position_that_somebody_may_have_seen(
         await scene.hear("kept")
         found = crash_image(store.path, tmp_path / "after")
         for n in range(20):
-            await scene.hear(f"lost {n}", redone=True)
+            await scene.hear(f"lost {n}", durable=False)
         seen = await store.last_pos()
         await store.close()
 
@@ -283,7 +283,7 @@ MORE: dict[str, Any] = {
     "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),),
     "replayed": (1,), "receipts": (Receipt(session="s", seq=1, part=0, consumer="platform"),),
     "spends": (Spend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",), "erase": (1,),
-    "drop_blobs": ("x",), "pause": True, "redone": True,
+    "drop_blobs": ("x",), "pause": True, "durable": False,
 }  # fmt: skip
 
 

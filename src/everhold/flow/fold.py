@@ -389,7 +389,7 @@ class Ahead:
                 claim=self.claim,
                 cursor=update,
                 wakeups=wakes,
-                redone=not told,
+                durable=bool(told),
             )
         )
         self.bells.ring(session.id)

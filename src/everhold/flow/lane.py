@@ -436,14 +436,14 @@ class Lane:
                 release=True,
             )
             # if the disk loses this, the flight is still there and goes again
-            redone = not parks and not unparks and resolution(self.courier.delivery, policy="") == "resend"
+            repeats = not parks and not unparks and resolution(self.courier.delivery, policy="") == "resend"
             await self._commit(
                 step,
                 update,
                 receipts=receipts,
                 parks=parks,
                 unparks=unparks,
-                redone=redone or step is Step.CURSOR_SETTLE,
+                durable=not repeats and step is not Step.CURSOR_SETTLE,
             )
             self.settled = upto
             return None
@@ -458,7 +458,7 @@ class Lane:
             unparks=unparks,
             generation=self.look.generation,
             entries=load.records,
-            redone=self.courier.anew and not parks and not unparks and not load.records,
+            durable=not self.courier.anew or bool(parks or unparks or load.records),
         )
         self.settled = upto
         load = structs.replace(load, generation=self.look.generation)
@@ -547,7 +547,7 @@ class Lane:
         generation: int | None = None,
         entries: tuple[Draft, ...] = (),
         wakes: tuple[Wakeup, ...] = (),
-        redone: bool = False,
+        durable: bool = True,
     ) -> None:
         done = await self.gates.commit(
             Change(
@@ -562,7 +562,7 @@ class Lane:
                 dead_letters=parks,
                 replayed=unparks,
                 wakeups=wakes,
-                redone=redone,
+                durable=durable,
             )
         )
         self.rests = done.rests

@@ -100,7 +100,7 @@ class Mind:
             Step.BEGIN,
             (Draft(body=began, author=runtime.author),),
             generation=session.generation,
-            redone=not any(self._drafts(entry) for entry in glance.pending if entry.seq in taken),
+            durable=any(self._drafts(entry) for entry in glance.pending if entry.seq in taken),
         )
         work = TurnWork(self.seat, session, runtime)
         heard = {entry.seq: entry for entry in glance.pending}
@@ -115,4 +115,4 @@ class Mind:
         return self.seat.runtimes.drafting(origin.platform, origin.account) is not None
 
     async def settle(self, update: CursorUpdate) -> None:
-        await self.seat.commit(Step.CURSOR_SETTLE, (), lane=update, redone=True)
+        await self.seat.commit(Step.CURSOR_SETTLE, (), lane=update, durable=False)

@@ -62,7 +62,7 @@ class Seat:
         beside: Beside | None = None,
         files: tuple[bytes, ...] = (),
         pause: bool = False,
-        redone: bool = False,
+        durable: bool = True,
     ) -> Committed:
         """Commit under this mind's claim."""
         beside = beside or Beside()
@@ -81,7 +81,7 @@ class Seat:
             blobs=self.views.unkept(beside.blobs) + files,
             records=beside.records,
             pause=pause,
-            redone=redone,
+            durable=durable,
         )
         try:
             done = await self.gates.commit(change)

@@ -351,9 +351,9 @@ class Change(Struct, frozen=True, kw_only=True):
     drop_blobs: tuple[str, ...] = ()
     pause: bool = False
     """The operation `op` waits on purpose: taking it up again is not another attempt."""
-    redone: bool = False
-    """Should a power cut take this commit, what it stands for is done again, and nobody sees a difference: it need not
-    be on the disk before it is answered. A process that is killed does not lose it."""
+    durable: bool = True
+    """Whether the commit is on the disk before it is answered. False: if a power cut takes it, what it stands for is
+    done again, and nobody sees a difference. A process that is killed does not lose it."""
 
 
 class Committed(Struct, frozen=True, kw_only=True):

@@ -63,7 +63,7 @@ T = TypeVar("T")
 URGENT: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.STATE})
 """Somebody outside waits for these: a platform to be told that a message is kept, a person to be heard."""
 MOST_LOST: Final = 1_024
-"""A power cut takes back fewer entries than this: those that would be redone, since the last that was waited for."""
+"""A power cut takes back fewer entries than this: those of commits that were not durable, since the last that was."""
 LIGHT_ENTRIES: Final = 32
 LIGHT_BYTES: Final = 64 * 1024
 
@@ -171,10 +171,10 @@ class SqliteStore:
             done = await self.writer.write(job, urgent=True, light=True, alike=change)
         else:
             # the first entry after a fall is waited for, or the next fall would give its place away again
-            redone = change.redone and (self._beyond is None or not change.entries)
+            durable = change.durable or (self._beyond is not None and bool(change.entries))
             urgent = change.step in URGENT
-            done = await self.writer.write(job, urgent=urgent, light=_is_light(change), redone=redone)
-            if self._beyond is not None and change.entries and not done.duplicate and not redone:
+            done = await self.writer.write(job, urgent=urgent, light=_is_light(change), durable=durable)
+            if self._beyond is not None and change.entries and not done.duplicate and durable:
                 self._beyond = None
         self.on_commit(change)
         return done
@@ -214,7 +214,7 @@ class SqliteStore:
             self._latest = max(now, lanes.latest(cur)) if back else now
             return found
 
-        return await self.writer.write(job, light=True, redone=True)
+        return await self.writer.write(job, light=True, durable=False)
 
     async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
         held = {(claim.session, claim.consumer) for claim in claims}

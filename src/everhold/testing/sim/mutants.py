@@ -542,7 +542,7 @@ class AnswersTooSoon(GatedStore):
 
     async def commit(self, change: Change) -> Committed:
         if change.step is self._step:
-            change = structs.replace(change, redone=True)
+            change = structs.replace(change, durable=False)
         return await super().commit(change)
 
 
