@@ -25,7 +25,7 @@ async def test_a_message_is_committed_before_it_is_acknowledged(gateway: Gateway
     assert answer.status_code == 202
     where = answer.json()
     assert set(where) == {"session", "seq"}
-    entry = await gateway.running.store.entry(where["session"], where["seq"])
+    entry = await gateway.running.store.get_entry(where["session"], where["seq"])
     assert entry.kind == "heard"
     session = (await client.get(f"/api/sessions/{where['session']}")).json()
     assert set(session) == {"id", "address", "agent", "title", "last_seq", "pending", "state", "folded_upto"}
@@ -83,7 +83,7 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_entry(
     answer = await client.post("/api/messages", content=body)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"type", "message", "remedy"}
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
 
 
 async def test_the_log_can_be_read_from_any_place_on(gateway: Gateway, client: httpx2.AsyncClient) -> None:
@@ -177,7 +177,7 @@ async def test_commands_work_as_in_any_chat(gateway: Gateway, client: httpx2.Asy
     session = (await client.post("/api/messages", json={"chat": "x", "text": "/whoami"})).json()["session"]
 
     async def told() -> bool:
-        return any(entry["kind"] == "told" for entry in await gateway.entries(session))
+        return any(entry["kind"] == "notified" for entry in await gateway.entries(session))
 
     await eventually(told)
 
@@ -290,7 +290,7 @@ async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tm
             peak = gateway.peak_bytes()
         assert await gateway.kill(signal.SIGTERM) == 0
         store = SqliteStore.open(gateway.home.store, chance=Dice())
-        heard = [e.body.text for e in await store.feed(limit=200_000) if isinstance(e.body, Heard)]
+        heard = [e.body.text for e in await store.read_feed(limit=200_000) if isinstance(e.body, Heard)]
         assert sorted(heard) == sorted(f"m{n}" for n in range(10_000))
         assert await store.verify() == []
         await store.close()

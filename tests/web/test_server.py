@@ -74,7 +74,7 @@ async def test_the_numbers_follow_what_happens(gateway: Gateway) -> None:
 
 
 async def test_a_large_number_is_told_to_its_last_digit(gateway: Gateway) -> None:
-    spends = (Spend(purse="agent:main", day=gateway.running.agents.day(), usd=1234.56789, tokens=12_345_678),)
+    spends = (Spend(budget="agent:main", day=gateway.running.agents.day(), usd=1234.56789, tokens=12_345_678),)
     await gateway.running.store.commit(Change(step=Step.SPEND, session="", at=1.0, spends=spends))
     gateway.running.tail.commits["end"] = 1_000_001
     async with gateway.client() as client:

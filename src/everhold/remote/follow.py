@@ -53,7 +53,7 @@ class Followers:
 
         A piece says: from character `at` on, the reply of operation `op` now reads `text`.
         """
-        await control.store.session(session)  # or say at once that there is none
+        await control.store.get_session(session)  # or say at once that there is none
         shown = (0, "")
         with self._listening(session) as bell:
             while True:

@@ -220,14 +220,14 @@ class Methods:
         """When something was last written there."""
         if not session.last_seq:
             return session.created
-        return (await self.store.entry(session.id, session.last_seq)).at
+        return (await self.store.get_entry(session.id, session.last_seq)).at
 
     async def _entries(self, given: Part) -> dict[str, Any]:
         """A page: at most so many entries, and no more bytes than fit a line. `more` says whether to ask again."""
         page: list[dict[str, Any]] = []
         size = 0
         limit = max(1, min(given.limit, PAGE))
-        found = await self.store.entries(given.session, after=given.after, limit=limit + 1)
+        found = await self.store.list_entries(given.session, after=given.after, limit=limit + 1)
         for entry in found[:limit]:
             shown = entry_json(entry)
             size += len(msgspec.json.encode(shown))
@@ -262,11 +262,11 @@ class Methods:
         about = self.about()
         day = str(about.pop("day"))
         for agent in about["agents"]:
-            spent = await self.store.spent(f"agent:{agent['name']}", day)
+            spent = await self.store.get_spend(f"agent:{agent['name']}", day)
             agent["spent"] = {"usd": spent.usd, "tokens": spent.tokens}
         people = [
-            {"name": it.purse.removeprefix("person:"), "spent": {"usd": it.usd, "tokens": it.tokens}}
-            for it in await self.store.spending("person:", day)
+            {"name": it.budget.removeprefix("person:"), "spent": {"usd": it.usd, "tokens": it.tokens}}
+            for it in await self.store.list_spends("person:", day)
         ]
         return {**about, "people": people, **await self.control.status()}
 
@@ -285,7 +285,7 @@ class Methods:
         }
 
     async def _parked(self, _: Nothing) -> dict[str, Any]:
-        return {"parked": [parked_json(item) for item in await self.store.parked()]}
+        return {"parked": [parked_json(item) for item in await self.store.list_dead_letters()]}
 
     # -- doing -------------------------------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class Methods:
 
     async def _amended(self, before: Session, text: str) -> dict[str, Any]:
         """What was said about it, and whether anything was written."""
-        after = await self.store.session(before.id)
+        after = await self.store.get_session(before.id)
         return {"session": before.id, "text": text, "done": after.last_seq > before.last_seq}
 
     async def _note(self, given: Note) -> dict[str, Any]:
@@ -350,9 +350,9 @@ class Methods:
             raise Misuse("a chat needs a name", remedy="--session NAME, or leave it out for `me`")
         agent = await self._agent(given.agent)
         chat = derive(agent=agent, platform=TERMINAL, account="", kind="dm", chat=given.name)
-        bound = await self.store.resolve(str(chat))
+        bound = await self.store.resolve_address(str(chat))
         if bound is not None:
-            return _spot(chat, await self.store.session(bound))
+            return _spot(chat, await self.store.get_session(bound))
         session = await self._meant(given.name)
         if session is None:
             return _spot(chat, None)
@@ -370,7 +370,7 @@ class Methods:
         )
 
     async def _meant(self, name: str) -> Session | None:
-        found = await self.store.find_session(name)
+        found = await self.store.find_sessions(name)
         if name == "last" and not found:
             raise NotFound("there is no session yet", remedy="everhold chat")
         found = [id for id in found if len(name) >= SHORTEST_PREFIX or not id.startswith(name)]

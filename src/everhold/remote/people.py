@@ -72,7 +72,7 @@ class Welcoming:
     async def _revoke(self, given: Identity) -> dict[str, Any]:
         revoked = await self.pairing.revoke(given.identity)
         configured = self.settings().identities.get(given.identity)
-        known = configured or await self.store.person_of(given.identity) or ""
+        known = configured or await self.store.get_person(given.identity) or ""
         return {"revoked": revoked, "still": known, "configured": configured is not None}
 
     async def _people(self, _: Nothing) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Welcoming:
             }
             for person in settings.people
         }
-        for identity, name in await self.store.links():
+        for identity, name in await self.store.list_identity_links():
             nobody = {"name": name, "owner": False, "configured": [], "linked": []}
             if settings.identities.get(identity) is None:
                 people.setdefault(name, nobody)["linked"].append(identity)
@@ -98,15 +98,15 @@ class Welcoming:
         configured = self.settings().identities.get(given.identity)
         if configured is not None:
             raise Misuse(f"{given.identity} is {configured} by config.yaml", remedy="change it there, under people")
-        await self.store.link(given.identity, given.person, at=self.clock.now())
+        await self.store.link_identity(given.identity, given.person, at=self.clock.now())
         return {"identity": given.identity, "person": given.person}
 
     async def _unlink(self, given: Identity) -> dict[str, Any]:
         self._shape(given.identity)
-        known = await self.store.person_of(given.identity)
+        known = await self.store.get_person(given.identity)
         if known is None:
             raise Misuse(f"{given.identity} was linked to nobody", remedy="everhold people list")
-        await self.store.link(given.identity, "", at=self.clock.now())
+        await self.store.link_identity(given.identity, "", at=self.clock.now())
         return {"identity": given.identity, "person": known}
 
     async def _schedules(self, _: Nothing) -> dict[str, Any]:

@@ -78,7 +78,7 @@ async def _entries(call: Call, session: str, after: int, limit: int | None) -> A
     """The whole of it as one JSON document, but never more than a page of it in memory."""
     yield b'{"entries":['
     first = True
-    while page := await call.office.store.entries(session, after=after, limit=min(PAGE, limit or PAGE)):
+    while page := await call.office.store.list_entries(session, after=after, limit=min(PAGE, limit or PAGE)):
         lines = b",".join(msgspec.json.encode(entry_json(entry)) for entry in page)
         yield lines if first else b"," + lines
         first = False
@@ -164,7 +164,7 @@ async def why(call: Call) -> Response:
 async def parked(call: Call) -> Response:
     """What could not be delivered, and why."""
     call.needs_operator()
-    return answer({"parked": [parked_json(item) for item in await call.office.store.parked()]})
+    return answer({"parked": [parked_json(item) for item in await call.office.store.list_dead_letters()]})
 
 
 async def replay(call: Call) -> Response:

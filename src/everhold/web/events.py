@@ -61,7 +61,7 @@ async def _stream(call: Call, after: int | None, only: str) -> AsyncIterator[byt
         while not tail.closed:
             text = await _pieces(call, watch)
             watch.grown = False
-            page = await store.feed(after=place, limit=PAGE) if due else []
+            page = await store.read_feed(after=place, limit=PAGE) if due else []
             if page:
                 place = page[-1].pos
                 text += await _entries(call, page, only)

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from starlette.responses import Response
 
 from everhold import __version__
+from everhold.core.consumers import MEMORY_PREFIX
 from everhold.ports.store import Backlog, Spend
 from everhold.web.answers import Refusal, answer
 from everhold.web.call import Call
@@ -41,22 +42,22 @@ class Metrics:
         """Numbers for Prometheus."""
         call.needs_operator()
         store, tail = call.office.store, call.office.tail
-        lanes, parked = await store.lanes(waiting=True), await store.parked()
-        behind, now = await store.backlog("memory:"), call.office.control.gates.clock.now()
+        lanes, parked = await store.list_cursors(waiting=True), await store.list_dead_letters()
+        behind, now = await store.list_backlogs(MEMORY_PREFIX), call.office.control.gates.clock.now()
         commits = {step: float(count) for step, count in tail.commits.items()}
-        spent = await store.spending("agent:", call.office.agents.day())
+        spent = await store.list_spends("agent:", call.office.agents.day())
         answers = {str(status): float(count) for status, count in (self.guard.answers if self.guard else {}).items()}
         lines = [
-            *_one("pending", "gauge", "Messages that wait for an answer.", await store.waiting()),
-            *_by("lanes_waiting", "reader", "Lanes with something to do.", Counter(lane.reader for lane in lanes)),
+            *_one("pending", "gauge", "Messages that wait for an answer.", await store.count_waiting()),
+            *_by("lanes_waiting", "reader", "Lanes with something to do.", Counter(lane.consumer for lane in lanes)),
             *_by(
                 "lanes_failing",
                 "reader",
                 "Lanes whose last attempt failed.",
-                Counter(lane.reader for lane in lanes if lane.error),
+                Counter(lane.consumer for lane in lanes if lane.error),
             ),
-            *_by("parked", "reader", "Items given up until replayed.", Counter(item.reader for item in parked)),
-            *_one("in_doubt", "gauge", "Parked items that may have arrived.", sum(item.doubtful for item in parked)),
+            *_by("parked", "reader", "Items given up until replayed.", Counter(item.consumer for item in parked)),
+            *_one("in_doubt", "gauge", "Parked items that may have arrived.", sum(item.in_doubt for item in parked)),
             *_by("memory_lag", "memory", "What a memory has yet to be handed.", _lags(behind)),
             *_by(
                 "memory_oldest_seconds",
@@ -69,9 +70,9 @@ class Metrics:
                 "memory",
                 "Whether handing something over fails.",
                 {
-                    reader.removeprefix("memory:"): 1.0
-                    for reader in {lane.reader for lane in lanes if lane.error}
-                    if reader.startswith("memory:")
+                    reader.removeprefix(MEMORY_PREFIX): 1.0
+                    for reader in {lane.consumer for lane in lanes if lane.error}
+                    if reader.startswith(MEMORY_PREFIX)
                 },
             ),
             *_by("spent_tokens", "agent", "Tokens an agent has used today.", _agents(spent, "tokens")),
@@ -87,20 +88,20 @@ class Metrics:
 
 
 def _agents(spent: Iterable[Spend], what: Literal["tokens", "usd"]) -> dict[str, float]:
-    return {it.purse.removeprefix("agent:"): float(it.tokens if what == "tokens" else it.usd) for it in spent}
+    return {it.budget.removeprefix("agent:"): float(it.tokens if what == "tokens" else it.usd) for it in spent}
 
 
 def _lags(behind: Iterable[Backlog]) -> dict[str, float]:
     lags: Counter[str] = Counter()
     for it in behind:
-        lags[it.reader.removeprefix("memory:")] += it.items
+        lags[it.consumer.removeprefix(MEMORY_PREFIX)] += it.items
     return {memory: float(lag) for memory, lag in lags.items()}
 
 
 def _oldest(behind: Iterable[Backlog]) -> dict[str, float]:
     oldest: dict[str, float] = {}
     for it in behind:
-        memory = it.reader.removeprefix("memory:")
+        memory = it.consumer.removeprefix(MEMORY_PREFIX)
         if it.oldest is not None:
             oldest[memory] = min(it.oldest, oldest.get(memory, it.oldest))
     return oldest
