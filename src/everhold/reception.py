@@ -17,7 +17,7 @@ from everhold.config.settings import ChatSettings
 from everhold.core import access
 from everhold.core.access import Admission, Speaker
 from everhold.core.address import derive, parse as parse_address
-from everhold.core.commands import OWNERS_ONLY, parse as parse_command
+from everhold.core.commands import ALONE, BARRED, QUIETLY, needs_owner_in_group, parse as parse_command
 from everhold.core.entries import Command, Draft, Heard, Kind, Place, Stamp
 from everhold.errors import EverholdError, Transient
 from everhold.flow.accept import dedup_key
@@ -143,8 +143,8 @@ class Reception:
         if not asks and not manners.observe:
             return msgspec.structs.replace(found, ignored=True)
         found = msgspec.structs.replace(found, asks=asks, always=manners.answer == "always")
-        if command is not None and command.name in OWNERS_ONLY and not access.is_owner(speaker, owners):
-            return msgspec.structs.replace(found, command=Command(name="barred", argument=command.name))
+        if command is not None and needs_owner_in_group(command) and not access.is_owner(speaker, owners):
+            return msgspec.structs.replace(found, command=Command(name=BARRED, argument=command.name))
         return found
 
     async def _alone(self, incoming: Incoming, found: Admission, speaker: Speaker, settings: Settings) -> Admission:
@@ -175,7 +175,7 @@ class Reception:
         order = self._order(incoming, settings)
         if origin.platform in LOCAL:
             if (word := order or self._link(incoming)) is not None:
-                return msgspec.structs.replace(found, command=Command(name="alone", argument=word))
+                return msgspec.structs.replace(found, command=Command(name=ALONE, argument=word))
         elif order is not None:
             if not await self._repeated(incoming):
                 await self._halt(incoming, found, speaker, order)
@@ -279,7 +279,7 @@ class Reception:
             body = Heard(
                 origin=incoming.origin,
                 text=incoming.text,
-                command=Command(name="halt", argument="quietly"),
+                command=Command(name="halt", argument=QUIETLY),
                 stamp=Stamp(person=speaker.person, audience=(f"chat:{session.address}",), address=session.address),
             )
             key = f"halt:{session.id}:{incoming.origin.account}:{incoming.origin.message}"
