@@ -132,8 +132,14 @@ class Reception:
             if direct and settings.access.pairing and not incoming.bot:
                 await self._stranger(incoming)
             return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not allowed here")
-        if direct:
-            return found
+        return found if direct else self._in_group(incoming, found, speaker, account, settings)
+
+    def _in_group(
+        self, incoming: Incoming, found: Admission, speaker: Speaker, account: AccountSettings, settings: Settings
+    ) -> Admission:
+        """Whether somebody who may speak in a group asks for an answer there, and may use the command they give."""
+        origin = incoming.origin
+        command = None if incoming.bot else parse_command(incoming.text)
         manners = account.groups
         chat = _of(account.chats, origin.chat, found.chat)
         if chat is not None:
@@ -143,7 +149,11 @@ class Reception:
         if not asks and not manners.observe:
             return msgspec.structs.replace(found, ignored=True)
         found = msgspec.structs.replace(found, asks=asks, always=manners.answer == "always")
-        if command is not None and needs_owner_in_group(command) and not access.is_owner(speaker, owners):
+        if (
+            command is not None
+            and needs_owner_in_group(command)
+            and not access.is_owner(speaker, settings.access.owners)
+        ):
             return msgspec.structs.replace(found, command=Command(name=BARRED, argument=command.name))
         return found
 

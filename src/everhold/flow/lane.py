@@ -66,6 +66,19 @@ class Leg(Struct, frozen=True, kw_only=True):
     """It may have arrived before: this is the policy's second try."""
 
 
+class DeliveryOutcome(Struct, frozen=True, kw_only=True):
+    """What became of items that were sent, or could not be. The next commit stores it."""
+
+    receipts: tuple[Receipt, ...] = ()
+    parks: tuple[Parked, ...] = ()
+    """Items that are given up."""
+    unparks: tuple[int, ...] = ()
+    """Dead letters that were replayed, and are no longer dead."""
+
+
+NO_OUTCOME: Final = DeliveryOutcome()
+
+
 class Notice(Struct, frozen=True, kw_only=True):
     """Something to be told, and who says it."""
 
@@ -169,7 +182,8 @@ class Lane:
             # something in it was erased: the rest is in doubt, as what it now is, under its own keys
             parks = self._lost(flight, load.items)
             flight = structs.replace(flight, items=load.items, digest=load.digest, state="doubt")
-            await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), parks=parks, generation=load.generation)
+            outcome = DeliveryOutcome(parks=parks)
+            await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), outcome, generation=load.generation)
             return await self._resolve(load, flight)
         if load.digest != flight.digest:
             stored = await self.gates.store.lane(self.claim.reader, self.claim.session)
@@ -193,14 +207,12 @@ class Lane:
         flight: Flight,
         *,
         doubtful: bool = False,
-        receipts: tuple[Receipt, ...] = (),
-        parks: tuple[Parked, ...] = (),
+        outcome: DeliveryOutcome = NO_OUTCOME,
     ) -> Leg:
         """Store that the load is about to leave: from here on nobody knows any more that it has not."""
         since = self.gates.clock.monotonic()
         flight = structs.replace(flight, state="flying")
-        update = LaneUpdate(flight=flight)
-        await self._commit(Step.FLIGHT, update, receipts=receipts, parks=parks, generation=load.generation)
+        await self._commit(Step.FLIGHT, LaneUpdate(flight=flight), outcome, generation=load.generation)
         return Leg(load=load, flight=flight, since=since, doubtful=doubtful)
 
     async def _again(self, flight: Flight) -> Load | None:
@@ -254,7 +266,8 @@ class Lane:
         parks = self._lost(rest, missing.items)
         rest = structs.replace(rest, items=missing.items, digest=missing.digest, sends=flight.sends + 1)
         missing = structs.replace(missing, upto=flight.upto)
-        return await self._fly(missing, rest, doubtful=self._gambled(rest), receipts=receipts, parks=parks)
+        outcome = DeliveryOutcome(receipts=receipts, parks=parks)
+        return await self._fly(missing, rest, doubtful=self._gambled(rest), outcome=outcome)
 
     async def _one_by_one(self, load: Load, flight: Flight, *, there: Set[str] = frozenset()) -> Leg | None:
         """A batch was refused, and something in it is to blame: each item goes by itself, and only that one is parked.
@@ -322,27 +335,25 @@ class Lane:
         parks: tuple[Parked, ...] = (),
     ) -> Leg | None:
         """The flight is over: move the position, and in the same commit put the next load in flight or let go."""
-        unparks = flight.replays if flight else ()
+        outcome = DeliveryOutcome(receipts=receipts, parks=parks, unparks=flight.replays if flight else ())
         behind = flight.behind if flight else None
         while True:
             try:
                 if behind is not None:
-                    return await self._next_alone(behind, receipts=receipts, parks=parks)
-                return await self._settle(upto, done, receipts=receipts, parks=parks, unparks=unparks)
+                    return await self._next_alone(behind, structs.replace(outcome, unparks=()))
+                return await self._settle(upto, done, outcome)
             except Conflict:
                 # the view changed while the next load was made: look again; what is done with stays done
                 self.look = None
-                self.replays = [parked for parked in await self._replaying() if parked.id not in unparks]
+                self.replays = [parked for parked in await self._replaying() if parked.id not in outcome.unparks]
 
-    async def _next_alone(
-        self, behind: Flight, *, receipts: tuple[Receipt, ...], parks: tuple[Parked, ...]
-    ) -> Leg | None:
+    async def _next_alone(self, behind: Flight, outcome: DeliveryOutcome) -> Leg | None:
         """Put the first of what is left of a refused batch in flight. The position waits for the last of them."""
         for index in range(len(behind.items)):
             flight = structs.replace(behind, items=behind.items[index : index + 1])
             load = await self._again(flight)
             if load is None:
-                parks += self._lost(flight)
+                outcome = structs.replace(outcome, parks=outcome.parks + self._lost(flight))
                 continue
             rest = behind.items[index + 1 :]
             flight = structs.replace(
@@ -351,98 +362,82 @@ class Lane:
                 state="flying",
                 behind=structs.replace(behind, items=rest) if rest else None,
             )
-            since = self.gates.clock.monotonic()
-            self.attempts = 0
-            await self._commit(
-                Step.FLIGHT,
-                LaneUpdate(flight=flight, attempts=0, error=""),
-                receipts=receipts,
-                parks=parks,
-                generation=load.generation,
-            )
-            return Leg(load=load, flight=flight, since=since, doubtful=self._gambled(flight))
-        return await self._settle(behind.upto, (), receipts=receipts, parks=parks, unparks=())
+            return await self._leave(load, flight, LaneUpdate(flight=flight, attempts=0, error=""), outcome)
+        return await self._settle(behind.upto, (), outcome)
 
-    async def _settle(
-        self,
-        upto: int,
-        done: tuple[Item, ...],
-        *,
-        receipts: tuple[Receipt, ...],
-        parks: tuple[Parked, ...],
-        unparks: tuple[int, ...],
-    ) -> Leg | None:
+    async def _settle(self, upto: int, done: tuple[Item, ...], outcome: DeliveryOutcome) -> Leg | None:
+        """Everything up to `upto` is done with. Go on with a replay, else with what the log holds next, else rest."""
         while self.replays:
             parked = self.replays.pop(0)
-            again = Flight(
-                items=(Item(seq=parked.seq, part=parked.part, key=parked.key),),
-                upto=upto,
-                digest="",
-                state="void",
-                replays=(parked.id,),
-            )
-            load = await self._again(again)
-            if load is None:
-                unparks = (*unparks, parked.id)
-                continue
-            # what may have arrived before it was parked is now sent for the second time at least
-            sends = 2 if parked.doubtful else 1
-            state: Literal["doubt", "flying"] = "doubt" if parked.doubtful and self.courier.looks else "flying"
-            flight = structs.replace(
-                again, items=load.items, digest=load.digest, state=state, sends=sends, name=load.name
-            )
-            load = structs.replace(load, upto=upto)
-            update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
-            since = self.gates.clock.monotonic()
-            self.attempts = 0
-            await self._commit(
-                Step.FLIGHT, update, receipts=receipts, parks=parks, unparks=unparks, generation=load.generation
-            )
-            return Leg(load=load, flight=flight, since=since, doubtful=self._gambled(flight))
-        first = self.look is None and not done and self.claim.lane.flight is None
+            leg = await self._replay(parked, upto, outcome)
+            if leg is not None:
+                return leg
+            outcome = structs.replace(outcome, unparks=(*outcome.unparks, parked.id))
+        idle = self.look is None and not done and self.claim.lane.flight is None  # nothing was sent before this look
         if self.look is None or self.look.more:
             self.look = await self.courier.next(self.claim, after=upto, done=done)
         else:
             # the last look saw nothing behind this load; if something came since, the store keeps the lane due
             self.look = structs.replace(self.look, load=None)
         self.attempts = 0
-        since = self.gates.clock.monotonic()
-        load = self.look.load
-        if load is None:
-            step = Step.SETTLE if first else Step.LANDED
-            upto = max(upto, self.look.passed)
-            update = LaneUpdate(
-                position=upto,
-                landed=True,
-                attempts=0,
-                error="",
-                idle_at=self.look.upto,
-                wait=Wait(seconds=self.look.wait) if self.look.wait else None,
-                release=True,
-            )
-            # if the disk loses this, the flight is still there and goes again
-            redone = not parks and not unparks and resolution(self.courier.delivery, policy="") == "resend"
-            await self._commit(
-                step, update, receipts=receipts, parks=parks, unparks=unparks, redone=redone or step is Step.SETTLE
-            )
-            self.settled = upto
+        if self.look.load is None:
+            await self._rest(self.look, upto, outcome, idle=idle)
             return None
-        flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
+        return await self._send_next(self.look, self.look.load, upto, outcome, idle=idle)
+
+    async def _replay(self, parked: Parked, upto: int, outcome: DeliveryOutcome) -> Leg | None:
+        """Put a dead letter in flight once more; None if nothing of it may be sent any more."""
+        items = (Item(seq=parked.seq, part=parked.part, key=parked.key),)
+        again = Flight(items=items, upto=upto, digest="", state="void", replays=(parked.id,))
+        load = await self._again(again)
+        if load is None:
+            return None
+        # what may have arrived before it was parked is now sent for the second time at least
+        sends = 2 if parked.doubtful else 1
+        state: Literal["doubt", "flying"] = "doubt" if parked.doubtful and self.courier.looks else "flying"
+        flight = structs.replace(again, items=load.items, digest=load.digest, state=state, sends=sends, name=load.name)
         update = LaneUpdate(position=upto, flight=flight, attempts=0, error="")
-        step = Step.FLIGHT if first else Step.LANDED
+        return await self._leave(structs.replace(load, upto=upto), flight, update, outcome)
+
+    async def _leave(self, load: Load, flight: Flight, update: LaneUpdate, outcome: DeliveryOutcome) -> Leg:
+        """Store that this load is in flight, with what became of the one before. It is its first attempt."""
+        since = self.gates.clock.monotonic()
+        self.attempts = 0
+        await self._commit(Step.FLIGHT, update, outcome, generation=load.generation)
+        return Leg(load=load, flight=flight, since=since, doubtful=self._gambled(flight))
+
+    async def _rest(self, look: Look, upto: int, outcome: DeliveryOutcome, *, idle: bool) -> None:
+        """There is nothing to send now: let go of the lane."""
+        upto = max(upto, look.passed)
+        update = LaneUpdate(
+            position=upto,
+            landed=True,
+            attempts=0,
+            error="",
+            idle_at=look.upto,
+            wait=Wait(seconds=look.wait) if look.wait else None,
+            release=True,
+        )
+        # if the disk loses this, the flight is still there and goes again
+        resent = resolution(self.courier.delivery, policy="") == "resend"
+        redone = idle or (resent and not outcome.parks and not outcome.unparks)
+        await self._commit(Step.SETTLE if idle else Step.LANDED, update, outcome, redone=redone)
+        self.settled = upto
+
+    async def _send_next(self, look: Look, load: Load, upto: int, outcome: DeliveryOutcome, *, idle: bool) -> Leg:
+        """Put the load that the look found in flight."""
+        since = self.gates.clock.monotonic()
+        flight = Flight(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
         await self._commit(
-            step,
-            update,
-            receipts=receipts,
-            parks=parks,
-            unparks=unparks,
-            generation=self.look.generation,
+            Step.FLIGHT if idle else Step.LANDED,
+            LaneUpdate(position=upto, flight=flight, attempts=0, error=""),
+            outcome,
+            generation=look.generation,
             entries=load.records,
-            redone=self.courier.anew and not parks and not unparks and not load.records,
+            redone=self.courier.anew and not outcome.parks and not outcome.unparks and not load.records,
         )
         self.settled = upto
-        load = structs.replace(load, generation=self.look.generation)
-        return Leg(load=load, flight=flight, since=since)
+        return Leg(load=structs.replace(load, generation=look.generation), flight=flight, since=since)
 
     async def _later(self, load: Load, flight: Flight, error: EverholdError) -> Leg | None:
         """Try again when it makes sense, or give the load up and go on with the next."""
@@ -520,10 +515,8 @@ class Lane:
         self,
         step: Step,
         update: LaneUpdate,
+        outcome: DeliveryOutcome = NO_OUTCOME,
         *,
-        receipts: tuple[Receipt, ...] = (),
-        parks: tuple[Parked, ...] = (),
-        unparks: tuple[int, ...] = (),
         generation: int | None = None,
         entries: tuple[Draft, ...] = (),
         wakes: tuple[Wake, ...] = (),
@@ -538,13 +531,13 @@ class Lane:
                 claim=self.claim,
                 generation=generation,
                 lane=update,
-                receipts=receipts,
-                parks=parks,
-                unparks=unparks,
+                receipts=outcome.receipts,
+                parks=outcome.parks,
+                unparks=outcome.unparks,
                 wakes=wakes,
                 redone=redone,
             )
         )
         self.rests = done.rests
-        for parked in parks:
+        for parked in outcome.parks:
             self.log.warning(self.courier.parking, keys=[parked.key], reason=parked.reason, doubtful=parked.doubtful)
