@@ -23,7 +23,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from everhold.config import AccountSettings, Problem, Settings, plugin_settings
-from everhold.core.commands import COMMANDS
+from everhold.core.commands import COMMAND_MENU
 from everhold.errors import EverholdError, HomeBusy, Misuse, Refused
 from everhold.fetch import Fetcher
 from everhold.flow.state import update_state_record
@@ -229,7 +229,7 @@ class Accounts:
                 fetch=self._fetch,
                 chance=self._chance,
                 sleep=asyncio.sleep,
-                commands=COMMANDS,
+                commands=COMMAND_MENU,
                 report=report,
                 moved=functools.partial(self._moves.moved, platform),
                 friends=functools.partial(self._friends, account.key),

@@ -103,7 +103,11 @@ def plugin_check() -> ValidatePlugin:
 
 
 class App:
-    """Everything that works for one home, from taking its lock to letting go of it."""
+    """Everything that works for one home, from taking its lock to letting go of it.
+
+    `__init__` builds the objects in seven steps. A step uses only what the steps before it have built; callbacks that
+    it hands out (`self.accept`, lambdas) may use more, because nobody calls them before `start`.
+    """
 
     def __init__(
         self, home: Home, settings: Settings, *, log: Logger, environ: Mapping[str, str], clock: Clock | None = None
@@ -114,9 +118,23 @@ class App:
         self.environ = environ
         self.log = log
         log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
-        self.lock = HomeLock(home.lock).take()
         self.clock = clock or SystemClock()
-        chance = SystemChance()
+        self.chance = SystemChance()
+        self._open_store()
+        self._build_agents(settings)
+        self._build_ingress()
+        self._build_engine()
+        self._build_outside()
+        self._build_admin(settings)
+        self._build_api()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    # -- building, in this order -------------------------------------------------------------------------------------
+
+    def _open_store(self) -> None:
+        """Take the home's lock and open the store. `gates` are the only way from the engine to store and clock."""
+        home, log, chance = self.home, self.log, self.chance
+        self.lock = HomeLock(home.lock).take()
         try:
             self.store = RoomyStore.open(home.store, chance=chance, backups=home.backups)
         except BaseException:
@@ -130,6 +148,10 @@ class App:
         self.bells = Bells()
         owner = f"{os.getpid()}-{chance.bytes(6).hex()}"
         self.gates = Gates(store=self.store, clock=self.clock, chance=chance, log=log, owner=owner)
+
+    def _build_agents(self, settings: Settings) -> None:
+        """Each agent with its models, memories and tools, from the settings. `platforms` grows as accounts connect."""
+        home, log = self.home, self.log
         self.platforms: dict[tuple[str, str], Platform] = {
             ("terminal", ""): Reading("terminal"),
             ("http", ""): Reading("http"),
@@ -153,17 +175,24 @@ class App:
             ),
             coming=lambda agent: self.mcp.coming(agent),
         )
-        moves = Moves(self.store, clock=self.clock, log=log)
+
+    def _build_ingress(self) -> None:
+        """The way of a message into the log: who may speak, then the commit."""
+        log = self.log
+        self.moves = Moves(self.store, clock=self.clock, log=log)
         self.reception = Reception(
-            moves=moves,
+            moves=self.moves,
             settings=lambda: self.agents.settings,
             store=self.store,
             platforms=self.platforms,
             clock=self.clock,
-            chance=chance,
+            chance=self.chance,
             log=log,
         )
         self.door = Accept(self.gates, reception=self.reception, bells=self.bells)
+
+    def _build_engine(self) -> None:
+        """The supervisor starts a worker for every cursor that is due: turns, commands, deliveries, memories."""
         self.watchers: list[Any] = []
         """Whoever wants to see replies grow: (session, op, piece)."""
         self.supervisor = Supervisor(
@@ -173,17 +202,21 @@ class App:
             day=self.agents.day,
             on_text=self._on_text,
         )
+
+    def _build_outside(self) -> None:
+        """What runs beside the engine and reaches the outside: platform accounts, schedules, MCP servers."""
+        home, log, environ = self.home, self.log, self.environ
         self.accounts = Accounts(
             platforms=self.platforms,
             accept=self.accept,
             store=self.store,
             log=log,
             clock=self.clock,
-            chance=chance,
+            chance=self.chance,
             directory=home.path,
             keep=self.keep,
             locks=lambda: locks_directory(environ),
-            moves=moves,
+            moves=self.moves,
         )
         self.schedules = Schedules(
             self.store, accept=self.accept, clock=self.clock, zone=lambda: self.agents.settings.zone, log=log
@@ -195,6 +228,10 @@ class App:
             keep=self.supervisor.keep,
             changed=lambda server: self.agents.renew(lambda agent: server in servers_of(agent)),
         )
+
+    def _build_admin(self, settings: Settings) -> None:
+        """What operators do: look into sessions, change the configuration, copy the store, ask and clean memory."""
+        home, log, environ = self.home, self.log, self.environ
         self.control = Control(
             self.gates,
             bells=self.bells,
@@ -212,6 +249,19 @@ class App:
             monotonic=self.clock.monotonic,
             sleep=asyncio.sleep,
         )
+        self.backups = Backups(home.backups, copy=self.store.copy, now=self.clock.now)
+        self.memory = Memory(
+            self.control,
+            agents=lambda: tuple(self.agents.settings.agents),
+            people=lambda person: self.agents.settings.goes_by(person),
+            backups=lambda: len(kept(home.backups)),
+            set_aside=lambda: set_aside(home.backups),
+            wipe=lambda: self.index.wiped(self.store),
+        )
+
+    def _build_api(self) -> None:
+        """How operators and clients reach this process, and how they follow a session while it grows."""
+        home, log = self.home, self.log
         self.followers = Followers()
         self.tail = Tail()
         self.store.on_commit = self._committed
@@ -222,15 +272,6 @@ class App:
         self.url = ""
         """Where people find the page, empty while there is none."""
         self.web: Web | None = None
-        self.backups = Backups(home.backups, copy=self.store.copy, now=self.clock.now)
-        self.memory = Memory(
-            self.control,
-            agents=lambda: tuple(self.agents.settings.agents),
-            people=lambda person: self.agents.settings.goes_by(person),
-            backups=lambda: len(kept(home.backups)),
-            set_aside=lambda: set_aside(home.backups),
-            wipe=lambda: self.index.wiped(self.store),
-        )
         self.methods = Methods(
             self.control,
             about=self.about,
@@ -250,7 +291,8 @@ class App:
             ).methods(),
         )
         self.remote = Server(home.control, self.methods, log=log)
-        self.tasks: list[asyncio.Task[None]] = []
+
+    # -- working -----------------------------------------------------------------------------------------------------
 
     async def accept(self, incoming: Incoming) -> Verdict:
         """The door, with the configuration as it is now. A full disk is said, not swallowed."""
@@ -349,6 +391,8 @@ class App:
         await self.store.close()
         self.lock.release()
 
+    # -- reporting ---------------------------------------------------------------------------------------------------
+
     @property
     def broken(self) -> StoreError | None:
         """Why this process must end and start anew, if it must."""
@@ -398,6 +442,8 @@ class App:
             if self.web is not None or not key.startswith("http.")
         ]
 
+    # -- a changed configuration -------------------------------------------------------------------------------------
+
     def _adopt(self, settings: Settings) -> None:
         self.log.redaction.hide(*(secret.reveal() for secret in settings.secrets()))
         if (keys := self._waiting_for_restart(settings)) and keys != self._waiting_for_restart(self.agents.settings):
@@ -425,6 +471,8 @@ class App:
         """Every agent has a way to the others' doors; whom it may write to is its tool's business."""
         for name in self.agents.settings.agents:
             self.platforms.setdefault((between.NAME, name), between.Between(name, self.accept))
+
+    # -- keeping up: index, backups ----------------------------------------------------------------------------------
 
     async def _keep_index(self) -> None:
         """Take in what was committed, a little after it was. Whoever searches meanwhile does the same for the rest."""
@@ -473,6 +521,8 @@ class App:
         how = self.log.info if made.sound else self.log.error
         how("backup.done", path=str(made.path), bytes=made.bytes, entries=made.entries, sound=made.sound)
         return copy_json(made, gone)
+
+    # -- what the parts ask for --------------------------------------------------------------------------------------
 
     def _tools(self, settings: AgentSettings) -> dict[str, Tool]:
         tools: dict[str, Tool] = {}

@@ -14,7 +14,7 @@ import msgspec
 
 from everhold.core import papers
 from everhold.core.entries import Draft, Heard, Kind, Noted, Stamp
-from everhold.core.facts import LONGEST, fact_id, holding, size
+from everhold.core.facts import LONGEST, Fact, fact_id, holding, size
 from everhold.core.recall import when
 from everhold.errors import Misuse, NotFound
 from everhold.flow import remember
@@ -60,22 +60,7 @@ async def bring_in(
     names = _names(memory, session, stamp)
     runtime = memory.runtimes.runtime(session.agent, session.choices)
     held = holding(await runtime.facts.all(session.agent), stamp.audience) if runtime.facts is not None else []
-    used = {target: size(held, target) for target in limits}
-    known = {fact.text for fact in held}
-    drafts: list[Draft] = []
-    for file, text in files.items():
-        base = file.rpartition("/")[2]
-        target = papers.TARGETS.get(base, "")
-        for entry in [text.strip()] if base == papers.SELF else papers.entries(text):
-            if not entry or (target and entry in known):
-                continue
-            key = papers.key(agent=session.agent, names=names.values(), file=base, text=entry)
-            tags = (f"file:{base}", *(("self",) if base == papers.SELF else ()), *((target,) if target else ()))
-            fits = target and len(entry) <= LONGEST and used[target] + len(entry) <= limits[target]
-            if fits:
-                used[target] += len(entry)
-            note = Noted(text=entry, fact=fact_id(key) if fits else "", tags=tags, stamp=stamp)
-            drafts.append(Draft(body=note, author="operator", dedup=key))
+    drafts = _draft_notes(files, held, limits, agent=session.agent, names=tuple(names.values()), stamp=stamp)
     noted = 0
     for draft in drafts if really else ():
         change = Change(
@@ -99,6 +84,35 @@ async def bring_in(
         "noted": noted,
         "done": really,
     }
+
+
+def _draft_notes(
+    files: Mapping[str, str],
+    held: Sequence[Fact],
+    limits: Mapping[str, int],
+    *,
+    agent: str,
+    names: Sequence[str],
+    stamp: Stamp,
+) -> list[Draft]:
+    """The notes that the files become, without the facts that are held already."""
+    used = {target: size(held, target) for target in limits}
+    known = {fact.text for fact in held}
+    drafts: list[Draft] = []
+    for file, text in files.items():
+        base = file.rpartition("/")[2]
+        target = papers.TARGETS.get(base, "")
+        for entry in [text.strip()] if base == papers.SELF else papers.entries(text):
+            if not entry or (target and entry in known):
+                continue
+            key = papers.key(agent=agent, names=names, file=base, text=entry)
+            tags = (f"file:{base}", *(("self",) if base == papers.SELF else ()), *((target,) if target else ()))
+            fits = target and len(entry) <= LONGEST and used[target] + len(entry) <= limits[target]
+            if fits:
+                used[target] += len(entry)
+            note = Noted(text=entry, fact=fact_id(key) if fits else "", tags=tags, stamp=stamp)
+            drafts.append(Draft(body=note, author="operator", dedup=key))
+    return drafts
 
 
 async def _stamp(memory: Memory, session: Session) -> Stamp:

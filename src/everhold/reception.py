@@ -17,7 +17,7 @@ from everhold.config.settings import ChatSettings
 from everhold.core import access
 from everhold.core.access import Admission, Speaker
 from everhold.core.address import derive, parse as parse_address
-from everhold.core.commands import OWNERS_ONLY, parse as parse_command
+from everhold.core.commands import ALONE, BARRED, QUIETLY, needs_owner_in_group, parse as parse_command
 from everhold.core.consumers import COMMANDS, TURN
 from everhold.core.entries import Command, Draft, Heard, Kind, Place, Stamp
 from everhold.errors import EverholdError, Transient
@@ -133,8 +133,14 @@ class Reception:
             if direct and settings.access.pairing and not incoming.bot:
                 await self._stranger(incoming)
             return msgspec.structs.replace(found, refusal=f"{speaker.identity} is not allowed here")
-        if direct:
-            return found
+        return found if direct else self._in_group(incoming, found, speaker, account, settings)
+
+    def _in_group(
+        self, incoming: Incoming, found: Admission, speaker: Speaker, account: AccountSettings, settings: Settings
+    ) -> Admission:
+        """Whether somebody who may speak in a group asks for an answer there, and may use the command they give."""
+        origin = incoming.origin
+        command = None if incoming.bot else parse_command(incoming.text)
         manners = account.groups
         chat = _of(account.chats, origin.chat, found.chat)
         if chat is not None:
@@ -144,8 +150,12 @@ class Reception:
         if not asks and not manners.observe:
             return msgspec.structs.replace(found, ignored=True)
         found = msgspec.structs.replace(found, asks=asks, always=manners.answer == "always")
-        if command is not None and command.name in OWNERS_ONLY and not access.is_owner(speaker, owners):
-            return msgspec.structs.replace(found, command=Command(name="barred", argument=command.name))
+        if (
+            command is not None
+            and needs_owner_in_group(command)
+            and not access.is_owner(speaker, settings.access.owners)
+        ):
+            return msgspec.structs.replace(found, command=Command(name=BARRED, argument=command.name))
         return found
 
     async def _alone(self, incoming: Incoming, found: Admission, speaker: Speaker, settings: Settings) -> Admission:
@@ -176,7 +186,7 @@ class Reception:
         order = self._order(incoming, settings)
         if origin.platform in LOCAL:
             if (word := order or self._link(incoming)) is not None:
-                return msgspec.structs.replace(found, command=Command(name="alone", argument=word))
+                return msgspec.structs.replace(found, command=Command(name=ALONE, argument=word))
         elif order is not None:
             if not await self._repeated(incoming):
                 await self._halt(incoming, found, speaker, order)
@@ -287,7 +297,7 @@ class Reception:
             body = Heard(
                 origin=incoming.origin,
                 text=incoming.text,
-                command=Command(name="halt", argument="quietly"),
+                command=Command(name="halt", argument=QUIETLY),
                 stamp=Stamp(person=speaker.person, audience=(f"chat:{session.address}",), address=session.address),
             )
             key = f"halt:{session.id}:{incoming.origin.account}:{incoming.origin.message}"

@@ -215,6 +215,17 @@ def test_what_is_pasted_is_one_message_however_many_lines_it_has(busy: House) ->
     assert [entry["body"]["text"] for entry in entries if entry["kind"] == "heard"] == ["first\nsecond\n\nlast"]
 
 
+def test_tab_completes_a_command_and_nothing_else(busy: House) -> None:
+    chat = Typist(busy, "--session", "completed")
+    chat.expect("you> ")
+    chat.type("/who\t\r")
+    chat.expect("You are ")
+    chat.expect("you> ")
+    chat.type("see /who\t\r")
+    chat.expect("You said: see /who\r\n")
+    assert chat.leave() == 0
+
+
 def test_a_dumb_terminal_is_not_steered(busy: House) -> None:
     chat = Typist(busy, "--session", "dumb", TERM="dumb")
     chat.say("hello")

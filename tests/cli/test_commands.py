@@ -12,7 +12,7 @@ import pytest
 from everhold import __version__
 from everhold.cli.main import parse
 from everhold.cli.parser import build, leaves
-from everhold.flow.desk import ALONE
+from everhold.flow.command_handlers import ALONE_REPLIES
 from tests.cli.house import House
 
 
@@ -120,7 +120,7 @@ def test_a_message_larger_than_the_window_fails_and_the_next_one_is_answered(bus
 def test_a_command_in_a_message_is_answered_by_the_gateway(busy: House) -> None:
     assert "/undo" in busy.ask("send", "/help", "--session", "help").ok().out
     said = busy.ask("send", "/halt", "--session", "help").ok().out
-    assert said == "Nothing is running. " + ALONE["halt"] + "\n"
+    assert said == "Nothing is running. " + ALONE_REPLIES["halt"] + "\n"
     assert busy.ask("send", "hello", "--session", "help").ok().out == "You said: hello\n", "and it is so"
 
 

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import re
+import typing
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from everhold.core.commands import ALIASES, COMMANDS, TALK, compress_arguments, help_text, number, parse
+from everhold.cli import chat_reference
+from everhold.core.commands import (
+    ALIASES,
+    ALONE,
+    BARRED,
+    COMMAND_MENU,
+    COMMAND_SPECS,
+    COMMANDS,
+    TALK,
+    CommandSpec,
+    TitleArguments,
+    UndoArguments,
+    complete_command,
+    compress_arguments,
+    help_text,
+    needs_owner_in_group,
+    number,
+    parse,
+    parse_title,
+    parse_undo,
+)
 from everhold.core.entries import Command
+from everhold.core.roles import PersonRole
+from everhold.flow.command_handlers import COMMAND_HANDLERS
 from everhold.testing.house import House
 
 
@@ -59,7 +83,89 @@ def test_an_alias_is_the_command_it_stands_for(alias: str, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_there_is_can_be_said_and_is_in_the_help(name: str) -> None:
     assert parse(f"/{name}") == Command(name=name)
-    assert f"/{name} — {COMMANDS[name]}" in help_text().splitlines()
+    assert f"{COMMANDS[name].usage} — {COMMANDS[name].help}" in help_text().splitlines()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "chat-commands.md"
+
+
+def test_every_command_of_the_table_has_one_handler_and_every_handler_a_command() -> None:
+    assert set(COMMAND_HANDLERS) == {*COMMANDS, BARRED, ALONE}
+    assert not {BARRED, ALONE} & {*COMMANDS, *ALIASES}, "nobody can type what only the admission may decide"
+
+
+@pytest.mark.parametrize("spec", COMMAND_SPECS, ids=lambda spec: spec.name)
+def test_a_handler_takes_what_its_command_s_parser_returns(spec: CommandSpec) -> None:
+    parsed = typing.get_type_hints(spec.parse)["return"]
+    hints = typing.get_type_hints(COMMAND_HANDLERS[spec.name])
+    taken = [hint for name, hint in hints.items() if name != "return"]
+    assert taken[1] == parsed
+    for text in ("", "x", "x y", "9" * 5_000, "--memory", "\0"):
+        spec.parse(text)
+
+
+@pytest.mark.parametrize("spec", COMMAND_SPECS, ids=lambda spec: spec.name)
+def test_a_command_has_a_name_that_can_be_typed_and_a_help_that_fits_every_menu(spec: CommandSpec) -> None:
+    assert re.fullmatch("[a-z]{1,32}", spec.name)
+    assert spec.help[0].isupper()
+    assert not spec.help.endswith(".")
+    assert len(spec.menu_line) <= 100, "the shortest limit of all platforms"
+
+
+def test_names_and_aliases_are_unique_and_the_menu_lists_each_command_once() -> None:
+    names = [name for spec in COMMAND_SPECS for name in (spec.name, *spec.aliases)]
+    assert len(names) == len(set(names))
+    assert list(COMMAND_MENU) == [spec.name for spec in COMMAND_SPECS]
+
+
+def test_these_commands_need_an_owner_in_a_group_and_no_other_rule_exists() -> None:
+    owners = {name for name in COMMANDS if needs_owner_in_group(Command(name=name))}
+    assert owners == {"model", "compress", "undo", "retry", "resume", "branch", "schedule"}
+    assert {spec.role.group for spec in COMMAND_SPECS} == {PersonRole.STRANGER, PersonRole.OWNER}
+    assert {spec.name for spec in COMMAND_SPECS if spec.role.direct is not PersonRole.MEMBER} == {"link"}
+
+
+def test_the_reference_page_is_what_the_table_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == chat_reference.render(), (
+        "python -m everhold.cli.chat_reference > docs/reference/chat-commands.md"
+    )
+
+
+@pytest.mark.parametrize(
+    "text, offered",
+    [("/co", ["/compact", "/compress"]), ("/undo", ["/undo"]), ("/x", []), ("", []), ("hel", [])],
+)
+def test_a_prompt_completes_a_slash_and_the_beginning_of_a_name(text: str, offered: list[str]) -> None:
+    assert complete_command(text) == offered
+    assert complete_command("/") == sorted(f"/{name}" for name in (*COMMANDS, *ALIASES))
+
+
+@pytest.mark.parametrize(
+    "text, meant",
+    [
+        ("", UndoArguments(turns=1)),
+        ("3", UndoArguments(turns=3)),
+        ("compress", UndoArguments(compression=True)),
+        ("0", UndoArguments()),
+        ("-1", UndoArguments()),
+        ("two", UndoArguments()),
+    ],
+)
+def test_what_undo_is_told(text: str, meant: UndoArguments) -> None:
+    assert parse_undo(text) == meant
+
+
+@pytest.mark.parametrize(
+    "text, meant",
+    [
+        ("", TitleArguments(title="")),
+        ("A trip", TitleArguments(title="A trip")),
+        ("A trip --memory", TitleArguments(title="A trip", memory=True)),
+        ("--memory", TitleArguments(title="", memory=True)),
+    ],
+)
+def test_what_title_is_told(text: str, meant: TitleArguments) -> None:
+    assert parse_title(text) == meant
 
 
 def test_commands_that_are_talk_are_commands() -> None:
@@ -142,4 +248,17 @@ def test_no_argument_keeps_the_next_command_from_being_obeyed(name: str, tmp_pat
         house.tick(10)
         assert any(text.startswith("You are ada") for text in house.heard_back()[-3:])
         assert not house.diary.of("lane.failed")
+        house.sound()
+
+
+def test_a_command_of_another_version_is_answered_with_the_help(tmp_path: Path) -> None:
+    """A log outlives the version that wrote it."""
+    house = House(tmp_path)
+    with house.awake():
+        house.say("hello")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(COMMANDS, "nosuch", CommandSpec("nosuch", "Do something that this version cannot"))
+            house.say("/nosuch", rest=False)
+            house.tick(1)
+        assert house.heard_back()[-1] == help_text()
         house.sound()

@@ -18,10 +18,11 @@ from everhold.config.fill import Effective, ReadPersona
 from everhold.config.problems import ConfigError, KeyPath, Problem
 from everhold.config.revision import model_signature_of, revision_of, signature_of
 from everhold.config.secrets import Environment, EnvLine, parse_env
-from everhold.config.settings import OWN_TOOLS, Settings, ValidatePlugin
+from everhold.config.settings import Settings, ValidatePlugin
 from everhold.config.sight import Mark, Seen, digest_of, mark_of
 from everhold.config.source import read
 from everhold.config.values import freeze
+from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.home import READ_LIMIT, Home, read_file, write_file
 
 SALT_BYTES: Final = 32
@@ -161,7 +162,7 @@ def _plain_tools(it: Effective) -> dict[str, KeyPath]:
     """The plug-ins that agents name as tools and that have no section of their own, and where they are named."""
     tools: dict[str, KeyPath] = {}
     agents, sections = it.data.get("agents"), it.data.get("tools")
-    known = {*OWN_TOOLS, *(sections if isinstance(sections, dict) else ())}
+    known = {*SELECTABLE_TOOLS, *(sections if isinstance(sections, dict) else ())}
     for name, agent in agents.items() if isinstance(agents, dict) else ():
         listed = agent.get("tools") if isinstance(agent, dict) else None
         for place, tool in enumerate(listed if isinstance(listed, tuple) else ()):

@@ -160,14 +160,9 @@ class _Walk:
                 self._end(entry, entry.body)
             case Compressed():
                 self._fold(entry, entry.body)
-            case Changed(change=OperationsUndone(ops=ops, again=again)):
-                self._undo(entry, ops, again=again)
-            case Changed(change=ContextReset()) | Erased():
-                self.generation += 1
-            case Changed(change=BranchedFrom()):
-                self.branch = True
-            case _:
-                pass  # nothing that a promise here speaks of
+            case Changed() | Erased():
+                self._change(entry, entry.body)
+            # the promises say nothing about other kinds
 
     def close(self) -> None:
         waiting = [seq for seq, asks in self.heard.items() if asks and seq not in self.consumed]
@@ -294,6 +289,15 @@ class _Walk:
                 "P2", f"fold {entry.op} covers up to {body.covers}, which is no turn of this session", seq=entry.seq
             )
         self.generation += 1
+
+    def _change(self, entry: Entry, body: Changed | Erased) -> None:
+        match body:
+            case Changed(change=OperationsUndone(ops=ops, again=again)):
+                self._undo(entry, ops, again=again)
+            case Changed(change=ContextReset()) | Erased():
+                self.generation += 1
+            case Changed(change=BranchedFrom()):
+                self.branch = True
 
     def _undo(self, entry: Entry, ops: Sequence[int], *, again: bool) -> None:
         self.generation += 1

@@ -1,57 +1,76 @@
-"""Chat commands: text -> command, and what a command does to the log. Decides; somebody else commits."""
+"""The chat commands. `COMMAND_SPECS` is the only list of them: help, completion, menus and documentation follow it.
+
+To add a command, add a row to `COMMAND_SPECS` and a function to `flow/command_handlers.py`.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import Struct
 
 from everhold.core.entries import Command
+from everhold.core.roles import PersonRole, RequiredRole
 
-ALIASES: Final = {"reset": "new", "compact": "compress", "bg": "background", "btw": "background", "task": "background"}
+EVERYBODY: Final = RequiredRole()
+OWNER_IN_GROUPS: Final = RequiredRole(group=PersonRole.OWNER)
+"""For commands that change what others see, or the session that their messages go to."""
+STRANGER: Final = RequiredRole(direct=PersonRole.STRANGER)
 
-COMMANDS: Final = {
-    "new": "start a fresh context; the session, its history and its memory stay",
-    "undo": "take back the last turn, /undo N the last N",
-    "retry": "take back the last turn and answer its messages again",
-    "compress": "compress the conversation; /compress here N keeps the last N exchanges, --preview only shows",
-    "stop": "end what is running; what waits unanswered is put aside",
-    "title": "name this session",
-    "branch": "go on in a copy of this conversation, leaving this one as it is",
-    "resume": "go on in an earlier session of yours: /resume ID",
-    "queue": "/queue TEXT: answer this after the running turn",
-    "steer": "/steer TEXT: let the running turn see this at its next step",
-    "background": "/background TEXT: let me work on this beside our conversation",
-    "status": "what is going on here",
-    "usage": "what this session has cost",
-    "model": "the model of this session; /model NAME chooses another, /model default goes back",
-    "memory": "what I keep in mind; /memory why, /memory search WORDS, /memory note TEXT, /memory forget WORDS",
-    "sessions": "your sessions",
-    "whoami": "who you are to everhold",
-    "schedule": "/schedule daily 08:30 TEXT: say this to me then; /schedule lists, /schedule remove ID",
-    "link": "/link: be known as one person on two platforms",
-    "halt": "silence every agent in this chat",
-    "wake": "let the agents in this chat speak again",
-    "help": "this list",
-}
-"""The commands there are, with the line /help shows."""
+BARRED: Final = "barred"
+"""The admission replaces a command that the sender may not use by this one. Its argument is the command's name."""
+ALONE: Final = "alone"
+"""The admission replaces a command that has no meaning on a local platform by this one. Its argument is the name."""
 
-OWNERS_ONLY: Final = frozenset({"model", "compress", "undo", "retry", "resume", "branch", "schedule"})
-"""Commands that need an owner in a group: they change what others see, or where their words go."""
-
-TALK: Final = frozenset({"queue", "steer"})
-"""Commands that are really messages, with a wish how to be treated."""
-
-_SHAPE: Final = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?", re.DOTALL)
+QUIETLY: Final = "quietly"
+"""The argument of a `/halt` that the admission passes on to the other sessions of a chat. It is not answered."""
 
 
-def parse(text: str) -> Command | None:
-    """The command a message is, or None. A slash followed by anything unknown is just text: people write paths."""
-    if not (text := text.strip()).startswith("/") or (match := _SHAPE.fullmatch(text)) is None:
-        return None
-    name = ALIASES.get(match[1], match[1])
-    if name not in COMMANDS:
-        return None
-    return Command(name=name, argument=(match[2] or "").strip())
+# -- parsers of arguments ----------------------------------------------------------------------------------------------
+# A parser never raises. It returns what its command's handler takes as its second parameter.
+
+
+class UndoArguments(Struct, frozen=True):
+    """What `/undo` takes back: the last `turns` turns, or the last compression. Neither: the text makes no sense."""
+
+    turns: int = 0
+    compression: bool = False
+
+
+class TitleArguments(Struct, frozen=True):
+    """The new title, and whether the memories take it over as the session's name."""
+
+    title: str
+    memory: bool = False
+
+
+class Subcommand(Struct, frozen=True):
+    """A word that says what to do, and the text after it."""
+
+    word: str
+    text: str
+
+
+def parse_text(text: str) -> str:
+    """The argument as the person wrote it."""
+    return text
+
+
+def parse_undo(text: str) -> UndoArguments:
+    if text in ("compress", "compression"):
+        return UndoArguments(compression=True)
+    return UndoArguments(turns=(number(text) or 0) if text else 1)
+
+
+def parse_title(text: str) -> TitleArguments:
+    return TitleArguments(title=text.removesuffix("--memory").strip(), memory=text.endswith("--memory"))
+
+
+def parse_subcommand(text: str) -> Subcommand:
+    word, _, rest = text.partition(" ")
+    return Subcommand(word=word, text=rest.strip())
 
 
 def compress_arguments(text: str) -> tuple[int | None, str, bool]:
@@ -72,5 +91,94 @@ def number(word: str, *, most: int = 1_000) -> int | None:
     return most if len(digits) > len(str(most)) else min(int(digits), most)
 
 
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+class CommandSpec(Struct, frozen=True):
+    """One chat command. Its handler is the function in `flow/command_handlers.py` that `@handles` its name."""
+
+    name: str
+    help: str
+    """What the command does, in one sentence that begins with a verb."""
+    syntax: str = ""
+    """The arguments as help shows them: capitals stand for a value, brackets enclose what may be left out."""
+    parse: Callable[[str], Any] = parse_text
+    """Turns the text after the name into the arguments of the handler."""
+    role: RequiredRole = EVERYBODY
+    aliases: tuple[str, ...] = ()
+    is_message: bool = False
+    """With an argument, the argument is a message to the agent, and no command is carried out."""
+
+    @property
+    def usage(self) -> str:
+        return f"/{self.name} {self.syntax}".rstrip()
+
+    @property
+    def menu_line(self) -> str:
+        """What a platform's menu shows beside the name."""
+        return f"{self.help}: {self.usage}" if self.syntax else self.help
+
+
+COMMAND_SPECS: Final = (
+    CommandSpec("new", "Start with an empty context; session, history and memory stay", aliases=("reset",)),
+    CommandSpec("undo", "Take back the last turn, N turns, or a compression", "[N | compress]", parse_undo,
+                OWNER_IN_GROUPS),
+    CommandSpec("retry", "Take back the last turn and answer its messages again", role=OWNER_IN_GROUPS),
+    CommandSpec("compress", "Compress the conversation", "[here N | TOPIC] [--preview]", compress_arguments,
+                OWNER_IN_GROUPS, ("compact",)),
+    CommandSpec("stop", "Stop the running turn, or put waiting messages aside"),
+    CommandSpec("title", "Show or change the title of this session", "[TITLE] [--memory]", parse_title),
+    CommandSpec("branch", "Continue in a copy of this conversation", role=OWNER_IN_GROUPS),
+    CommandSpec("resume", "Continue one of your earlier sessions", "ID", role=OWNER_IN_GROUPS),
+    CommandSpec("queue", "Send a message that is answered after the running turn", "TEXT", is_message=True),
+    CommandSpec("steer", "Send a message that the running turn sees at its next step", "TEXT", is_message=True),
+    CommandSpec("background", "Start a task that runs beside the conversation", "TEXT", aliases=("bg", "btw", "task")),
+    CommandSpec("status", "Show what is happening in this session"),
+    CommandSpec("usage", "Show what this session has cost"),
+    CommandSpec("model", "Show or choose the model of this session", "[NAME | default]", role=OWNER_IN_GROUPS),
+    CommandSpec("memory", "Show or change memory", "[why | search WORDS | note TEXT | forget WORDS]", parse_subcommand),
+    CommandSpec("sessions", "List your sessions"),
+    CommandSpec("whoami", "Show who you are to everhold"),
+    CommandSpec("schedule", "List, add or remove scheduled messages", "[WHEN TEXT | remove ID]", role=OWNER_IN_GROUPS),
+    CommandSpec("link", "Link your accounts on two platforms to one person", "[CODE]", role=STRANGER),
+    CommandSpec("halt", "Silence every agent in this chat"),
+    CommandSpec("wake", "Let the agents in this chat answer again"),
+    CommandSpec("help", "Show this list"),
+)  # fmt: skip
+
+COMMANDS: Final = {spec.name: spec for spec in COMMAND_SPECS}
+ALIASES: Final = {alias: spec.name for spec in COMMAND_SPECS for alias in spec.aliases}
+TALK: Final = frozenset(spec.name for spec in COMMAND_SPECS if spec.is_message)
+"""Commands that are really messages, with a wish how to be treated."""
+COMMAND_MENU: Final = {spec.name: spec.menu_line for spec in COMMAND_SPECS}
+"""What platforms show in their menus: name -> line."""
+
+
+# -- what is derived from it -------------------------------------------------------------------------------------------
+
+_SHAPE: Final = re.compile(r"/([a-z]+)(?:@\S+)?(?:\s+(.*))?", re.DOTALL)
+
+
+def parse(text: str) -> Command | None:
+    """The command a message is, or None. A slash followed by anything unknown is just text: people write paths."""
+    if not (text := text.strip()).startswith("/") or (match := _SHAPE.fullmatch(text)) is None:
+        return None
+    name = ALIASES.get(match[1], match[1])
+    if name not in COMMANDS:
+        return None
+    return Command(name=name, argument=(match[2] or "").strip())
+
+
+def needs_owner_in_group(command: Command) -> bool:
+    """Whether only an owner may use a command in a group."""
+    return COMMANDS[command.name].role.group is PersonRole.OWNER
+
+
 def help_text() -> str:
-    return "\n".join(f"/{name} — {line}" for name, line in COMMANDS.items())
+    """What `/help` answers."""
+    return "\n".join(f"{spec.usage} — {spec.help}" for spec in COMMAND_SPECS)
+
+
+def complete_command(text: str) -> list[str]:
+    """The commands that a line beginning with `text` may become, as a prompt offers them."""
+    return [f"/{name}" for name in sorted((*COMMANDS, *ALIASES)) if f"/{name}".startswith(text)] if text else []

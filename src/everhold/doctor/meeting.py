@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from everhold.app import SystemChance, SystemClock
-from everhold.core.commands import COMMANDS
+from everhold.core.commands import COMMAND_MENU
 from everhold.errors import Refused
 from everhold.fetch import Fetcher
 from everhold.logs import open_log
@@ -30,7 +30,7 @@ async def introduced(platform: str, account: str, settings: BaseModel, *, direct
         fetch=Fetcher(),
         chance=SystemChance(),
         sleep=asyncio.sleep,
-        commands=COMMANDS,
+        commands=COMMAND_MENU,
         report=lambda trouble="", remedy="": None,
     )
     log = open_log(clock=clock, stream=io.StringIO())  # what is wrong is raised, and said

@@ -4,7 +4,7 @@ but by `erase`, which removes the words and keeps their place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -106,15 +106,7 @@ class Erasure(Struct, frozen=True, kw_only=True):
 async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: str, why: str) -> Erasure:
     """Plan the removal of `seqs`: with the folds and recorded requests that contain them, and whoever is at it."""
     entries = {entry.seq: entry for entry in await store.list_entries(session.id)}
-    missing = [seq for seq in seqs if seq not in entries]
-    if missing:
-        raise NotFound(f"session {session.id} has no entry {missing[0]}")
-    structure = [seq for seq in seqs if not erasable(entries[seq])]
-    if structure:
-        raise Misuse(
-            f"entry {structure[0]} of session {session.id} is {entries[structure[0]].kind}: it holds no words to erase",
-            remedy=f"erase entries of these kinds: {', '.join(ERASABLE)}",
-        )
+    _check_erasable(entries, seqs, session=session.id)
     operations = await store.list_operations(session.id)
     holders = _holders(entries.values(), set(seqs))
     # an operation that began at or after the first of them may have had it in its context
@@ -130,18 +122,7 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
         and op.last > first
     )
     jobs = {op.op for op in operations if op.type == "job"}
-    gone = set(seqs)
-    blobs: set[str] = set()
-    for entry in entries.values():
-        if isinstance(entry.body, Compressed) and entry.op in folds:
-            gone.add(entry.seq)
-        if isinstance(entry.body, Thought) and entry.seq >= first:
-            blobs.update(blob for blob in (entry.body.recall, entry.body.why) if blob)
-        if isinstance(entry.body, Noted) and not gone.isdisjoint(entry.body.cites):
-            gone.add(entry.seq)
-        # what a job thought of may repeat whatever it had read, and need not say where that stood
-        if isinstance(entry.body, Thought) and entry.op in jobs and entry.seq > first:
-            gone.add(entry.seq)
+    gone, blobs = _find_copies(entries.values(), seqs, folds=folds, jobs=jobs)
     running = tuple(op.op for op in operations if op.state == "running" and op.op >= min(holders, default=first))
     erased = Erased(seqs=tuple(sorted(gone)), compressions=folds, by=by, why=why)
     return Erasure(
@@ -151,6 +132,38 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
         blobs=tuple(sorted(blobs)),
         exchanges=tuple(sorted(gone | _held(entries.values(), holders))),
     )
+
+
+def _check_erasable(entries: Mapping[int, Entry], seqs: Sequence[int], *, session: str) -> None:
+    missing = [seq for seq in seqs if seq not in entries]
+    if missing:
+        raise NotFound(f"session {session} has no entry {missing[0]}")
+    structure = [seq for seq in seqs if not erasable(entries[seq])]
+    if structure:
+        raise Misuse(
+            f"entry {structure[0]} of session {session} is {entries[structure[0]].kind}: it holds no words to erase",
+            remedy=f"erase entries of these kinds: {', '.join(ERASABLE)}",
+        )
+
+
+def _find_copies(
+    entries: Iterable[Entry], seqs: Sequence[int], *, folds: Collection[int], jobs: Collection[int]
+) -> tuple[set[int], set[str]]:
+    """The entries that repeat words of `seqs`, with `seqs` themselves, and the recorded requests that may hold them."""
+    first = min(seqs, default=0)
+    gone = set(seqs)
+    blobs: set[str] = set()
+    for entry in entries:
+        if isinstance(entry.body, Compressed) and entry.op in folds:
+            gone.add(entry.seq)
+        if isinstance(entry.body, Thought) and entry.seq >= first:
+            blobs.update(blob for blob in (entry.body.recall, entry.body.why) if blob)
+        if isinstance(entry.body, Noted) and not gone.isdisjoint(entry.body.cites):
+            gone.add(entry.seq)
+        # what a job thought of may repeat whatever it had read, and need not say where that stood
+        if isinstance(entry.body, Thought) and entry.op in jobs and entry.seq > first:
+            gone.add(entry.seq)
+    return gone, blobs
 
 
 def erasable(entry: Entry) -> bool:

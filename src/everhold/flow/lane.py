@@ -77,6 +77,19 @@ class Leg(Struct, frozen=True, kw_only=True):
     """It may have arrived before: this is the policy's second try."""
 
 
+class DeliveryOutcome(Struct, frozen=True, kw_only=True):
+    """What became of items that were sent, or could not be. The next commit stores it."""
+
+    receipts: tuple[Receipt, ...] = ()
+    parks: tuple[DeadLetter, ...] = ()
+    """Items that are given up."""
+    unparks: tuple[int, ...] = ()
+    """Dead letters that were replayed, and are no longer dead."""
+
+
+NO_OUTCOME: Final = DeliveryOutcome()
+
+
 class Notice(Struct, frozen=True, kw_only=True):
     """Something to be told, and who says it."""
 
@@ -182,8 +195,9 @@ class Lane:
             # something in it was erased: the rest is in doubt, as what it now is, under its own keys
             parks = self._lost(flight, load.items)
             flight = structs.replace(flight, items=load.items, digest=load.digest, state="in_doubt")
+            outcome = DeliveryOutcome(parks=parks)
             await self._commit(
-                Step.DELIVERY_SEND, CursorUpdate(in_flight=flight), parks=parks, generation=load.generation
+                Step.DELIVERY_SEND, CursorUpdate(in_flight=flight), outcome, generation=load.generation
             )
             return await self._resolve(load, flight)
         if load.digest != flight.digest:
@@ -208,14 +222,12 @@ class Lane:
         flight: InFlightBatch,
         *,
         doubtful: bool = False,
-        receipts: tuple[Receipt, ...] = (),
-        parks: tuple[DeadLetter, ...] = (),
+        outcome: DeliveryOutcome = NO_OUTCOME,
     ) -> Leg:
         """Store that the load is about to leave: from here on nobody knows any more that it has not."""
         since = self.gates.clock.monotonic()
         flight = structs.replace(flight, state="sent")
-        update = CursorUpdate(in_flight=flight)
-        await self._commit(Step.DELIVERY_SEND, update, receipts=receipts, parks=parks, generation=load.generation)
+        await self._commit(Step.DELIVERY_SEND, CursorUpdate(in_flight=flight), outcome, generation=load.generation)
         return Leg(load=load, flight=flight, since=since, doubtful=doubtful)
 
     async def _again(self, flight: InFlightBatch) -> Load | None:
@@ -269,7 +281,8 @@ class Lane:
         parks = self._lost(rest, missing.items)
         rest = structs.replace(rest, items=missing.items, digest=missing.digest, sends=flight.sends + 1)
         missing = structs.replace(missing, upto=flight.upto)
-        return await self._fly(missing, rest, doubtful=self._gambled(rest), receipts=receipts, parks=parks)
+        outcome = DeliveryOutcome(receipts=receipts, parks=parks)
+        return await self._fly(missing, rest, doubtful=self._gambled(rest), outcome=outcome)
 
     async def _one_by_one(self, load: Load, flight: InFlightBatch, *, there: Set[str] = frozenset()) -> Leg | None:
         """A batch was refused, and something in it is to blame: each item goes by itself, and only that one is parked.
@@ -337,27 +350,25 @@ class Lane:
         parks: tuple[DeadLetter, ...] = (),
     ) -> Leg | None:
         """The flight is over: move the position, and in the same commit put the next load in flight or let go."""
-        unparks = flight.replays if flight else ()
+        outcome = DeliveryOutcome(receipts=receipts, parks=parks, unparks=flight.replays if flight else ())
         behind = flight.remaining if flight else None
         while True:
             try:
                 if behind is not None:
-                    return await self._next_alone(behind, receipts=receipts, parks=parks)
-                return await self._settle(upto, done, receipts=receipts, parks=parks, unparks=unparks)
+                    return await self._next_alone(behind, structs.replace(outcome, unparks=()))
+                return await self._settle(upto, done, outcome)
             except Conflict:
                 # the view changed while the next load was made: look again; what is done with stays done
                 self.look = None
-                self.replays = [parked for parked in await self._replaying() if parked.id not in unparks]
+                self.replays = [parked for parked in await self._replaying() if parked.id not in outcome.unparks]
 
-    async def _next_alone(
-        self, behind: InFlightBatch, *, receipts: tuple[Receipt, ...], parks: tuple[DeadLetter, ...]
-    ) -> Leg | None:
+    async def _next_alone(self, behind: InFlightBatch, outcome: DeliveryOutcome) -> Leg | None:
         """Put the first of what is left of a refused batch in flight. The position waits for the last of them."""
         for index in range(len(behind.items)):
             flight = structs.replace(behind, items=behind.items[index : index + 1])
             load = await self._again(flight)
             if load is None:
-                parks += self._lost(flight)
+                outcome = structs.replace(outcome, parks=outcome.parks + self._lost(flight))
                 continue
             rest = behind.items[index + 1 :]
             flight = structs.replace(
@@ -366,103 +377,82 @@ class Lane:
                 state="sent",
                 remaining=structs.replace(behind, items=rest) if rest else None,
             )
-            since = self.gates.clock.monotonic()
-            self.attempts = 0
-            await self._commit(
-                Step.DELIVERY_SEND,
-                CursorUpdate(in_flight=flight, attempts=0, error=""),
-                receipts=receipts,
-                parks=parks,
-                generation=load.generation,
-            )
-            return Leg(load=load, flight=flight, since=since, doubtful=self._gambled(flight))
-        return await self._settle(behind.upto, (), receipts=receipts, parks=parks, unparks=())
+            return await self._leave(load, flight, CursorUpdate(in_flight=flight, attempts=0, error=""), outcome)
+        return await self._settle(behind.upto, (), outcome)
 
-    async def _settle(
-        self,
-        upto: int,
-        done: tuple[Item, ...],
-        *,
-        receipts: tuple[Receipt, ...],
-        parks: tuple[DeadLetter, ...],
-        unparks: tuple[int, ...],
-    ) -> Leg | None:
+    async def _settle(self, upto: int, done: tuple[Item, ...], outcome: DeliveryOutcome) -> Leg | None:
+        """Everything up to `upto` is done with. Go on with a replay, else with what the log holds next, else rest."""
         while self.replays:
             parked = self.replays.pop(0)
-            again = InFlightBatch(
-                items=(Item(seq=parked.seq, part=parked.part, key=parked.key),),
-                upto=upto,
-                digest="",
-                state="voided",
-                replays=(parked.id,),
-            )
-            load = await self._again(again)
-            if load is None:
-                unparks = (*unparks, parked.id)
-                continue
-            # what may have arrived before it was parked is now sent for the second time at least
-            sends = 2 if parked.in_doubt else 1
-            state: Literal["in_doubt", "sent"] = "in_doubt" if parked.in_doubt and self.courier.looks else "sent"
-            flight = structs.replace(
-                again, items=load.items, digest=load.digest, state=state, sends=sends, name=load.name
-            )
-            load = structs.replace(load, upto=upto)
-            update = CursorUpdate(processed_seq=upto, in_flight=flight, attempts=0, error="")
-            since = self.gates.clock.monotonic()
-            self.attempts = 0
-            await self._commit(
-                Step.DELIVERY_SEND, update, receipts=receipts, parks=parks, unparks=unparks, generation=load.generation
-            )
-            return Leg(load=load, flight=flight, since=since, doubtful=self._gambled(flight))
-        first = self.look is None and not done and self.claim.cursor.in_flight is None
+            leg = await self._replay(parked, upto, outcome)
+            if leg is not None:
+                return leg
+            outcome = structs.replace(outcome, unparks=(*outcome.unparks, parked.id))
+        idle = self.look is None and not done and self.claim.cursor.in_flight is None  # nothing was sent before this look
         if self.look is None or self.look.more:
             self.look = await self.courier.next(self.claim, after=upto, done=done)
         else:
             # the last look saw nothing behind this load; if something came since, the store keeps the lane due
             self.look = structs.replace(self.look, load=None)
         self.attempts = 0
-        since = self.gates.clock.monotonic()
-        load = self.look.load
-        if load is None:
-            step = Step.CURSOR_SETTLE if first else Step.DELIVERY_DONE
-            upto = max(upto, self.look.passed)
-            update = CursorUpdate(
-                processed_seq=upto,
-                clear_in_flight=True,
-                attempts=0,
-                error="",
-                idle_at=self.look.upto,
-                wait=RetryDelay(seconds=self.look.wait) if self.look.wait else None,
-                release=True,
-            )
-            # if the disk loses this, the flight is still there and goes again
-            repeats = not parks and not unparks and resolution(self.courier.delivery, policy="") == "resend"
-            await self._commit(
-                step,
-                update,
-                receipts=receipts,
-                parks=parks,
-                unparks=unparks,
-                durable=not repeats and step is not Step.CURSOR_SETTLE,
-            )
-            self.settled = upto
+        if self.look.load is None:
+            await self._rest(self.look, upto, outcome, idle=idle)
             return None
-        flight = InFlightBatch(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
+        return await self._send_next(self.look, self.look.load, upto, outcome, idle=idle)
+
+    async def _replay(self, parked: DeadLetter, upto: int, outcome: DeliveryOutcome) -> Leg | None:
+        """Put a dead letter in flight once more; None if nothing of it may be sent any more."""
+        items = (Item(seq=parked.seq, part=parked.part, key=parked.key),)
+        again = InFlightBatch(items=items, upto=upto, digest="", state="voided", replays=(parked.id,))
+        load = await self._again(again)
+        if load is None:
+            return None
+        # what may have arrived before it was parked is now sent for the second time at least
+        sends = 2 if parked.in_doubt else 1
+        state: Literal["in_doubt", "sent"] = "in_doubt" if parked.in_doubt and self.courier.looks else "sent"
+        flight = structs.replace(again, items=load.items, digest=load.digest, state=state, sends=sends, name=load.name)
         update = CursorUpdate(processed_seq=upto, in_flight=flight, attempts=0, error="")
-        step = Step.DELIVERY_SEND if first else Step.DELIVERY_DONE
+        return await self._leave(structs.replace(load, upto=upto), flight, update, outcome)
+
+    async def _leave(self, load: Load, flight: InFlightBatch, update: CursorUpdate, outcome: DeliveryOutcome) -> Leg:
+        """Store that this load is in flight, with what became of the one before. It is its first attempt."""
+        since = self.gates.clock.monotonic()
+        self.attempts = 0
+        await self._commit(Step.DELIVERY_SEND, update, outcome, generation=load.generation)
+        return Leg(load=load, flight=flight, since=since, doubtful=self._gambled(flight))
+
+    async def _rest(self, look: Look, upto: int, outcome: DeliveryOutcome, *, idle: bool) -> None:
+        """There is nothing to send now: let go of the lane."""
+        upto = max(upto, look.passed)
+        update = CursorUpdate(
+            processed_seq=upto,
+            clear_in_flight=True,
+            attempts=0,
+            error="",
+            idle_at=look.upto,
+            wait=RetryDelay(seconds=look.wait) if look.wait else None,
+            release=True,
+        )
+        # if the disk loses this, the flight is still there and goes again
+        resent = resolution(self.courier.delivery, policy="") == "resend"
+        durable = not idle and bool(not resent or outcome.parks or outcome.unparks)
+        await self._commit(Step.CURSOR_SETTLE if idle else Step.DELIVERY_DONE, update, outcome, durable=durable)
+        self.settled = upto
+
+    async def _send_next(self, look: Look, load: Load, upto: int, outcome: DeliveryOutcome, *, idle: bool) -> Leg:
+        """Put the load that the look found in flight."""
+        since = self.gates.clock.monotonic()
+        flight = InFlightBatch(items=load.items, upto=load.upto, digest=load.digest, name=load.name)
         await self._commit(
-            step,
-            update,
-            receipts=receipts,
-            parks=parks,
-            unparks=unparks,
-            generation=self.look.generation,
+            Step.DELIVERY_SEND if idle else Step.DELIVERY_DONE,
+            CursorUpdate(processed_seq=upto, in_flight=flight, attempts=0, error=""),
+            outcome,
+            generation=look.generation,
             entries=load.records,
-            durable=not self.courier.anew or bool(parks or unparks or load.records),
+            durable=not self.courier.anew or bool(outcome.parks or outcome.unparks or load.records),
         )
         self.settled = upto
-        load = structs.replace(load, generation=self.look.generation)
-        return Leg(load=load, flight=flight, since=since)
+        return Leg(load=structs.replace(load, generation=look.generation), flight=flight, since=since)
 
     async def _later(self, load: Load, flight: InFlightBatch, error: EverholdError) -> Leg | None:
         """Try again when it makes sense, or give the load up and go on with the next."""
@@ -540,10 +530,8 @@ class Lane:
         self,
         step: Step,
         update: CursorUpdate,
+        outcome: DeliveryOutcome = NO_OUTCOME,
         *,
-        receipts: tuple[Receipt, ...] = (),
-        parks: tuple[DeadLetter, ...] = (),
-        unparks: tuple[int, ...] = (),
         generation: int | None = None,
         entries: tuple[Draft, ...] = (),
         wakes: tuple[Wakeup, ...] = (),
@@ -558,13 +546,13 @@ class Lane:
                 claim=self.claim,
                 generation=generation,
                 cursor=update,
-                receipts=receipts,
-                dead_letters=parks,
-                replayed=unparks,
+                receipts=outcome.receipts,
+                dead_letters=outcome.parks,
+                replayed=outcome.unparks,
                 wakeups=wakes,
                 durable=durable,
             )
         )
         self.rests = done.rests
-        for parked in parks:
+        for parked in outcome.parks:
             self.log.warning(self.courier.parking, keys=[parked.key], reason=parked.reason, doubtful=parked.in_doubt)

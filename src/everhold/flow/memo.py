@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from everhold.core.commands import Subcommand
 from everhold.core.entries import Body, Entry, Heard, Kind, Noted, Said, Stamp, Thought
 from everhold.core.facts import Fact, listed, meant
 from everhold.core.recall import Why, found, places, told
@@ -29,13 +30,12 @@ USAGE: Final = (
 
 
 async def answer(
-    gates: Gates, runtimes: Runtimes, session: Session, runtime: Runtime, heard: Heard, argument: str
+    gates: Gates, runtimes: Runtimes, session: Session, runtime: Runtime, heard: Heard, arguments: Subcommand
 ) -> tuple[tuple[Body, ...], str]:
     """What `/memory ...` writes, and what it says."""
     store = gates.store
-    word, _, rest = argument.partition(" ")
-    rest = rest.strip()
-    match word:
+    rest = arguments.text
+    match arguments.word:
         case "why":
             return (), await _why(store, session, heard.stamp)
         case "search":

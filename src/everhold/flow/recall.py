@@ -63,6 +63,7 @@ async def recall(
         return Recalled()
     asked, found = await _steady(gates, runtimes, runtime, session, takes, text if asking else "", stamp, visible)
     answered = {name: answer for name, answer in found.items() if answer is not None}
+    silent = tuple(name for name in found if name not in answered)
     sight = Sight(
         gates,
         session,
@@ -73,16 +74,6 @@ async def recall(
     )
     merged = merge(await sight.admitted(answered), budget=runtime.recall_tokens, precedence=runtime.recalls)
     shown = tuple(sight.marked(item) for item in merged.shown)
-    silent = tuple(name for name, answer in found.items() if answer is None)
-    # nobody who wrote the material can have known where its fence ends
-    end = delimiter(session.id, op, gates.chance.bytes(16).hex())
-    parts = [fence_facts(facts, end), fence(shown, end)]
-    if silent:
-        parts.append(f"[Memory is incomplete right now: {', '.join(silent)} did not answer in time.]")
-    if behind := _behind(runtimes, runtime, session.agent):
-        parts.append(
-            f"[Memory is behind right now: {', '.join(behind)} takes nothing in. What is said is kept meanwhile.]"
-        )
     left = [*sight.refused, *(trace(sight.marked(item), why_not) for item, why_not in merged.left_out)]
     why = Why(
         asked=asked,
@@ -98,7 +89,23 @@ async def recall(
         tokens=merged.tokens,
         deadline=runtime.recall_seconds,
     )
+    # nobody who wrote the material can have known where its fence ends
+    end = delimiter(session.id, op, gates.chance.bytes(16).hex())
+    warnings = _warnings(silent, _behind(runtimes, runtime, session.agent))
+    parts = (fence_facts(facts, end), fence(shown, end), *warnings)
     return Recalled(text="\n".join(part for part in parts if part), why=why)
+
+
+def _warnings(silent: Sequence[str], behind: Sequence[str]) -> list[str]:
+    """What the model is told about memories that did not answer, and about those that store nothing now."""
+    warnings: list[str] = []
+    if silent:
+        warnings.append(f"[Memory is incomplete right now: {', '.join(silent)} did not answer in time.]")
+    if behind:
+        warnings.append(
+            f"[Memory is behind right now: {', '.join(behind)} takes nothing in. What is said is kept meanwhile.]"
+        )
+    return warnings
 
 
 def _behind(runtimes: Runtimes, runtime: Runtime, agent: str) -> list[str]:

@@ -84,6 +84,18 @@ class Supervisor:
         self.only: tuple[str, ...] = ()
         """Whose lanes are taken up; everybody's if nobody is named."""
         self.dispatching = False
+        self._workers: dict[str, Callable[[Claim, str], Awaitable[bool]]] = {
+            consumers.TURN: self._run_turns,
+            consumers.COMMANDS: self._run_commands,
+            consumers.COMPRESSION: self._run_compressions,
+            consumers.TASKS: self._run_jobs,
+            consumers.REVIEW: self._run_jobs,
+            consumers.BACKLINKS: self._run_backlinks,
+            consumers.PLATFORM: self._deliver_replies,
+            consumers.MEMORY: self._deliver_to_memory,
+            consumers.BACKFILL: self._deliver_history,
+        }
+        """Kind of consumer -> what works on one of its claimed cursors, given the claim and the rest of its name."""
 
     async def dispatch(self) -> None:
         """Claim due lanes and start a worker for each, until told to stop."""
@@ -275,94 +287,115 @@ class Supervisor:
             loop.call_soon(self._let_begin, loop)
 
     async def _worker(self, claim: Claim) -> bool:
-        gates, runtimes, bells = self.gates, self.runtimes, self.bells
+        """Work on a claimed cursor until nothing is due. True: it was let go of, and nothing is left to do in it."""
         consumer = consumers.parse_consumer(claim.consumer)
-        kind, rest = consumer
-        match kind:
-            case consumers.TURN:
-                seat = Seat(
-                    gates,
-                    claim,
-                    runtimes=runtimes,
-                    bells=bells,
-                    views=self.views,
-                    purses=self.purses,
-                    before=self.beforehand,
-                    day=self.day,
-                    on_text=self.on_text,
-                    draft_deadline=self.draft_deadline,
-                )
-                await mind.Mind(seat).run()
-                return seat.rests
-            case consumers.COMMANDS:
-                await desk.Desk(gates, claim, runtimes=runtimes, bells=bells, day=self.day).run()
-            case consumers.COMPRESSION:
-                await fold.Ahead(
-                    gates,
-                    claim,
-                    runtimes=runtimes,
-                    bells=bells,
-                    purses=self.purses,
-                    before=self.beforehand,
-                    views=self.views,
-                ).run()
-            case consumers.TASKS | consumers.REVIEW:
-                await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses, views=self.views).run()
-            case consumers.BACKLINKS:
-                await tie.Tie(gates, claim, runtimes=runtimes, bells=bells).run()
-            case consumers.PLATFORM:
-                name, account = consumer.platform, consumer.account
-                platform = runtimes.platform(name, account)
-                if platform is None:
-                    await self._put_back(claim, f"{rest} is not connected", seconds=UNAVAILABLE_SECONDS)
-                    return False
-                drafts = runtimes.drafting(name, account) is not None
-                policy = runtimes.in_doubt(claim.consumer, claim.agent)
-                voice = Voice(gates.store, platform, policy=policy, deadline=self.send_deadline, drafts=drafts)
-                return await self.lane(claim, voice).run()
-            case consumers.BACKFILL:
-                past = runtimes.memory(rest, claim.agent)
-                if past is None:
-                    await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
-                    return False
-                order = await backfill.order_of(gates.store, rest, claim.session)
-                runtime = runtimes.runtime(claim.agent, {})
-                courier = backfill.Backfill(
-                    gates,
-                    past,
-                    now=functools.partial(runtimes.memory, rest, claim.agent),
-                    policy=runtimes.in_doubt(consumers.memory_consumer(rest), claim.agent),
-                    instance=rest,
-                    naming=functools.partial(runtime.naming, rest),
-                    meter=self.meters.setdefault(rest, backfill.Meter()),
-                    order=order,
-                    notes=runtime.notes,
-                )
-                return await self.lane(claim, courier).run()
-            case consumers.MEMORY:
-                provider = runtimes.memory(rest, claim.agent)
-                if provider is None:
-                    await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
-                    return False
-                runtime = runtimes.runtime(claim.agent, {})
-                memory = Remember(
-                    gates,
-                    provider,
-                    now=functools.partial(runtimes.memory, rest, claim.agent),
-                    policy=runtimes.in_doubt(claim.consumer, claim.agent),
-                    instance=rest,
-                    naming=functools.partial(runtime.naming, rest),
-                    pace=runtime.paces.get(rest),
-                    released=self.released,
-                    tells=runtime.memory_notices,
-                    voices=runtime.voices,
-                )
-                lane = self.lane(claim, memory)
-                rests = await lane.run()
-                await memory.announce(claim, upto=lane.settled)
-                return rests
-            case _:
-                await self._put_back(claim, f"there is no consumer {claim.consumer}", seconds=3600.0)
+        kind, name = consumer
+        work = self._workers.get(kind)
+        if work is None:
+            await self._put_back(claim, f"nobody knows the reader {claim.consumer}", seconds=3600.0)
+            return False
+        return await work(claim, name)
+
+    async def _run_turns(self, claim: Claim, _: str) -> bool:
+        seat = Seat(
+            self.gates,
+            claim,
+            runtimes=self.runtimes,
+            bells=self.bells,
+            views=self.views,
+            purses=self.purses,
+            before=self.beforehand,
+            day=self.day,
+            on_text=self.on_text,
+            draft_deadline=self.draft_deadline,
+        )
+        await mind.Mind(seat).run()
+        return seat.rests
+
+    async def _run_commands(self, claim: Claim, _: str) -> bool:
+        await desk.Desk(self.gates, claim, runtimes=self.runtimes, bells=self.bells, day=self.day).run()
+        return False
+
+    async def _run_compressions(self, claim: Claim, _: str) -> bool:
+        await fold.Ahead(
+            self.gates,
+            claim,
+            runtimes=self.runtimes,
+            bells=self.bells,
+            purses=self.purses,
+            before=self.beforehand,
+            views=self.views,
+        ).run()
+        return False
+
+    async def _run_jobs(self, claim: Claim, _: str) -> bool:
+        await job.Jobs(
+            self.gates, claim, runtimes=self.runtimes, bells=self.bells, purses=self.purses, views=self.views
+        ).run()
+        return False
+
+    async def _run_backlinks(self, claim: Claim, _: str) -> bool:
+        await tie.Tie(self.gates, claim, runtimes=self.runtimes, bells=self.bells).run()
+        return False
+
+    async def _deliver_replies(self, claim: Claim, place: str) -> bool:
+        name, _, account = place.partition(":")
+        runtimes = self.runtimes
+        platform = runtimes.platform(name, account)
+        if platform is None:
+            await self._put_back(claim, f"{place} is not connected", seconds=UNAVAILABLE_SECONDS)
+            return False
+        drafts = runtimes.drafting(name, account) is not None
+        policy = runtimes.in_doubt(claim.consumer, claim.agent)
+        voice = Voice(self.gates.store, platform, policy=policy, deadline=self.send_deadline, drafts=drafts)
+        return await self.lane(claim, voice).run()
+
+    async def _deliver_history(self, claim: Claim, instance: str) -> bool:
+        """Hand a memory what was said before it was attached."""
+        runtimes = self.runtimes
+        provider = runtimes.memory(instance, claim.agent)
+        if provider is None:
+            return await self._put_back_unattached(claim, instance)
+        order = await backfill.order_of(self.gates.store, instance, claim.session)
+        runtime = runtimes.runtime(claim.agent, {})
+        courier = backfill.Backfill(
+            self.gates,
+            provider,
+            now=functools.partial(runtimes.memory, instance, claim.agent),
+            policy=runtimes.in_doubt(consumers.memory_consumer(instance), claim.agent),
+            instance=instance,
+            naming=functools.partial(runtime.naming, instance),
+            meter=self.meters.setdefault(instance, backfill.Meter()),
+            order=order,
+            notes=runtime.notes,
+        )
+        return await self.lane(claim, courier).run()
+
+    async def _deliver_to_memory(self, claim: Claim, instance: str) -> bool:
+        runtimes = self.runtimes
+        provider = runtimes.memory(instance, claim.agent)
+        if provider is None:
+            return await self._put_back_unattached(claim, instance)
+        runtime = runtimes.runtime(claim.agent, {})
+        memory = Remember(
+            self.gates,
+            provider,
+            now=functools.partial(runtimes.memory, instance, claim.agent),
+            policy=runtimes.in_doubt(claim.consumer, claim.agent),
+            instance=instance,
+            naming=functools.partial(runtime.naming, instance),
+            pace=runtime.paces.get(instance),
+            released=self.released,
+            tells=runtime.memory_notices,
+            voices=runtime.voices,
+        )
+        lane = self.lane(claim, memory)
+        rests = await lane.run()
+        await memory.announce(claim, upto=lane.settled)
+        return rests
+
+    async def _put_back_unattached(self, claim: Claim, instance: str) -> bool:
+        await self._put_back(claim, f"memory {instance} is not attached", seconds=UNAVAILABLE_SECONDS)
         return False
 
     def lane(self, claim: Claim, courier: Courier) -> Lane:

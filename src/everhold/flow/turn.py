@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from everhold.core import compression, consumers, facts
 from everhold.core.access import hops_of
@@ -64,7 +66,7 @@ from everhold.flow.records import Beside
 from everhold.flow.runtime import Runtime, purses_of
 from everhold.flow.seat import Seat
 from everhold.flow.view import NOTHING, Seen, see, view_at
-from everhold.ports.model import Answer, Message
+from everhold.ports.model import Answer, Message, Request
 from everhold.ports.store import CursorUpdate, Operation, Session, Spend, Step, Wakeup
 from everhold.ports.tool import Effect, Result, ToolContext
 
@@ -77,6 +79,21 @@ _STEPS: Final = {
     Kind.RETURNED: Step.RETURN,
     Kind.TOOK: Step.TAKE,
 }
+
+
+class PreparedRequest(Struct, frozen=True, kw_only=True):
+    """A request to the model, and what the entry of its answer says about it."""
+
+    request: Request
+    digest: str
+    weight: int
+    """Its estimated size, in tokens."""
+    stubs: tuple[int, ...]
+    recall: str
+    why: str
+    prompt: str
+    tools: str
+    """Digests of what was recalled, of why, of the system prompt and of the tools: they are stored beside the entry."""
 
 
 class TurnWork:
@@ -218,6 +235,25 @@ class TurnWork:
         return decide(box, running=running, busy=self.runtime.busy), box[-1].seq if box else after
 
     async def _ask(self) -> Event:
+        """Ask the model for the next step: build the request, reserve what it may cost, and record the answer."""
+        asking = await self._prepare_request()
+        self.sketch = self._sketch()
+        grown: list[str] = []
+        asked = perform.ask(
+            self.gates,
+            self.runtime.models,
+            asking.request,
+            deadline=self.runtime.model_deadline,
+            record=functools.partial(self._thought_of, asking),
+            on_text=self._text_watcher(self.sketch, grown),
+        )
+        event = await self._ask_within_budget(asked, asking.weight, self.sketch)
+        if isinstance(event, CutShort):
+            return msgspec.structs.replace(event, usage=self.runtime.given_up(asking.weight, "".join(grown)))
+        return event
+
+    async def _prepare_request(self) -> PreparedRequest:
+        """Choose what the model sees next. What cannot be derived from the log again is kept beside the answer."""
         runtime = self.runtime
         stubs = self.seen.stubs | self.stubs
         shown = self.seen.messages if not self.stubs else messages(self.seen.view, stubs=stubs)
@@ -226,38 +262,49 @@ class TurnWork:
         current = messages(View(exchanges=(self._current(),)), stubs=stubs, recalled=self.recalled.text)
         request = build(shown + current, system=runtime.system, tools=runtime.offers)
         sealed = self.seat.views.sealed(self.session.id, shown, system=runtime.system)
-        digest = fingerprint(request, sealed)
-        prompt, offered = runtime.prompt, runtime.offered
-        beside = self.recalled.text.encode()
+        recalled = self.recalled.text.encode()
         why = msgspec.json.encode(self.recalled.why) if self.recalled.why is not None else b""
         self.beside = Beside(
-            blobs=tuple(filter(None, (prompt.data, offered.data))), records=tuple(filter(None, (beside, why)))
+            blobs=tuple(filter(None, (runtime.prompt.data, runtime.offered.data))),
+            records=tuple(filter(None, (recalled, why))),
         )
-
         weight = self.seen.tokens + compression.tokens(current) + runtime.overhead
         self.weighed = len(self.steps), weight
+        return PreparedRequest(
+            request=request,
+            digest=fingerprint(request, sealed),
+            weight=weight,
+            stubs=tuple(sorted(stubs)),
+            recall=hashlib.sha256(recalled).hexdigest() if recalled else "",
+            why=hashlib.sha256(why).hexdigest() if why else "",
+            prompt=runtime.prompt.digest,
+            tools=runtime.offered.digest,
+        )
 
-        def record(answer: Answer) -> Thought:
-            runtime.meter.learn(weight, answer.usage)
-            return Thought(
-                text=answer.text,
-                calls=answer.calls,
-                reasoning=answer.reasoning,
-                model=answer.model,
-                generation=self.session.generation,
-                request=digest,
-                prompt=prompt.digest,
-                tools=offered.digest,
-                recall=hashlib.sha256(beside).hexdigest() if beside else "",
-                why=hashlib.sha256(why).hexdigest() if why else "",
-                stubs=tuple(sorted(stubs)),
-                usage=answer.usage,
-                finish=answer.finish,
-            )
+    def _thought_of(self, asking: PreparedRequest, answer: Answer) -> Thought:
+        """The entry that an answer becomes."""
+        self.runtime.meter.learn(asking.weight, answer.usage)
+        return Thought(
+            text=answer.text,
+            calls=answer.calls,
+            reasoning=answer.reasoning,
+            model=answer.model,
+            generation=self.session.generation,
+            request=asking.digest,
+            prompt=asking.prompt,
+            tools=asking.tools,
+            recall=asking.recall,
+            why=asking.why,
+            stubs=asking.stubs,
+            usage=answer.usage,
+            finish=answer.finish,
+        )
 
-        sketch = self.sketch = self._sketch()
+    def _text_watcher(self, sketch: Sketch | None, grown: list[str]) -> Callable[[str | None], None] | None:
+        """Where the pieces of a growing answer go; None if nobody wants to see them."""
         watcher = self.seat.on_text
-        grown: list[str] = []
+        if sketch is None and watcher is None:
+            return None
 
         def on_text(piece: str | None) -> None:
             grown.append(piece or "")
@@ -266,14 +313,11 @@ class TurnWork:
             if watcher is not None:
                 watcher(self.session.id, self.op, piece)
 
-        asked = perform.ask(
-            self.gates,
-            runtime.models,
-            request,
-            deadline=runtime.model_deadline,
-            record=record,
-            on_text=on_text if sketch or watcher else None,
-        )
+        return on_text
+
+    async def _ask_within_budget(self, asked: Coroutine[Any, Any, Event], weight: int, sketch: Sketch | None) -> Event:
+        """Reserve the most that the request may cost, then wait for the answer."""
+        runtime = self.runtime
         reading, writing = runtime.meter.most(weight), runtime.most_output
         worst = Worst(usd=runtime.price(reading, writing), tokens=reading + writing)
         self._settle()
@@ -291,8 +335,6 @@ class TurnWork:
             raise
         if sketch is not None:
             await sketch.close()
-        if isinstance(event, CutShort):
-            return msgspec.structs.replace(event, usage=runtime.given_up(weight, "".join(grown)))
         return event
 
     async def _recall(self) -> Recalled:

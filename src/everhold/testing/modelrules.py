@@ -28,43 +28,60 @@ def wrong_completion(body: Any, headers: Mapping[str, str]) -> str:
         )
     if "max_tokens" in body and "max_completion_tokens" in body:
         return "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported."
-    for index, tool in enumerate(body.get("tools", [])):
+    if wrong := _wrong_functions(body.get("tools", [])):
+        return wrong
+    open_calls: set[str] = set()
+    for index, message in enumerate(body["messages"]):
+        if wrong := _wrong_completion_message(index, message, open_calls):
+            return wrong
+    if open_calls:
+        return f"The following tool_call_ids did not have response messages: {', '.join(open_calls)}"
+    return ""
+
+
+def _wrong_functions(tools: list[dict[str, Any]]) -> str:
+    for index, tool in enumerate(tools):
         if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", tool["function"]["name"]):
             return f"Invalid 'tools[{index}].function.name': string does not match pattern."
         if tool["function"]["parameters"].get("type") != "object":
             return f"Invalid schema for function '{tool['function']['name']}': schema must have type 'object'."
-    open_calls: set[str] = set()
-    for index, message in enumerate(body["messages"]):
-        role, content = message.get("role"), message.get("content")
-        if role == "tool":
-            if message.get("tool_call_id") not in open_calls:
-                return (
-                    f"Invalid parameter: messages with role 'tool' must be a response to a preceeding message with "
-                    f"'tool_calls'. (messages[{index}])"
-                )
-            open_calls.discard(message["tool_call_id"])
-            if not isinstance(content, str | list):
-                return f"Invalid type for 'messages[{index}].content': expected a string."
-            continue
-        if open_calls:
-            return (
-                "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
-                f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(open_calls)}"
-            )
-        if role not in ("system", "developer", "user", "assistant"):
-            return f"Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', 'tool'."
-        calls = message.get("tool_calls")
-        if calls is not None and not calls:
-            return f"Invalid 'messages[{index}].tool_calls': empty array."
-        if content is None and not calls:
-            return f"Invalid value for 'content': expected a string, got null. (messages[{index}])"
-        for call in calls or ():
-            if len(call["id"]) > 40:
-                return f"Invalid 'messages[{index}].tool_calls[0].id': string too long. Expected maximum length 40."
-            json.loads(call["function"]["arguments"])
-            open_calls.add(call["id"])
+    return ""
+
+
+def _wrong_completion_message(index: int, message: dict[str, Any], open_calls: set[str]) -> str:
+    """What is wrong with a message after those before it. `open_calls` are the calls without a result so far."""
+    role, content = message.get("role"), message.get("content")
+    if role == "tool":
+        return _wrong_tool_result(index, message, open_calls)
     if open_calls:
-        return f"The following tool_call_ids did not have response messages: {', '.join(open_calls)}"
+        return (
+            "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+            f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(open_calls)}"
+        )
+    if role not in ("system", "developer", "user", "assistant"):
+        return f"Invalid value: '{role}'. Supported values are: 'system', 'assistant', 'user', 'tool'."
+    calls = message.get("tool_calls")
+    if calls is not None and not calls:
+        return f"Invalid 'messages[{index}].tool_calls': empty array."
+    if content is None and not calls:
+        return f"Invalid value for 'content': expected a string, got null. (messages[{index}])"
+    for call in calls or ():
+        if len(call["id"]) > 40:
+            return f"Invalid 'messages[{index}].tool_calls[0].id': string too long. Expected maximum length 40."
+        json.loads(call["function"]["arguments"])
+        open_calls.add(call["id"])
+    return ""
+
+
+def _wrong_tool_result(index: int, message: dict[str, Any], open_calls: set[str]) -> str:
+    if message.get("tool_call_id") not in open_calls:
+        return (
+            f"Invalid parameter: messages with role 'tool' must be a response to a preceeding message with "
+            f"'tool_calls'. (messages[{index}])"
+        )
+    open_calls.discard(message["tool_call_id"])
+    if not isinstance(message.get("content"), str | list):
+        return f"Invalid type for 'messages[{index}].content': expected a string."
     return ""
 
 
@@ -117,17 +134,9 @@ def _wrong_turns(body: Any, messages: list[dict[str, Any]]) -> str:
             return f"{where}.content.0: unexpected `tool_use_id` found in `tool_result` blocks: {', '.join(results)}."
         wanted = []
         for at, block in enumerate(blocks):
-            if block["type"] == "text" and not block["text"].strip():
-                return f"{where}: text content blocks must be non-empty"
-            if block["type"] == "thinking" and block.get("signature") != signature(block["thinking"]):
-                return f"{where}.content.{at}: Invalid `signature` in `thinking` block"
-            if block["type"] in ("thinking", "redacted_thinking") and "cache_control" in block:
-                return f"{where}.content.{at}.{block['type']}.cache_control: Extra inputs are not permitted"
+            if wrong := _wrong_block(where, at, block, seen):
+                return wrong
             if block["type"] == "tool_use":
-                if not re.fullmatch(r"[a-zA-Z0-9_-]+", block["id"]):
-                    return f"{where}.content.{at}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
-                if block["id"] in seen:
-                    return f"{where}.content.{at}: `tool_use` ids must be unique"
                 seen.add(block["id"])
                 wanted.append(block["id"])
         last = index >= len(messages) - 2 and message["role"] == "assistant"
@@ -137,6 +146,22 @@ def _wrong_turns(body: Any, messages: list[dict[str, Any]]) -> str:
             )
     if wanted:
         return f"messages.{len(messages) - 1}: `tool_use` ids were found without `tool_result` blocks immediately after"
+    return ""
+
+
+def _wrong_block(where: str, at: int, block: dict[str, Any], seen: set[str]) -> str:
+    """What is wrong with a block of content. `seen` are the ids of the tool calls before it."""
+    kind = block["type"]
+    if kind == "text" and not block["text"].strip():
+        return f"{where}: text content blocks must be non-empty"
+    if kind == "thinking" and block.get("signature") != signature(block["thinking"]):
+        return f"{where}.content.{at}: Invalid `signature` in `thinking` block"
+    if kind in ("thinking", "redacted_thinking") and "cache_control" in block:
+        return f"{where}.content.{at}.{kind}.cache_control: Extra inputs are not permitted"
+    if kind == "tool_use" and not re.fullmatch(r"[a-zA-Z0-9_-]+", block["id"]):
+        return f"{where}.content.{at}.tool_use.id: String should match pattern '^[a-zA-Z0-9_-]+$'"
+    if kind == "tool_use" and block["id"] in seen:
+        return f"{where}.content.{at}: `tool_use` ids must be unique"
     return ""
 
 

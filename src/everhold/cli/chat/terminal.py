@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import Final
 
@@ -46,6 +46,21 @@ class Terminal:
         if self.live and "readline" in sys.modules:
             for line in lines:
                 readline.add_history(line)
+
+    def offer_completions(self, complete: Callable[[str], list[str]]) -> None:
+        """Let Tab complete the first word of a line to one of the words that `complete` returns for it."""
+        if not self.live or "readline" not in sys.modules:
+            return
+
+        def find_candidate(text: str, state: int) -> str | None:
+            found = complete(text) if readline.get_begidx() == 0 else []
+            return found[state] if state < len(found) else None
+
+        readline.set_completer(find_candidate)
+        readline.set_completer_delims(" \t\n")  # the slash belongs to the word
+        # macOS ships Python with another line editor, which speaks another language
+        libedit = "libedit" in (readline.__doc__ or "")
+        readline.parse_and_bind("bind ^I rl_complete" if libedit else "tab: complete")
 
     def read(self) -> str:
         """What somebody types next. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""

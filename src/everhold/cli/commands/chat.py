@@ -19,6 +19,7 @@ from everhold.cli.chat.talk import Talk
 from everhold.cli.chat.terminal import Terminal
 from everhold.cli.render import Screen
 from everhold.cli.steady import steady
+from everhold.core.commands import complete_command
 from everhold.errors import EverholdError, Misuse
 from everhold.remote.wire import DONE, WRONG
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
         raise Misuse("chat is for people", remedy="everhold send --json 'hello'")
     signal.signal(signal.SIGTERM, _leave)
     terminal = Terminal(screen)
+    terminal.offer_completions(complete_command)
     # Windows has no such signal, and its line editor no such wait
     with Beside() as beside, contextlib.nullcontext() if sys.platform == "win32" else _Nudge(beside):
         talk = beside.wait(_prepare(args, screen, terminal))

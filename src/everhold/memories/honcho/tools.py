@@ -5,6 +5,7 @@ Writing is a note in the log: it is kept before anybody asks Honcho, and deliver
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,26 +34,29 @@ _PEER: Final = {
 }
 
 
-def tools_of(memory: HonchoMemory) -> Sequence[Tool]:
-    def tool(
-        name: str,
-        description: str,
-        properties: dict[str, Any],
-        act: Callable[[HonchoMemory, dict[str, Any], ToolContext], Awaitable[Result]],
-        *,
-        required: Sequence[str] = (),
-        effect: Effect = Effect.PURE,
-        deadline: float = 15.0,
-    ) -> Tool:
-        parameters = {
-            "type": "object",
-            "properties": properties,
-            "required": list(required),
-            "additionalProperties": False,
-        }
-        spec = ToolSpec(name=name, description=description, parameters=parameters)
-        return HonchoTool(memory, spec, act, effect=effect, deadline=deadline)
+def _build_tool(
+    memory: HonchoMemory,
+    name: str,
+    description: str,
+    properties: dict[str, Any],
+    act: Callable[[HonchoMemory, dict[str, Any], ToolContext], Awaitable[Result]],
+    *,
+    required: Sequence[str] = (),
+    effect: Effect = Effect.PURE,
+    deadline: float = 15.0,
+) -> Tool:
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    spec = ToolSpec(name=name, description=description, parameters=parameters)
+    return HonchoTool(memory, spec, act, effect=effect, deadline=deadline)
 
+
+def tools_of(memory: HonchoMemory) -> Sequence[Tool]:
+    tool = functools.partial(_build_tool, memory)
     query = {"type": "string", "description": "What to look for."}
     return (
         tool(

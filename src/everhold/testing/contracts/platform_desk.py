@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from everhold.accounts import Ledger
 from everhold.core.access import Admission
-from everhold.core.commands import COMMANDS
+from everhold.core.commands import COMMAND_MENU
 from everhold.core.entries import Heard, Kind, Place
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
@@ -139,7 +139,7 @@ class Desk:
                 fetch=self._fetch,
                 chance=Dice(),
                 sleep=self._sleep,
-                commands=COMMANDS,
+                commands=COMMAND_MENU,
                 report=self._report,
                 moved=self._moved,
                 most_bytes=100_000,

@@ -33,6 +33,24 @@ ORDERS: Final = (
     "/background look around",
 )
 
+PROVOCATIONS: Final = {
+    Step.THINK: ("[look]",),
+    Step.RETURN: ("[look]",),
+    Step.CALL: ("[pay file]",),
+    Step.TAKE: ("[wait]",),
+    Step.RENEW: ("[wait]",),
+    Step.PAUSE: ("busy [look]",),
+    Step.COMMAND: ("/status",),
+    Step.CURSOR_SETTLE: ("/status",),
+    Step.COMPRESSION_BEGIN: (f"fill {PADDING} [look]",) * 3,
+    Step.COMPRESSION_END: (f"fill {PADDING} [look]",) * 3,
+    Step.DELIVERY_RETRY: ("later",),
+    Step.BACKLINK: ("", "/branch"),
+    Step.JOB: ("", "/background find it out"),
+    Step.DRAFT: ("long",),
+}
+"""What is written in a new chat so that a process comes to a commit. Any message brings about the others."""
+
 
 class Chat:
     """One conversation. What was written in it, in order, is on its square."""
@@ -177,44 +195,20 @@ class People:
 
     def provoke(self, step: Step) -> None:
         """Do something that makes a serving process come to this commit."""
-        match step:
-            case Step.THINK | Step.RETURN:
-                self.meet().say("[look]")
-            case Step.CALL:
-                self.meet().say("[pay file]")
-            case Step.TAKE | Step.RENEW:
-                self.meet().say("[wait]")
-            case Step.PAUSE:
-                self.meet().say("busy [look]")
-            case Step.COMMAND | Step.CURSOR_SETTLE:
-                self.meet().order("/status")
-            case Step.COMPRESSION_BEGIN | Step.COMPRESSION_END:
-                chat = self.meet()
-                for _ in range(3):
-                    chat.say(f"fill {PADDING} [look]")
-            case Step.DELIVERY_RETRY:
-                self.meet().say("later")
-            case Step.BACKLINK:
-                chat = self.meet()
-                chat.say()
-                chat.order("/branch")
-            case Step.JOB:
-                chat = self.meet()
-                chat.say()
-                chat.order("/background find it out")
-            case Step.DRAFT:
-                self.meet().say("long")
-            case Step.NOTE:
-                self.want_noted()
-            case Step.ERASE:
-                self.want_forgotten()
-            case Step.REPLAY:
-                self.want_replayed()
-            case Step.PEOPLE:
-                self.want_linked()
-            case Step.SPEND:
-                self.want_paid()
-            case Step.STATE:
-                self.want_marked()
-            case _:
-                self.meet().say()
+        wanted = {
+            Step.NOTE: self.want_noted,
+            Step.ERASE: self.want_forgotten,
+            Step.REPLAY: self.want_replayed,
+            Step.PEOPLE: self.want_linked,
+            Step.SPEND: self.want_paid,
+            Step.STATE: self.want_marked,
+        }
+        if step in wanted:
+            wanted[step]()
+            return
+        chat = self.meet()
+        for text in PROVOCATIONS.get(step, ("",)):
+            if text.startswith("/"):
+                chat.order(text)
+            else:
+                chat.say(text)

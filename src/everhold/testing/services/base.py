@@ -252,13 +252,17 @@ class Service:
                 self.execute(call)
                 await asyncio.Event().wait()
             case "lose" | "drop" | "late":
-                if fault.how == "lose":
-                    self.execute(call)
-                elif fault.how == "late":
-                    asyncio.get_running_loop().call_later(fault.seconds, self.execute, call)
-                _abort(writer)
+                self._cut_off(call, fault, writer)
                 return False
         return True
+
+    def _cut_off(self, call: Received, fault: Fault, writer: asyncio.StreamWriter) -> None:
+        """Break the connection: after the request was carried out, long before, or without ever doing so."""
+        if fault.how == "lose":
+            self.execute(call)
+        elif fault.how == "late":
+            asyncio.get_running_loop().call_later(fault.seconds, self.execute, call)
+        _abort(writer)
 
     def execute(self, call: Received) -> Reply:
         """Carry a request out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -66,52 +67,79 @@ def remembered(
     """Every exchange and note reached every provider as often as it should, in order, under its own identity."""
     for name, provider in providers.items():
         reader = memory_consumer(name)
-        doubtful = {r.key for found in receipts.values() for r in found if r.consumer == reader and r.in_doubt}
-        doubtful |= {one.key for one in parked if one.consumer == reader and one.in_doubt}
-        given_up = {one.key for one in parked if one.consumer == reader and one.state in ("dead", "dropped")}
-        replayed = {one.key for one in parked if one.consumer == reader and one.state in ("replaying", "replayed")}
+        dead = [one for one in parked if one.consumer == reader]
+        known = DeliveryRecord(
+            doubtful={r.key for found in receipts.values() for r in found if r.consumer == reader and r.in_doubt}
+            | {one.key for one in dead if one.in_doubt},
+            given_up={one.key for one in dead if one.state in ("dead", "dropped")},
+            replayed={one.key for one in dead if one.state in ("replaying", "replayed")},
+        )
         for session, log in logs.items():
             expected = places(session, log)
-            order = {place.key: number for number, place in enumerate(expected)}
-            by_key = {place.key: place for place in expected}
             under = {where: items for where, items in provider.kept.items() if items[0].session == session}
             if len(under) > 1:
                 yield f"{name} files {session} under {len(under)} names: {', '.join(sorted(under))}"
             kept = [item for items in under.values() for item in items]
-            times = Counter(item.key for item in kept)
-            for item in kept:
-                if item.key not in by_key:
-                    yield f"{name} keeps {item.key}, which the log does not hold for memory"
-                else:
-                    yield from (f"{name}: {why}" for why in _identity(item, by_key[item.key], log))
-            # where nobody can tell what arrived, a whole batch may stand there twice, one behind the other; of one that
-            # was given up in doubt, half of the last try may stand there behind the whole of an earlier one
-            loose = replayed | (given_up & doubtful if provider.delivery is Delivery.BLIND else set())
-            found = _last(order[item.key] for item in kept if item.key in order and item.key not in loose)
-            if found != sorted(found):
-                yield f"{name} has the memories of {session} out of order: {found}"
-            if provider.delivery is Delivery.UPSERT:
-                lasting = {key for key in order if key not in replayed and not by_key[key].erased}
-                written = [order[key] for _, key in provider.writes if key in lasting]
-                if _last(written) != sorted(set(written)):
-                    yield f"{name} had an older memory of {session} written over a newer one: {written}"
-            for key, count in times.items():
-                bold = policy != "hold" or key in replayed
-                if count > 1 and (provider.delivery is not Delivery.BLIND or not bold):
-                    yield f"{name} keeps {key} {count} times"
-                elif count > 1 and key not in doubtful:
-                    yield f"{name} keeps {key} {count} times, and no doubt about it is on record"
-            for one in parked:
-                if (
-                    (one.consumer, one.session) == (reader, session)
-                    and not one.in_doubt
-                    and one.key not in provider.blamed
-                ):
+            yield from _kept_as_said(name, kept, expected, log)
+            yield from _kept_in_order(name, provider, session, kept, expected, known)
+            yield from _kept_once(name, provider, kept, known, policy=policy)
+            for one in dead:
+                if one.session == session and not one.in_doubt and one.key not in provider.blamed:
                     yield f"{name} was never offered {one.key} by itself, and it was parked: {one.reason}"
-            if at_rest:
-                for place in expected:
-                    if place.key not in times and place.key not in given_up and not place.erased:
-                        yield f"{name} never got {place.key}"
+            there = {item.key for item in kept}
+            for place in expected if at_rest else ():
+                if place.key not in there and place.key not in known.given_up and not place.erased:
+                    yield f"{name} never got {place.key}"
+
+
+class DeliveryRecord(NamedTuple):
+    """What is on record about the keys of one provider."""
+
+    doubtful: set[str]
+    given_up: set[str]
+    replayed: set[str]
+
+
+def _kept_as_said(name: str, kept: Sequence[Memory], expected: Sequence[Place], log: Sequence[Entry]) -> Iterator[str]:
+    by_key = {place.key: place for place in expected}
+    for item in kept:
+        if item.key not in by_key:
+            yield f"{name} keeps {item.key}, which the log does not hold for memory"
+        else:
+            yield from (f"{name}: {why}" for why in _identity(item, by_key[item.key], log))
+
+
+def _kept_in_order(
+    name: str,
+    provider: SimProvider,
+    session: str,
+    kept: Sequence[Memory],
+    expected: Sequence[Place],
+    known: DeliveryRecord,
+) -> Iterator[str]:
+    order = {place.key: number for number, place in enumerate(expected)}
+    # where nobody can tell what arrived, a whole batch may stand there twice, one behind the other; of one that
+    # was given up in doubt, half of the last try may stand there behind the whole of an earlier one
+    loose = known.replayed | (known.given_up & known.doubtful if provider.delivery is Delivery.BLIND else set())
+    found = _last(order[item.key] for item in kept if item.key in order and item.key not in loose)
+    if found != sorted(found):
+        yield f"{name} has the memories of {session} out of order: {found}"
+    if provider.delivery is Delivery.UPSERT:
+        lasting = {place.key for place in expected if place.key not in known.replayed and not place.erased}
+        written = [order[key] for _, key in provider.writes if key in lasting]
+        if _last(written) != sorted(set(written)):
+            yield f"{name} had an older memory of {session} written over a newer one: {written}"
+
+
+def _kept_once(
+    name: str, provider: SimProvider, kept: Sequence[Memory], known: DeliveryRecord, *, policy: str
+) -> Iterator[str]:
+    for key, count in Counter(item.key for item in kept).items():
+        bold = policy != "hold" or key in known.replayed
+        if count > 1 and (provider.delivery is not Delivery.BLIND or not bold):
+            yield f"{name} keeps {key} {count} times"
+        elif count > 1 and key not in known.doubtful:
+            yield f"{name} keeps {key} {count} times, and no doubt about it is on record"
 
 
 def _last(numbers: Iterable[int]) -> list[int]:

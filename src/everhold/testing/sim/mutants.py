@@ -32,7 +32,7 @@ from everhold.core.entries import (
 from everhold.errors import LeaseLost, Overloaded, Partial, Refused
 from everhold.flow import voice
 from everhold.flow.gates import Gates
-from everhold.flow.lane import Courier, Lane, Leg, Load
+from everhold.flow.lane import Courier, DeliveryOutcome, Lane, Leg, Load
 from everhold.flow.memory import Attached
 from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtime, Runtimes
@@ -349,10 +349,10 @@ class Forgetful(Lane):
         super().__init__(gates, claim, courier)
         self.left: InFlightBatch | None = None
 
-    async def _next_alone(self, behind: InFlightBatch, *, receipts: Any, parks: Any) -> Leg | None:
+    async def _next_alone(self, behind: InFlightBatch, outcome: DeliveryOutcome) -> Leg | None:
         self.left = behind if len(behind.items) > 1 else None
         alone = structs.replace(behind, items=behind.items[:1])
-        return await super()._next_alone(alone, receipts=receipts, parks=parks)
+        return await super()._next_alone(alone, outcome)
 
     async def _land(self, upto: int, done: Any = (), *, flight: InFlightBatch | None = None, **rest: Any) -> Leg | None:
         if flight is not None and flight.remaining is None and self.left is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -34,12 +34,13 @@ from everhold.core.entries import (
     encode,
 )
 from everhold.flow.voice import DRAFT
-from everhold.ports.platform import Delivery
+from everhold.ports.platform import Delivery, Incoming
 from everhold.ports.store import DeadLetter, Receipt, StateNamespace, make_state_scope
 from everhold.ports.tool import Effect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import memories, reference
 from everhold.testing.sim.callers import Errand
+from everhold.testing.sim.farside import SimPlatform
 from everhold.testing.sim.host import Surroundings
 from everhold.testing.sim.witness import SECRET, TOKEN, Witness
 from everhold.testing.sim.world import World
@@ -132,25 +133,31 @@ def heard_once(facts: Facts) -> Iterator[str]:
             origin = update.origin
             found = heard.get((origin.platform, origin.chat, origin.message, update.revision), [])
             kept = number < platform.seen_upto if platform.polled else number in platform.acknowledged
-            if update.offset is not None:
-                if found:
-                    yield f"{update.text!r} of somebody nobody wants to hear is in the log"
-                scope = make_state_scope(origin.platform, origin.account)
-                if kept and facts.offsets.get((scope, update.offset.key)) != update.offset.value:
-                    yield f"{platform.name} was told that {update.offset.key} was read, and it is not on record"
-            elif (
-                not found and kept and not any(secret in facts.witness.erased for secret in SECRET.findall(update.text))
-            ):
-                yield f"{platform.name} was told that {update.text!r} is kept, and it is not in the log"
-            if len(found) > 1:
-                yield f"{update.text!r} stands in the log {len(found)} times"
-            for entry in found[:1]:
-                assert isinstance(entry.body, Heard)
-                if entry.body.text not in update.text:
-                    yield f"{update.text!r} was kept as {entry.body.text!r}"
-                places.append(entry.pos)
+            yield from _kept(platform, update, found, facts, acknowledged=kept)
+            places += [entry.pos for entry in found[:1]]
         if platform.polled and places != sorted(places):
             yield f"the log has the messages of {platform.name} in another order: {places}"
+
+
+def _kept(
+    platform: SimPlatform, update: Incoming, found: Sequence[Entry], facts: Facts, *, acknowledged: bool
+) -> Iterator[str]:
+    """What is wrong with what the log holds of one update."""
+    erased = any(secret in facts.witness.erased for secret in SECRET.findall(update.text))
+    if update.offset is not None:
+        if found:
+            yield f"{update.text!r} of somebody nobody wants to hear is in the log"
+        scope = make_state_scope(update.origin.platform, update.origin.account)
+        if acknowledged and facts.offsets.get((scope, update.offset.key)) != update.offset.value:
+            yield f"{platform.name} was told that {update.offset.key} was read, and it is not on record"
+    elif not found and acknowledged and not erased:
+        yield f"{platform.name} was told that {update.text!r} is kept, and it is not in the log"
+    if len(found) > 1:
+        yield f"{update.text!r} stands in the log {len(found)} times"
+    for entry in found[:1]:
+        assert isinstance(entry.body, Heard)
+        if entry.body.text not in update.text:
+            yield f"{update.text!r} was kept as {entry.body.text!r}"
 
 
 def called(facts: Facts) -> Iterator[str]:
@@ -305,22 +312,28 @@ def within_operations(facts: Facts) -> Iterator[str]:
                 running[entry.seq] = entry.body
             elif entry.op not in running:
                 yield f"{where} belongs to operation {entry.op}, which is not running"
-            match entry.body:
-                case Thought(calls=asked):
-                    calls[entry.op] = {call.id: 0 for call in asked}
-                case Called(call=call) if call not in calls.get(entry.op, {}):
-                    yield f"{where} starts a call that the operation never asked for"
-                case Returned(call=call):
-                    if call not in calls.get(entry.op, {}):
-                        yield f"{where} is the result of a call that its operation never asked for"
-                    else:
-                        calls[entry.op][call] += 1
-                        if calls[entry.op][call] > 1:
-                            yield f"{where} is the second result of one call"
-                case Ended():
-                    running.pop(entry.op, None)
+            yield from (f"{where} {why}" for why in _calls(entry, calls))
+            if isinstance(entry.body, Ended):
+                running.pop(entry.op, None)
         if facts.at_rest and running:
             yield f"{session}: operations {sorted(running)} still run"
+
+
+def _calls(entry: Entry, calls: dict[int, dict[str, int]]) -> Iterator[str]:
+    """What is wrong with an entry about a tool call. Counts results in `calls`: operation -> call -> results."""
+    assert entry.op is not None
+    asked = calls.get(entry.op, {})
+    match entry.body:
+        case Thought(calls=made):
+            calls[entry.op] = {call.id: 0 for call in made}
+        case Called(call=call) if call not in asked:
+            yield "starts a call that the operation never asked for"
+        case Returned(call=call) if call not in asked:
+            yield "is the result of a call that its operation never asked for"
+        case Returned(call=call):
+            asked[call] += 1
+            if asked[call] > 1:
+                yield "is the second result of one call"
 
 
 def folded(facts: Facts) -> Iterator[str]:
@@ -377,16 +390,20 @@ async def retold(facts: Facts, control: Control) -> list[str]:
     return found
 
 
-def delivered(facts: Facts) -> Iterator[str]:
-    """Every reply is shown once and in order; where nobody can tell, the doubt is on record."""
-    doubtful = {r.key for found in facts.receipts.values() for r in found if r.in_doubt}
-    doubtful |= {parked.key for parked in facts.parked if parked.in_doubt}
-    given_up = {parked.key for parked in facts.parked if parked.state in ("dead", "dropped")}
-    replayed = {parked.key for parked in facts.parked if parked.state in ("replaying", "replayed")}
-    expected: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-    optional: set[str] = set()
-    erased: set[str] = set()
-    for session, log in facts.logs.items():
+class ExpectedReplies:
+    """What the logs say that platforms have to show."""
+
+    def __init__(self, logs: Mapping[str, Sequence[Entry]]) -> None:
+        self.parts: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+        """(platform, session) -> key -> text"""
+        self.optional: set[str] = set()
+        """Keys of replies that were taken back: shown or not, both is right."""
+        self.erased: set[str] = set()
+        """Beginnings of keys whose text nobody knows any more."""
+        for session, log in logs.items():
+            self._read(session, log)
+
+    def _read(self, session: str, log: Sequence[Entry]) -> None:
         undone = {
             op
             for e in log
@@ -395,43 +412,70 @@ def delivered(facts: Facts) -> Iterator[str]:
         }
         for entry in log:
             if entry.kind in (Kind.SAID, Kind.NOTIFIED) and entry.body is None:
-                erased.add(f"{session}:{entry.seq}")
+                self.erased.add(f"{session}:{entry.seq}")
             match entry.body:
                 case Said(to=to, parts=parts) | Notified(to=Place() as to, parts=parts):
-                    for number, part in enumerate(parts):
-                        expected[to.platform, session][f"{session}:{entry.seq}:{number}"] = part
+                    keys = [f"{session}:{entry.seq}:{number}" for number in range(len(parts))]
+                    self.parts[to.platform, session].update(zip(keys, parts, strict=True))
                     if isinstance(entry.body, Said) and entry.op in undone:
-                        optional.update(f"{session}:{entry.seq}:{number}" for number in range(len(parts)))
+                        self.optional.update(keys)
+
+
+def delivered(facts: Facts) -> Iterator[str]:
+    """Every reply is shown once and in order; where nobody can tell, the doubt is on record."""
+    replies = ExpectedReplies(facts.logs)
+    given_up = {parked.key for parked in facts.parked if parked.state in ("parked", "dropped")}
     for platform in facts.surroundings.platforms.values():
-        shown: dict[str, list[str]] = defaultdict(list)
+        yield from _shown_as_said(platform, replies)
+        yield from _shown_in_order(platform, facts)
+        yield from _shown_once(platform, facts)
         times = Counter(out.key for out in platform.shown)
-        for out in platform.shown:
-            session = out.key.partition(":")[0]
-            shown[session].append(out.key)
-            text = expected.get((platform.name, session), {}).get(out.key)
-            if text is None and out.key.rpartition(":")[0] not in erased:
-                yield f"{platform.name} shows {out.key}, which was never said"
-            elif text is not None and text != out.text:
-                yield f"{platform.name} shows {out.key} as {out.text!r} instead of {text!r}"
-            if out.edits and platform.drafts[out.edits] != out.text:
-                yield f"{platform.name} shows an unfinished {out.key} again: {platform.drafts[out.edits]!r}"
-        for session, keys in shown.items():
-            # what somebody sent again comes when it comes
-            places = [tuple(map(int, key.split(":")[1:])) for key in keys if key not in replayed]
-            if places != sorted(places):
-                yield f"{platform.name} shows the replies of {session} out of order: {places}"
-        for key, count in times.items():
-            bold = facts.world.profile.policy != "hold" or key in replayed
-            if count > 1 and (platform.delivery is not Delivery.BLIND or not bold):
-                yield f"{platform.name} shows {key} {count} times"
-            elif count > 1 and key not in doubtful:
-                yield f"{platform.name} shows {key} {count} times, and no doubt about it is on record"
-        for (name, _), parts_of in expected.items():
+        for (name, _), parts in replies.parts.items():
             if name != platform.name or not facts.at_rest:
                 continue
-            for key in parts_of:
-                if key not in times and key not in optional and key not in given_up:
+            for key in parts:
+                if key not in times and key not in replies.optional and key not in given_up:
                     yield f"{platform.name} never showed {key}"
+
+
+def _shown_as_said(platform: SimPlatform, replies: ExpectedReplies) -> Iterator[str]:
+    for out in platform.shown:
+        text = replies.parts.get((platform.name, out.key.partition(":")[0]), {}).get(out.key)
+        if text is None and out.key.rpartition(":")[0] not in replies.erased:
+            yield f"{platform.name} shows {out.key}, which was never said"
+        elif text is not None and text != out.text:
+            yield f"{platform.name} shows {out.key} as {out.text!r} instead of {text!r}"
+        if out.edits and platform.drafts[out.edits] != out.text:
+            yield f"{platform.name} shows an unfinished {out.key} again: {platform.drafts[out.edits]!r}"
+
+
+def _shown_in_order(platform: SimPlatform, facts: Facts) -> Iterator[str]:
+    # what somebody sent again comes when it comes
+    replayed = _replayed(facts)
+    shown: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for out in platform.shown:
+        session, *place = out.key.split(":")
+        if out.key not in replayed:
+            shown[session].append(tuple(map(int, place)))
+    for session, places in shown.items():
+        if places != sorted(places):
+            yield f"{platform.name} shows the replies of {session} out of order: {places}"
+
+
+def _shown_once(platform: SimPlatform, facts: Facts) -> Iterator[str]:
+    doubtful = {r.key for found in facts.receipts.values() for r in found if r.in_doubt}
+    doubtful |= {parked.key for parked in facts.parked if parked.in_doubt}
+    replayed = _replayed(facts)
+    for key, count in Counter(out.key for out in platform.shown).items():
+        bold = facts.world.profile.policy != "hold" or key in replayed
+        if count > 1 and (platform.delivery is not Delivery.BLIND or not bold):
+            yield f"{platform.name} shows {key} {count} times"
+        elif count > 1 and key not in doubtful:
+            yield f"{platform.name} shows {key} {count} times, and no doubt about it is on record"
+
+
+def _replayed(facts: Facts) -> set[str]:
+    return {parked.key for parked in facts.parked if parked.state in ("replaying", "replayed")}
 
 
 def finished(facts: Facts) -> Iterator[str]:

@@ -1,0 +1,30 @@
+"""The tools that ship with everhold, and what the rest of the code has to know about each of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+
+class BuiltinTool(Struct, frozen=True, kw_only=True):
+    """One tool that a model may call without a plug-in."""
+
+    name: str
+    selectable: bool
+    """Whether `tools` of an agent's configuration may name it. `send` also comes with `send_to`, named or not."""
+    own_words: bool
+    """Whether it returns only words that the agent gave it. The result of any other tool counts as foreign words."""
+
+
+BUILTIN_TOOLS: Final = (
+    BuiltinTool(name="memory", selectable=True, own_words=True),
+    BuiltinTool(name="remember", selectable=False, own_words=True),  # comes with `memory`
+    BuiltinTool(name="conclude", selectable=False, own_words=True),  # comes with `memory`
+    BuiltinTool(name="session_search", selectable=True, own_words=False),
+    BuiltinTool(name="attach", selectable=True, own_words=False),
+    BuiltinTool(name="send", selectable=True, own_words=True),
+)
+
+SELECTABLE_TOOLS: Final = tuple(tool.name for tool in BUILTIN_TOOLS if tool.selectable)
+OWN_WORDS_TOOLS: Final = frozenset(tool.name for tool in BUILTIN_TOOLS if tool.own_words)
