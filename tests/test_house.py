@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "everhold"
 PUBLIC = """
     Accept Answer Attachment Batch Call Capability Chance Clock Conflict Context Delivery Drafting Effect EverholdError
     Exchange Forgotten Found Health InDoubt Incoming Job Log MemoryProvider Message Misuse Model NotFound Note Outgoing
-    Overloaded Partial Place Platform Query Refused Request Result Retraction Saying Scope Stamp Switch TooLong Tool
+    Overloaded Partial Place Platform PlatformOffset Query Refused Request Result Retraction Saying Scope Stamp Switch TooLong Tool
     ToolContext ToolSpec Transient Usage Utterance Verdict __version__
 """.split()
 

@@ -21,7 +21,7 @@ _HOMES: Final = {
         "Utterance"
     ),
     "everhold.ports.model": "Answer Message Model Request ToolSpec",
-    "everhold.ports.platform": "Accept Delivery Drafting Incoming Outgoing Platform Verdict",
+    "everhold.ports.platform": "Accept Delivery Drafting Incoming Outgoing Platform PlatformOffset Verdict",
     "everhold.ports.plugin": "Context",
     "everhold.ports.tool": "Effect Result Saying Tool ToolContext",
 }
@@ -79,6 +79,7 @@ if TYPE_CHECKING:  # the same names for readers that do not run the code
         Incoming as Incoming,
         Outgoing as Outgoing,
         Platform as Platform,
+        PlatformOffset as PlatformOffset,
         Verdict as Verdict,
     )
     from everhold.ports.plugin import Context as Context

@@ -49,6 +49,13 @@ class Known(NamedTuple):
     bound: tuple[str, str]
 
 
+class OffsetVersion:
+    """The version of a platform offset once everything that was begun with it is committed."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
 class Accept:
     """The door. One commit per message; a repeated delivery is recognised, an edit is new."""
 
@@ -58,8 +65,8 @@ class Accept:
         self.bells = bells
         self._known: dict[tuple[object, ...], Known] = {}
         """By all that an address and a stamp are made of."""
-        self._offsets: dict[tuple[str, str], int] = {}
-        """The versions of platform offsets, by scope and key, once everything that was begun is committed."""
+        self._offsets: dict[tuple[str, str], OffsetVersion] = {}
+        """By scope and key."""
 
     async def __call__(self, incoming: Incoming) -> Verdict:
         incoming = presentable(incoming)
@@ -110,36 +117,37 @@ class Accept:
         record = await self.gates.store.get_state_record(write.namespace, write.key, scope=write.scope)
         return (0 if record is None else record.version) == write.version
 
-    async def _move_offset(self, incoming: Incoming) -> tuple[StateWrite, ...]:
-        """The write that goes with a message: how far the account was read by it."""
+    async def _move_offset(self, incoming: Incoming) -> tuple[tuple[StateWrite, ...], OffsetVersion | None]:
+        """The write that goes with a message (how far the account was read by it), and what it was based on."""
         if incoming.offset is None:
-            return ()
-        origin, offset = incoming.origin, incoming.offset
-        scope = make_state_scope(origin.platform, origin.account)
-        version = self._offsets.get((scope, offset.key))
-        if version is None:
-            record = await self.gates.store.get_state_record(StateNamespace.PLATFORM_OFFSET, offset.key, scope=scope)
-            version = 0 if record is None else record.version
-        if version:
-            if len(self._offsets) >= MOST_KNOWN:
-                self._offsets.clear()
-            # The store commits in order, so the next message can name the version that this one makes.
-            self._offsets[scope, offset.key] = version + 1
-        return (
-            StateWrite(
-                namespace=StateNamespace.PLATFORM_OFFSET,
-                key=offset.key,
-                scope=scope,
-                value=offset.value,
-                version=version,
-            ),
+            return (), None
+        key = _get_offset_place(incoming)
+        known = self._offsets.get(key)
+        if known is None:
+            record = await self.gates.store.get_state_record(StateNamespace.PLATFORM_OFFSET, key[1], scope=key[0])
+            # several may have read it at once: the first of them says what the others go on from
+            known = self._offsets.get(key) or OffsetVersion(0 if record is None else record.version)
+            if known.version:
+                if len(self._offsets) >= MOST_KNOWN:
+                    self._offsets.clear()
+                self._offsets[key] = known
+        write = StateWrite(
+            namespace=StateNamespace.PLATFORM_OFFSET,
+            key=key[1],
+            scope=key[0],
+            value=incoming.offset.value,
+            version=known.version,
         )
+        # The store commits in order, so the next message can name the version that this one makes.
+        known.version += 1
+        return (write,), known
 
-    def _forget_offset(self, incoming: Incoming) -> None:
-        """Another writer moved the offset: read it again before the next write."""
-        if incoming.offset is not None:
-            scope = make_state_scope(incoming.origin.platform, incoming.origin.account)
-            self._offsets.pop((scope, incoming.offset.key), None)
+    def _forget_offset(self, incoming: Incoming, known: OffsetVersion | None) -> None:
+        """Another writer moved the offset: read it again, unless that was done since."""
+        if known is not None:
+            key = _get_offset_place(incoming)
+            if self._offsets.get(key) is known:
+                del self._offsets[key]
 
     async def _commit(self, incoming: Incoming, admission: Admission) -> Verdict:
         gates, origin = self.gates, incoming.origin
@@ -158,7 +166,7 @@ class Accept:
         body = heard(incoming, stamp, admission)
         wake = COMMANDS if body.command else TURN
         entries = (Draft(body=body, author=author, dedup=dedup_key(incoming)),)
-        state_writes = await self._move_offset(incoming)
+        state_writes, known_offset = await self._move_offset(incoming)
         if incoming.state_write is not None:
             state_writes += (incoming.state_write,)
         # a hand that is offered is kept free from here on: nothing may go wrong before the commit
@@ -178,7 +186,7 @@ class Accept:
             done = await (self._keep(change) if wakes and wakes[0].owner else gates.store.commit(change))
         except Conflict:
             self._known.pop(whereabouts, None)
-            self._forget_offset(incoming)
+            self._forget_offset(incoming, known_offset)
             raise
         if new:
             if len(self._known) >= MOST_KNOWN:
@@ -234,6 +242,12 @@ class Accept:
     def _taken(self, wakes: tuple[Wakeup, ...], task: asyncio.Task[Committed]) -> None:
         failed = task.cancelled() or task.exception() is not None
         self.bells.hand_over(wakes, () if failed else task.result().claims)
+
+
+def _get_offset_place(incoming: Incoming) -> tuple[str, str]:
+    """The scope and the key of the record that says how far the account was read."""
+    assert incoming.offset is not None
+    return make_state_scope(incoming.origin.platform, incoming.origin.account), incoming.offset.key
 
 
 def heard(incoming: Incoming, stamp: Stamp, admission: Admission) -> Heard:
