@@ -74,6 +74,12 @@ def zone_of(text: str) -> datetime.tzinfo:
         ) from None
 
 
+def _store_kind(value: object) -> str:
+    if value != "sqlite":
+        raise refusal("must be `sqlite`, the only store so far", "write store: sqlite, or remove the key")
+    return "sqlite"
+
+
 def _write(value: object) -> str | int:
     if value in ("turn", "async", "session") and isinstance(value, str):
         return value
@@ -136,6 +142,7 @@ Usd: TypeAlias = Annotated[float, Field(ge=0)]
 Effect: TypeAlias = Literal["pure", "keyed", "probe", "once"]
 InDoubt: TypeAlias = Literal["resend", "hold"]
 Whose: TypeAlias = Literal["per-person", "shared"]
+StoreKind: TypeAlias = Annotated[Literal["sqlite"], BeforeValidator(_store_kind)]
 Write: TypeAlias = Annotated[str | int, PlainValidator(_write)]
 Zone: TypeAlias = Annotated[str, AfterValidator(_timezone)]
 Free: TypeAlias = Annotated[Mapping[str, Any], AfterValidator(freeze)]

@@ -68,7 +68,7 @@ class AnthropicModel:
             model=settings.name,
             headers={**_authorization(settings), **settings.headers},
             plain={"anthropic-version": settings.version},
-            deadlines=settings.deadlines.deadlines(),
+            deadlines=settings.deadline_seconds.deadlines(),
             clock=clock,
         )
 

@@ -67,7 +67,7 @@ class OpenAIModel:
             url=at(settings.base_url, "/chat/completions"),
             model=settings.name,
             headers={**_authorization(settings), **settings.headers},
-            deadlines=settings.deadlines.deadlines(),
+            deadlines=settings.deadline_seconds.deadlines(),
             clock=clock,
         )
         host = urlsplit(settings.base_url).hostname or ""
