@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from everhold.errors import Misuse, NotFound
+from everhold.infra.extras import describe_install
 from everhold.plugins import MEMORIES, Catalogue
 
 Install = Callable[..., None]
@@ -74,8 +75,8 @@ def test_an_unknown_name_says_what_is_installed(install: Install) -> None:
 
 def test_a_name_that_is_an_extra_of_ours_says_what_to_install() -> None:
     with pytest.raises(NotFound) as caught:
-        Catalogue[object]("nothing-of-the-kind").load("tokens")
-    assert caught.value.remedy == "pip install 'everhold[tokens]'"
+        Catalogue[object]("nothing-of-the-kind").load("embeddings")
+    assert caught.value.remedy == describe_install("embeddings")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, m
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 from everhold.errors import Misuse, NotFound
+from everhold.infra.extras import describe_install
 from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import Model
 from everhold.ports.platform import Platform
@@ -127,7 +128,7 @@ def _remedy(plugin: Plugin, error: BaseException) -> str:
 
 def _missing(name: str) -> str:
     if name in _extras():
-        return f"pip install 'everhold[{name}]'"
+        return describe_install(name)
     return "install the package that offers it, or correct the name"
 
 

@@ -198,7 +198,9 @@ async def test_what_was_recalled_for_one_session_never_reaches_another(
     tmp_path: Path, services: Services, write: str | int, switch: str, deadline_seconds: float
 ) -> None:
     async with ModelServer() as server:
-        given = json.loads(services.config(write=write, agent={"recall": {"deadline_seconds": deadline_seconds}, "model": "m"}))
+        given = json.loads(
+            services.config(write=write, agent={"recall": {"deadline_seconds": deadline_seconds}, "model": "m"})
+        )
         given["models"] = {"m": endpoint(server.openai)}
         async with Town(tmp_path, json.dumps(given)) as t:
             other = (await t.say("good morning", chat="other")).session

@@ -142,7 +142,10 @@ class _Factory:
 
     def __call__(self, settings: OfflineSettings, context: Context) -> OfflineModel:
         return OfflineModel(
-            name=settings.name, context_tokens=settings.context_tokens, pace=settings.seconds_per_word, price=settings.price
+            name=settings.name,
+            context_tokens=settings.context_tokens,
+            pace=settings.seconds_per_word,
+            price=settings.price,
         )
 
 
