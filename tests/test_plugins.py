@@ -68,8 +68,11 @@ def test_a_group_sees_only_its_own(install: Install) -> None:
 
 def test_an_unknown_name_says_what_is_installed(install: Install) -> None:
     install("everhold-diary", {"diary": "plug_good:Diary"})
-    with pytest.raises(NotFound, match=r"no plug-in 'dairy' \(installed: .*diary") as caught:
+    with pytest.raises(NotFound, match=r"no memory provider 'dairy' \(there is: .*diary") as caught:
         MEMORIES.load("dairy")
+    assert caught.value.remedy == "did you mean `diary`?"
+    with pytest.raises(NotFound) as caught:
+        MEMORIES.load("scrapbook")
     assert "correct the name" in caught.value.remedy
 
 

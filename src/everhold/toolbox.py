@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from everhold.config import AgentSettings, Problem, plugin_settings
-from everhold.config.settings import OWN_TOOLS, ToolSettings
+from everhold.config.settings import ToolSettings
+from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.errors import EverholdError, Misuse, NotFound
 from everhold.flow.memory import is_tool
 from everhold.flow.perform import foreign
@@ -43,7 +44,7 @@ class Toolbox:
         self, agent: AgentSettings, sections: Mapping[str, ToolSettings], *, taken: Collection[str]
     ) -> dict[str, Tool]:
         """What this agent's plug-ins let its model call, under the names they give. `taken` are others' names."""
-        wanted = [name for name in agent.tools if name not in OWN_TOOLS and not name.startswith("mcp:")]
+        wanted = [name for name in agent.tools if name not in SELECTABLE_TOOLS and not name.startswith("mcp:")]
         for key in [key for key in (*self._made, *self._wrong) if key[1] == agent.name and key[0] not in wanted]:
             self._made.pop(key, None)
             self._wrong.pop(key, None)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from everhold.cli.main import run as main
-from everhold.config.settings import OWN_TOOLS
+from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.core.entries import Call
 from everhold.testing.conformance import CHECKS, run_virtually
 from everhold.testing.modelserver import ModelServer, Reply
@@ -107,7 +107,7 @@ def test_a_plug_in_that_cannot_be_used_is_said_so_once(here: Path, capsys: pytes
 @pytest.mark.parametrize(
     "args, code, says",
     [
-        (("plugin", "test", "nowhere"), 1, "there is no plug-in 'nowhere'"),
+        (("plugin", "test", "nowhere"), 1, "there is no memory provider 'nowhere'"),
         (("plugin", "test", "everhold_shelf:Shelf", "--set", "moist=1"), 78, "did you mean `most`?"),
         (("plugin", "test", "everhold_shelf:Shelf", "--set", "most"), 2, "is not K=V"),
         (("plugin", "test", "everhold_shelf:Shelf", "--set", "key_env=NOT_SET"), 2, "NOT_SET is not set"),
@@ -213,13 +213,13 @@ async def test_a_tool_that_cannot_be_built_costs_itself_only(
         assert await t.ask("hello")
         problems = {it["key"]: it["message"] for it in t.app.about()["problems"]}
         assert says in problems["tools.everhold_bent:Bent"]
-        assert [key for key, text in problems.items() if "no plug-in 'nowhere'" in text] == ["defaults.tools[1]"]
+        assert [key for key, text in problems.items() if "no tool 'nowhere'" in text] == ["defaults.tools[1]"]
 
 
 async def test_every_tool_of_our_own_is_what_its_name_brings(here: Path) -> None:
-    agents = {name: {"tools": [name], "send_to": ["agent:send"] if name == "send" else []} for name in OWN_TOOLS}
+    agents = {name: {"tools": [name], "send_to": ["agent:send"] if name == "send" else []} for name in SELECTABLE_TOOLS}
     async with Town(here, json.dumps({"agents": agents})) as t:
-        for name in OWN_TOOLS:
+        for name in SELECTABLE_TOOLS:
             assert name in t.app.agents.runtime(name, {}).tools
         assert not t.app.about()["problems"]
 

@@ -150,7 +150,7 @@ def test_a_model_may_be_written_where_it_is_used() -> None:
 def test_the_only_model_is_everybodys_and_of_several_one_must_be_named() -> None:
     assert read("models: {mine: {provider: openai, name: x}}").agent().model == "mine"
     (line,) = refused("models: {a: {provider: offline}, b: {provider: offline}}\nagents:\n  main: {}\n")
-    assert "agents.main.model: says not which model to use" in line
+    assert "agents.main.model: does not say which model to use" in line
 
 
 def test_an_account_is_answered_by_its_namesake_or_the_main_agent() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from everhold.config.fill import Effective, Raw
 from everhold.config.problems import KeyPath, did_you_mean, dotted
-from everhold.config.settings import OFFLINE, OWN_TOOLS
+from everhold.config.settings import OFFLINE
+from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.secret import Secret
 
 
@@ -26,7 +27,7 @@ def check(it: Effective) -> None:
                 _known(it, (*path, "send_to", place), other, agents, "agent", "agents")
             elif not other:
                 it.problem((*path, "send_to", place), "is neither agent:NAME nor an address", f'write "agent:{kind}"')
-    for name in OWN_TOOLS:
+    for name in SELECTABLE_TOOLS:
         if name in _mapping(data.get("tools")):
             it.problem(("tools", name), "is built in and takes no settings", "choose another name, with provider: …")
     _tokens(it, people)
@@ -80,7 +81,7 @@ def _models(it: Effective, agent: Raw, path: KeyPath, models: Raw) -> None:
     uses: list[tuple[KeyPath, Any]] = [((*path, "model"), agent.get("model"))]
     uses += [((*path, "fallback", place), name) for place, name in _texts(agent.get("fallback"))]
     uses.append(((*path, "compression", "model"), compression.get("model")))
-    for place, name in uses:
+    for place, name in uses if models else ():  # without any, `models` itself was refused
         _known(it, place, name, models, "model", "models")
     budget = _mapping(agent.get("budget"))
     if not any("usd_per_day" in limit for limit in (budget, *map(_mapping, budget.values()))):

@@ -189,7 +189,7 @@ def _only_model(it: Effective, models: Raw | None, path: KeyPath | None) -> str:
     if len(names) == 1:
         return names[0]
     if names and path is not None:
-        it.problem((*path, "model"), "says not which model to use", f"defaults: {{model: {names[0]}}}, for example")
+        it.problem((*path, "model"), "does not say which model to use", f"defaults: {{model: {names[0]}}}, for example")
     return OFFLINE
 
 

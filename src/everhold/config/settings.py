@@ -47,8 +47,6 @@ from everhold.secret import Secret
 OFFLINE: Final = "offline"
 BUILTIN: Final = "builtin"
 MAIN: Final = "main"
-OWN_TOOLS: Final = ("memory", "session_search", "attach", "send")
-"""What an agent can be given without a plug-in. `send` comes with `send_to`, named or not."""
 
 AT_START: Final = ("store", "http.host", "http.port")
 """Keys that are read when everhold starts, and not again: changing one of them takes a restart."""

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
+from everhold.core.builtin_tools import OWN_WORDS_TOOLS
 from everhold.core.entries import Entry, Heard, Noted, Returned, Stamp, Thought
 from everhold.core.recall import Why, harmless, when
 from everhold.ports.tool import ToolContext
@@ -22,8 +23,6 @@ TARGETS: Final[tuple[Target, ...]] = ("user", "memory")
 """What a fact is about: the person, or whatever else the agent should keep in mind here."""
 LONGEST: Final = 1_000
 """Characters of one fact."""
-OWN_TOOLS: Final = frozenset({"memory", "remember", "conclude", "send"})
-"""Tools that say nothing but what they were told. What any other returns is somebody else's words."""
 SHORT: Final = 120
 """Characters of a note that a notice repeats."""
 SUPPORT: Final = 0.6
@@ -178,7 +177,7 @@ def voices(
     for entry in steps:
         if isinstance(entry.body, Thought):
             tools = {call.id: call.tool for call in entry.body.calls}  # models use an id again in a later round
-        elif isinstance(entry.body, Returned) and (tool := tools.get(entry.body.call, "?")) not in OWN_TOOLS:
+        elif isinstance(entry.body, Returned) and (tool := tools.get(entry.body.call, "?")) not in OWN_WORDS_TOOLS:
             sources[f"tool:{tool}"] = None
     sources |= dict.fromkeys(one.origin for one in (why.shown if why else ()) if one.origin)
     return tuple(said), tuple(sources)
@@ -187,7 +186,7 @@ def voices(
 def kept(note: Noted, *, tool: str, context: ToolContext) -> Noted:
     """A tool's note as it is kept: for those who are here, and no fact unless it rests on what people said."""
     note = structs.replace(note, stamp=context.stamp, cites=tuple(seq for seq in note.cites if seq < context.op))
-    source = note.origin if tool in OWN_TOOLS else f"tool:{tool}"
+    source = note.origin if tool in OWN_WORDS_TOOLS else f"tool:{tool}"
     if not source and note.action != "remove":
         source = foreign(note.text, said=context.said, sources=context.sources)
     return marked(note, source) if source else note
