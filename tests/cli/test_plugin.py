@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from everhold.cli.main import run as main
-from everhold.core.builtin_tools import SELECTABLE_TOOLS
+from everhold.core.builtin_tools import BUILTIN_TOOLS, SELECTABLE_TOOLS
 from everhold.core.entries import Call
 from everhold.testing.conformance import CHECKS, run_virtually
 from everhold.testing.modelserver import ModelServer, Reply
@@ -221,6 +221,8 @@ async def test_every_tool_of_our_own_is_what_its_name_brings(here: Path) -> None
     async with Town(here, json.dumps({"agents": agents})) as t:
         for name in SELECTABLE_TOOLS:
             assert name in t.app.agents.runtime(name, {}).tools
+        built = {tool for name in SELECTABLE_TOOLS for tool in t.app.agents.runtime(name, {}).tools}
+        assert built == {tool.name for tool in BUILTIN_TOOLS}, "the table lists every built-in tool, and no other"
         assert not t.app.about()["problems"]
 
 

@@ -1,30 +1,30 @@
-"""The tools that ship with everhold, and how each of them is treated."""
+"""The tools that ship with everhold, and what the rest of the code has to know about each of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class BuiltinTool:
-    """One tool that needs no plug-in."""
+
+class BuiltinTool(Struct, frozen=True, kw_only=True):
+    """One tool that a model may call without a plug-in."""
 
     name: str
     selectable: bool
-    """Whether an agent's `tools` may name it. The others come along with one that can be named."""
+    """Whether `tools` of an agent's configuration may name it. `send` also comes with `send_to`, named or not."""
     own_words: bool
-    """Whether what it wrote counts as the agent's own words, not as a foreign tool's."""
+    """Whether it returns only words that the agent gave it. The result of any other tool counts as foreign words."""
 
 
 BUILTIN_TOOLS: Final = (
-    BuiltinTool("memory", selectable=True, own_words=True),
-    BuiltinTool("remember", selectable=False, own_words=True),
-    BuiltinTool("conclude", selectable=False, own_words=True),
-    BuiltinTool("session_search", selectable=True, own_words=False),
-    BuiltinTool("attach", selectable=True, own_words=False),
-    BuiltinTool("send", selectable=True, own_words=True),
+    BuiltinTool(name="memory", selectable=True, own_words=True),
+    BuiltinTool(name="remember", selectable=False, own_words=True),  # comes with `memory`
+    BuiltinTool(name="conclude", selectable=False, own_words=True),  # comes with `memory`
+    BuiltinTool(name="session_search", selectable=True, own_words=False),
+    BuiltinTool(name="attach", selectable=True, own_words=False),
+    BuiltinTool(name="send", selectable=True, own_words=True),
 )
+
 SELECTABLE_TOOLS: Final = tuple(tool.name for tool in BUILTIN_TOOLS if tool.selectable)
-"""What an agent can be given without a plug-in. `send` comes with `send_to`, whether it is named or not."""
 OWN_WORDS_TOOLS: Final = frozenset(tool.name for tool in BUILTIN_TOOLS if tool.own_words)

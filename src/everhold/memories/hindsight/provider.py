@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from everhold.core.wording import describe_count
 from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.faults import partly
 from everhold.memories.hindsight.client import Client, Gone
@@ -236,7 +237,10 @@ class HindsightMemory:
             return Health(well=True)
         except EverholdError as error:
             return Health(well=False, text=error.message)
-        return Health(well=not broken.total, text=f"{broken.total} operations failed there" if broken.total else "")
+        return Health(
+            well=not broken.total,
+            text=f"{describe_count(broken.total, 'operation')} failed there" if broken.total else "",
+        )
 
     async def close(self) -> None:
         await self.client.close()

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from everhold.core.split import split
+from everhold.core.wording import describe_count
 from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.faults import partly
 from everhold.memories.honcho.client import PAGE, Client
@@ -414,7 +415,7 @@ class HonchoMemory:
         except Transient as error:
             return Health(well=False, text=error.message)
         waiting = status.pending_work_units if status else 0
-        return Health(well=True, text=f"{waiting} messages wait to be reasoned about" if waiting else "")
+        return Health(well=True, text=f"{describe_count(waiting, 'message')} not reasoned about yet" if waiting else "")
 
     async def close(self) -> None:
         await self.client.close()
