@@ -33,6 +33,7 @@ from everhold.core.entries import (
 from everhold.core.ids import session_id
 from everhold.core.naming import Origin
 from everhold.core.split import split
+from everhold.core.wording import describe_count
 from everhold.errors import Conflict
 from everhold.flow import access, amend, fold, health, job, memo, waits
 from everhold.flow.gates import Bells, Gates
@@ -143,7 +144,7 @@ class Desk:
                 aside = [e.seq for e in pending if isinstance(e.body, Heard) and e.body.command is None]
                 if not changes and aside:
                     takes += aside
-                    reply += f" {len(aside)} waiting messages put aside."
+                    reply += f" {describe_count(len(aside), 'waiting message')} put aside."
             case "memory":
                 changes, reply = await memo.answer(
                     self.gates, self.runtimes, session, runtime, entry.body, command.argument
