@@ -191,11 +191,14 @@ def _config(telegram: str, model: str) -> str:
         {
             "models": {name: {**endpoint, "name": name} for name in ("held", "summary")},
             "defaults": {
-                "model": "held", "tools": [], "review_every": 0, "compression": {"model": "summary", "ahead": False}
+                "model": "held",
+                "tools": [],
+                "review_every_turns": 0,
+                "compression": {"model": "summary", "in_background": False},
             },
             "platforms": {"telegram": {"main": account}},
         }
-    )  # fmt: skip
+    )
 
 
 def _hear(telegram: Threaded[TelegramServer], text: str) -> None:

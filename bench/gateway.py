@@ -49,9 +49,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 CONFIG = """\
 models:
   instant: {{provider: openai, base_url: "{url}", name: instant, context_tokens: {window}}}
-defaults: {{recall: {{deadline_ms: {recall}}}}}
+defaults: {{recall: {{deadline_seconds: {recall}}}}}
 """
-RECALL_MS = 800
+RECALL_SECONDS = 0.8
 """As it is unless somebody says otherwise."""
 
 
@@ -150,7 +150,7 @@ def send(connection: http.client.HTTPConnection, chat: str) -> None:
 class Ours:
     """A gateway whose session `old` has so many entries behind it."""
 
-    def __init__(self, directory: Path, entries: int, url: str, *, recall: int = 0) -> None:
+    def __init__(self, directory: Path, entries: int, url: str, *, recall: float = 0) -> None:
         asyncio.run(_age(Home(directory).create(), entries))
         self.gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=recall))
         self.chat = Chat(self.gateway.port, "old")
@@ -299,7 +299,7 @@ def hermes_python() -> Path:
 def gateway_rows(rounds: int) -> list[Row]:
     with model() as url, contextlib.ExitStack() as open_:
 
-        def ours(size: int, *, recall: int = 0) -> Callable[[], float]:
+        def ours(size: int, *, recall: float = 0) -> Callable[[], float]:
             side = Ours(open_.enter_context(room()), size, url, recall=recall)
             open_.callback(side.close)
             return side.round
@@ -315,7 +315,7 @@ def gateway_rows(rounds: int) -> list[Row]:
         busy = Busy(open_.enter_context(room()), url)
         open_.callback(busy.close)
         works |= {"busy": busy.round}
-        works |= {f"recalling {size}": ours(size, recall=RECALL_MS) for size in RECALLED}
+        works |= {f"recalling {size}": ours(size, recall=RECALL_SECONDS) for size in RECALLED}
         works |= {f"hermes {size}": hermes(size, turns) for size, turns in HERMES.items()}
         found = interleave(rounds, works)
     young, his = found[f"ours {SIZES[0]}"], found[f"hermes {SIZES[0]}"]
@@ -410,7 +410,7 @@ def crowd_rows(rounds: int) -> list[Row]:
     At the door, where accepting is nothing but accepting, and over HTTP, where as many requests are read first.
     """
     with model() as url, room() as directory:
-        gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=RECALL_MS))
+        gateway = Gateway(directory, config=CONFIG.format(url=url, window=WINDOW_TOKENS, recall=RECALL_SECONDS))
         with contextlib.closing(gateway):
             crowd = Crowd(gateway.port)
             crowd.accept()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from everhold.errors import Misuse, NotFound
+from everhold.infra.extras import describe_install
 from everhold.plugins import MEMORIES, Catalogue
 
 Install = Callable[..., None]
@@ -67,15 +68,18 @@ def test_a_group_sees_only_its_own(install: Install) -> None:
 
 def test_an_unknown_name_says_what_is_installed(install: Install) -> None:
     install("everhold-diary", {"diary": "plug_good:Diary"})
-    with pytest.raises(NotFound, match=r"no plug-in 'dairy' \(installed: .*diary") as caught:
+    with pytest.raises(NotFound, match=r"no memory provider 'dairy' \(there is: .*diary") as caught:
         MEMORIES.load("dairy")
+    assert caught.value.remedy == "did you mean `diary`?"
+    with pytest.raises(NotFound) as caught:
+        MEMORIES.load("scrapbook")
     assert "correct the name" in caught.value.remedy
 
 
 def test_a_name_that_is_an_extra_of_ours_says_what_to_install() -> None:
     with pytest.raises(NotFound) as caught:
-        Catalogue[object]("nothing-of-the-kind").load("tokens")
-    assert caught.value.remedy == "pip install 'everhold[tokens]'"
+        Catalogue[object]("nothing-of-the-kind").load("embeddings")
+    assert caught.value.remedy == describe_install("embeddings")
 
 
 @pytest.mark.parametrize(

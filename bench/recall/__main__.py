@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.recall import beside, fresh, quality, speed
 from bench.recall.data import ABSENT, DATA, beam, locomo
-from everhold.memories.builtin import encoder, table
+from everhold.memories.builtin import encoder
 from everhold.memories.builtin.meaning import Use
 
 
@@ -18,13 +18,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.recall")
     parser.add_argument("what", choices=("quality", "speed", "fresh", "beside"), nargs="?", default="quality")
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--use", choices=("none", "table", "auto"), action="append", help="embeddings; all by default")
+    parser.add_argument("--use", choices=("table", "auto"), action="append", help="embeddings; all by default")
     parser.add_argument("--models", type=Path, help="where the stronger model's folder is, if in no package")
     parser.add_argument(
         "--items", type=int, action="append", help="sizes for speed and fresh; 10,000 and 100,000 by default"
     )
     options = parser.parse_args()
-    uses: list[Use] = options.use or ["none", "table", "auto"]
+    uses: list[Use] = options.use or ["table", "auto"]
     if options.what == "speed":
         asyncio.run(_speed(options.items or [10_000, 100_000], [use for use in uses if use != "auto"]))
     elif options.what == "fresh":
@@ -42,7 +42,7 @@ async def _quality(data: Path, uses: list[Use], models: Path | None) -> None:
         return
     print("| set | embeddings | questions | R@5 | R@10 | R@20 | in 1,700 tokens |\n|---|---|---|---|---|---|---|")
     for use in uses:
-        if (use == "table" and not table.available()) or (use == "auto" and not encoder.available(models)):
+        if use == "auto" and not encoder.available(models):
             print(f"| | {use}: not installed | | | | | |")
             continue
         for name, talks in sets.items():

@@ -34,6 +34,7 @@ from everhold.core.entries import (
     Thought,
     Took,
 )
+from everhold.core.wording import describe_count
 from everhold.errors import Conflict, Misuse, NotFound
 from everhold.flow import access, amend, health
 from everhold.flow.gates import Bells, Gates
@@ -358,7 +359,10 @@ class Control:
         for entry in await self.store.list_entries(session, after=operation.op, upto=operation.last):
             if isinstance(entry.body, Compressed):
                 body = entry.body
-                return f"Compressed {body.messages} messages: {body.tokens_before} tokens are now {body.tokens_after}."
+                return (
+                    f"Compressed {describe_count(body.messages, 'message')}: "
+                    f"{body.tokens_before} tokens are now {body.tokens_after}."
+                )
             if isinstance(entry.body, Ended) and entry.op == operation.op:
                 return f"Not compressed: {entry.body.reason}. Everything is as it was."
         return "Compressed."

@@ -7,12 +7,15 @@ model `Settings`; a class with such an `__init__` will do. What ships with everh
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, metadata
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
+from everhold.core.builtin_tools import SELECTABLE_TOOLS
 from everhold.errors import Misuse, NotFound
+from everhold.infra.extras import describe_install
 from everhold.ports.memory import MemoryProvider
 from everhold.ports.model import Model
 from everhold.ports.platform import Platform
@@ -56,8 +59,12 @@ class Plugin:
 class Catalogue(Generic[T]):
     """The plug-ins of one kind."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, noun: str = "plug-in", *, builtin: tuple[str, ...] = ()) -> None:
         self.kind = kind
+        self.noun = noun
+        """What one of them is called in messages."""
+        self.builtin = builtin
+        """Names that can be chosen beside the plug-ins."""
         self.group = f"everhold.{kind}"
 
     def plugins(self) -> list[Plugin]:
@@ -86,8 +93,11 @@ class Catalogue(Generic[T]):
             case [plugin]:
                 return plugin
             case []:
-                known = ", ".join(sorted({plugin.name for plugin in installed})) or "none"
-                raise NotFound(f"{self.kind}: there is no plug-in {name!r} (installed: {known})", remedy=_missing(name))
+                known = sorted({*self.builtin, *(plugin.name for plugin in installed)})
+                raise NotFound(
+                    f"there is no {self.noun} {name!r} (there is: {', '.join(known) or 'none'})",
+                    remedy=_suggest_plugin(self.kind, name, known),
+                )
             case _:
                 raise Misuse(
                     f"{self.kind}: {len(fitting)} packages offer {name!r}: {_and(fitting)}",
@@ -106,10 +116,10 @@ class Catalogue(Generic[T]):
         return cast(Factory[T], factory)
 
 
-MEMORIES: Final = Catalogue[MemoryProvider]("memories")
-PLATFORMS: Final = Catalogue[Platform]("platforms")
-MODELS: Final = Catalogue[Model]("models")
-TOOLS: Final = Catalogue[Tool]("tools")
+MEMORIES: Final = Catalogue[MemoryProvider]("memories", "memory provider")
+PLATFORMS: Final = Catalogue[Platform]("platforms", "platform")
+MODELS: Final = Catalogue[Model]("models", "model provider")
+TOOLS: Final = Catalogue[Tool]("tools", "tool", builtin=SELECTABLE_TOOLS)
 
 
 def _plugin_of(entry: EntryPoint) -> Plugin:
@@ -127,8 +137,20 @@ def _remedy(plugin: Plugin, error: BaseException) -> str:
 
 def _missing(name: str) -> str:
     if name in _extras():
-        return f"pip install 'everhold[{name}]'"
+        return describe_install(name)
     return "install the package that offers it, or correct the name"
+
+
+def _suggest_plugin(kind: str, name: str, known: list[str]) -> str:
+    """What to do about a name that no installed package offers."""
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    if kind == "models":
+        return "for a server that speaks OpenAI's API, such as Ollama: provider: openai, and base_url: its address"
+    if kind == "tools":
+        return "correct the name, install its package, or name a server under `mcp` as mcp:NAME"
+    return _missing(name)
 
 
 def _extras() -> list[str]:

@@ -242,7 +242,7 @@ class Reception:
         """`halt` or `wake`, if a human says so: by the word, or by the command where bots are only shown commands."""
         if incoming.bot:
             return None
-        words = {settings.loops.halt_word: "halt", settings.loops.resume_word: "wake"}
+        words = {settings.loops.halt_word: "halt", settings.loops.wake_word: "wake"}
         command = parse_command(incoming.text)
         return words.get(incoming.text.strip()) or (
             command.name if command is not None and command.name in ("halt", "wake") else None

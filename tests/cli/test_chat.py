@@ -87,6 +87,16 @@ def test_a_chat_needs_nothing_but_itself(house: House) -> None:
     assert house.ask("audit").code == 0
 
 
+def test_a_session_with_a_title_is_called_by_it(busy: House) -> None:
+    busy.ask("send", "/title Holiday plans", "--session", "titled").ok()
+    chat = Typist(busy, "--session", "titled")
+    chat.expect("— “Holiday plans” · session ")
+    chat.expect("you> ")
+    chat.type("\x04")
+    chat.expect("— left “Holiday plans”; it is kept")
+    assert chat.process.wait(timeout=15) == 0
+
+
 def test_whoever_leaves_without_a_word_is_told_of_no_session(busy: House) -> None:
     chat = Typist(busy, "--session", "silent")
     chat.expect("you> ")

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from everhold.cli import reference
+from everhold.cli import main, reference
 from everhold.cli.commands.completion import bash, fish, zsh
 from everhold.cli.commands.logs import parsed
+from everhold.cli.parser import build, leaves, subcommands
 from everhold.cli.render import Paint, Screen, ago, count, cut, one_line, safe, width
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -115,12 +116,23 @@ def test_bash_offers_no_option_where_a_value_is_due(words: list[str]) -> None:
     assert completed(["everhold", *words, ""]) == set()
 
 
-def completed(words: list[str]) -> set[str]:
+def test_bash_offers_files_only_where_one_is_due(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").touch()
+    assert completed(["everhold", "sessions", "show", ""], at=tmp_path) >= {"last"}
+    assert "notes.md" not in completed(["everhold", "sessions", "show", ""], at=tmp_path)
+    assert completed(["everhold", "sessions", "show", "no"], at=tmp_path) == set()
+    assert completed(["everhold", "sessions", "show", "la"], at=tmp_path) == {"last"}
+    assert completed(["everhold", "memory", "import", "no"], at=tmp_path) == {"notes.md"}
+    assert completed(["everhold", "eval", "compression", "--baseline", "no"], at=tmp_path) == {"notes.md"}
+    assert "complete -o default" not in bash(), "or the shell offers files where nothing is known"
+
+
+def completed(words: list[str], *, at: Path | None = None) -> set[str]:
     script = f"""{bash()}
 COMP_WORDS=({" ".join(f"'{word}'" for word in words)}); COMP_CWORD={len(words) - 1}; _everhold
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=at)
     return set(done.stdout.split())
 
 
@@ -132,3 +144,37 @@ def test_completions_are_sound_scripts(shell: str, script: object, tmp_path: Pat
     if shutil.which(shell):
         (tmp_path / "script").write_text(text)
         subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+
+
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["sessions"], ["sessions", "show"], ["up"], ["help"]])
+def test_help_shows_what_the_option_shows(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", *words]) == 0
+    said = capsys.readouterr().out
+    assert main([*words, "--help"]) == 0
+    assert capsys.readouterr().out == said
+    assert said.startswith(f"usage: {' '.join(['everhold', *words])}")
+
+
+@pytest.mark.parametrize(
+    "words, said, remedy",
+    [
+        (["sesions"], "there is no command 'sesions' in `everhold`", "did you mean `sessions`?"),
+        (["sessions", "shw"], "there is no command 'shw' in `everhold sessions`", "did you mean `show`?"),
+        (["up", "now"], "there is no command 'now' in `everhold up`", "`everhold up --help` shows what it takes"),
+    ],
+)
+def test_help_about_nothing_says_what_there_is(
+    words: list[str], said: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["help", *words]) == 1
+    assert capsys.readouterr().err == f"everhold: {said}\n  → {remedy}\n"
+
+
+def test_a_summary_that_asks_ends_with_one_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, parser in leaves(build()):
+        assert "?." not in (parser.description or ""), words
+    for name, parser in subcommands(build()).items():
+        assert "?." not in (parser.description or ""), name

@@ -107,7 +107,7 @@ def test_a_plug_in_that_cannot_be_used_is_said_so_once(here: Path, capsys: pytes
 @pytest.mark.parametrize(
     "args, code, says",
     [
-        (("plugin", "test", "nowhere"), 1, "there is no plug-in 'nowhere'"),
+        (("plugin", "test", "nowhere"), 1, "there is no memory provider 'nowhere'"),
         (("plugin", "test", "everhold_shelf:Shelf", "--set", "moist=1"), 78, "did you mean `most`?"),
         (("plugin", "test", "everhold_shelf:Shelf", "--set", "most"), 2, "is not K=V"),
         (("plugin", "test", "everhold_shelf:Shelf", "--set", "key_env=NOT_SET"), 2, "NOT_SET is not set"),
@@ -155,7 +155,7 @@ async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_
         packed.extractall(here / "site")
     monkeypatch.syspath_prepend(str(here / "site"))
     config = {
-        "defaults": {"tools": [], "memories": [name], "recall": {"deadline_ms": 5_000}},
+        "defaults": {"tools": [], "memories": [name], "recall": {"deadline_seconds": 5}},
         "memories": {name: {"most": 5}},
     }
     async with Town(here, json.dumps(config)) as t:
@@ -213,7 +213,7 @@ async def test_a_tool_that_cannot_be_built_costs_itself_only(
         assert await t.ask("hello")
         problems = {it["key"]: it["message"] for it in t.app.about()["problems"]}
         assert says in problems["tools.everhold_bent:Bent"]
-        assert [key for key, text in problems.items() if "no plug-in 'nowhere'" in text] == ["defaults.tools[1]"]
+        assert [key for key, text in problems.items() if "no tool 'nowhere'" in text] == ["defaults.tools[1]"]
 
 
 async def test_every_tool_of_our_own_is_what_its_name_brings(here: Path) -> None:

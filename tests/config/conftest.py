@@ -11,7 +11,7 @@ from everhold.home import Home
 
 SAMPLE = """\
 # The house
-store: sqlite                            # later also PostgreSQL
+store: sqlite                            # the only store so far
 timezone: Europe/Berlin
 http: {host: 127.0.0.1, port: 8765, tokens: [{name: me, token_env: EVERHOLD_TOKEN, person: ada, operator: true}]}
 models:
@@ -22,9 +22,9 @@ defaults:                                # merged under every agent; lists repla
   model: big
   fallback: []
   memories: [builtin]
-  recall: {deadline_ms: 800, tokens: 1700}
+  recall: {deadline_seconds: 0.8, max_tokens: 1700}
   busy: queue                            # queue | steer | interrupt
-  compression: {soft: 0.6, hard: 0.85, keep_exchanges: 6, ahead: true, model: big}
+  compression: {soft: 0.6, hard: 0.85, keep_exchanges: 6, in_background: true, model: big}
   sessions: {group: per-person, thread: shared}
   budget: {usd_per_day: 5, per_person: {usd_per_day: 1}, background: {usd_per_day: 1}}
   tools: [memory, session_search, "mcp:time"]

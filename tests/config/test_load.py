@@ -46,7 +46,7 @@ def test_no_configuration_is_needed(home: Home) -> None:
     assert settings.models[agent.model].provider == "offline"
     assert [memory.provider for memory in agent.memories] == ["builtin"]
     assert (settings.http.host, settings.http.port) == ("127.0.0.1", 8765)
-    assert settings.store.kind == "sqlite"
+    assert settings.store == "sqlite"
     assert settings.problems == ()
     assert settings.revision
 
@@ -111,12 +111,12 @@ def test_a_tool_s_settings_concern_the_agents_that_have_it() -> None:
 
 def test_mappings_of_the_defaults_merge_and_lists_replace() -> None:
     settings = read("""
-        defaults: {recall: {tokens: 10}, tools: [memory], compression: {soft: 0.5, hard: 0.7}}
+        defaults: {recall: {max_tokens: 10}, tools: [memory], compression: {soft: 0.5, hard: 0.7}}
         agents:
-          a: {recall: {deadline_ms: 5}, tools: [session_search]}
+          a: {recall: {deadline_seconds: 5}, tools: [session_search]}
           b:
     """)
-    assert (settings.agents["a"].recall.tokens, settings.agents["a"].recall.deadline_ms) == (10, 5)
+    assert (settings.agents["a"].recall.max_tokens, settings.agents["a"].recall.deadline_seconds) == (10, 5)
     assert settings.agents["a"].tools == ("session_search",)
     assert settings.agents["b"].tools == ("memory",)
     assert settings.agents["b"].compression.hard == 0.7
@@ -124,8 +124,8 @@ def test_mappings_of_the_defaults_merge_and_lists_replace() -> None:
 
 
 def test_a_null_takes_a_default_back() -> None:
-    settings = read("defaults: {recall: {tokens: 10}, busy: steer}\nagents: {a: {recall: null, busy: ~}}\n")
-    assert settings.agents["a"].recall.tokens == 1700
+    settings = read("defaults: {recall: {max_tokens: 10}, busy: steer}\nagents: {a: {recall: null, busy: ~}}\n")
+    assert settings.agents["a"].recall.max_tokens == 1700
     assert settings.agents["a"].busy == "queue"
 
 
@@ -150,7 +150,7 @@ def test_a_model_may_be_written_where_it_is_used() -> None:
 def test_the_only_model_is_everybodys_and_of_several_one_must_be_named() -> None:
     assert read("models: {mine: {provider: openai, name: x}}").agent().model == "mine"
     (line,) = refused("models: {a: {provider: offline}, b: {provider: offline}}\nagents:\n  main: {}\n")
-    assert "agents.main.model: says not which model to use" in line
+    assert "agents.main.model: does not say which model to use" in line
 
 
 def test_an_account_is_answered_by_its_namesake_or_the_main_agent() -> None:
@@ -177,10 +177,10 @@ def test_a_chat_is_an_exception_laid_over_the_rest() -> None:
 def test_anchors_and_merge_keys_work() -> None:
     settings = read("""
         agents:
-          a: &base {busy: steer, recall: {tokens: 7}}
+          a: &base {busy: steer, recall: {max_tokens: 7}}
           b: {<<: *base, busy: interrupt}
     """)
-    assert (settings.agents["b"].busy, settings.agents["b"].recall.tokens) == ("interrupt", 7)
+    assert (settings.agents["b"].busy, settings.agents["b"].recall.max_tokens) == ("interrupt", 7)
 
 
 def test_a_persona_is_a_file_a_text_or_says_which() -> None:
@@ -210,7 +210,7 @@ def test_nothing_in_it_can_be_changed(sample: str) -> None:
     with pytest.raises(ValidationError):
         settings.timezone = "UTC"  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        settings.agent("coder").recall.tokens = 1  # type: ignore[misc]
+        settings.agent("coder").recall.max_tokens = 1  # type: ignore[misc]
     for table in (settings.agents, settings.models, settings.agent("coder").memories[1].extra, settings.document):
         with pytest.raises(TypeError):
             table["x"] = 1  # type: ignore[index]
@@ -243,7 +243,7 @@ backup: [1]
 nonsense: 1
 """)
     expected = [
-        "config.yaml:1: store: must be `sqlite` or a mapping with a url → ",
+        "config.yaml:1: store: must be `sqlite`, the only store so far → ",
         "config.yaml:2: timezone: is not a time zone known here → did you mean `Europe/Berlin`?",
         "config.yaml:3: http.hst: unknown key → did you mean `host`?",
         "config.yaml:3: http.port: must be a whole number",
@@ -297,7 +297,8 @@ nonsense: 1
         ("http: {host: 0.0.0.0}", "listens beyond this machine without a token"),
         ("mcp: {a: {}}", "needs either a command or a url"),
         ("mcp: {a: {command: [x], effects: {t: twice}}}", "must be `pure`, `keyed`, `probe` or `once`"),
-        ("store: {url: 'mysql://h/d'}", "its url must start with postgresql://"),
+        ("store: {url: 'postgresql://h/d'}", "store.url: is not supported yet"),
+        ("store: {path: x}", "store: must be `sqlite`, the only store so far → write store: sqlite"),
         ("timezone: ../etc/passwd", "is not a time zone"),
         ("models: {a: {provider: openai, name: x}}\ndefaults: {budget: {usd_per_day: 1}}", "models.a: has no price"),
         ("agents: {a: {memories: [{name: builtin, write: 0}]}}", "agents.a.memories[0].write: must be `turn`"),
@@ -318,13 +319,13 @@ def test_each_mistake_has_its_words(text: str, said: str) -> None:
 
 
 def test_a_mistake_in_the_defaults_is_said_once_where_it_stands() -> None:
-    (line,) = refused("defaults:\n  recall: {tokens: -1}\nagents: {a: {}, b: {}, c: {}}\n")
-    assert line.startswith("config.yaml:2: defaults.recall.tokens: must be at least 0")
+    (line,) = refused("defaults:\n  recall: {max_tokens: -1}\nagents: {a: {}, b: {}, c: {}}\n")
+    assert line.startswith("config.yaml:2: defaults.recall.max_tokens: must be at least 0")
 
 
 def test_a_mistake_of_an_agent_is_said_where_the_agent_stands() -> None:
-    (line,) = refused("defaults: {recall: {tokens: 1}}\nagents:\n  a:\n    recall: {tokens: no}\n")
-    assert line.startswith("config.yaml:4: agents.a.recall.tokens: must be a whole number")
+    (line,) = refused("defaults: {recall: {max_tokens: 1}}\nagents:\n  a:\n    recall: {max_tokens: no}\n")
+    assert line.startswith("config.yaml:4: agents.a.recall.max_tokens: must be a whole number")
 
 
 def test_many_aliases_do_not_eat_the_machine() -> None:

@@ -89,7 +89,7 @@ def test_a_number_as_password_is_a_password() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "defaults: {recall: {tokens: 1700}}",
+        "defaults: {recall: {max_tokens: 1700}}",
         "models: {a: {provider: openai, name: x, context_tokens: 1000, max_tokens: 100}}",
         "mcp: {a: {command: [x], effects: {get_token: pure, set_password: once}}}",
         "platforms: {matrix: {a: {homeserver: 'https://m.example:8448', user: '@a:m.example'}}}",

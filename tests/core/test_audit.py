@@ -329,7 +329,9 @@ def test_what_waits_for_an_answer_is_told_as_a_doubt() -> None:
     pen = Pen()
     pen.turn()
     pen.write(HELLO, structs.replace(HELLO, asks=False), HELLO)
-    assert [(it.promise, it.level, it.text) for it in pen.find()] == [("P2", "doubt", "2 messages wait for an answer")]
+    assert [(it.promise, it.level, it.text) for it in pen.find()] == [
+        ("P2", "doubt", "2 messages without an answer yet")
+    ]
 
 
 def test_what_failed_visibly_is_told_as_a_doubt_until_it_is_retried() -> None:

@@ -97,5 +97,5 @@ class Services:
         if write is not None:
             memories = {name: {**given, "write": write} for name, given in memories.items()}
         # the search over everything is not what is looked at here
-        main = {"memories": list(chosen), "recall": {"deadline_ms": 5_000}, **(agent or {})}
+        main = {"memories": list(chosen), "recall": {"deadline_seconds": 5}, **(agent or {})}
         return json.dumps({"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories})

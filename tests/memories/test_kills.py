@@ -44,7 +44,7 @@ class Storm(Street):
         # deadline, and does it `late`, would do it after everybody has given up waiting for that
         slow = {"deadline_seconds": 4.0}
         # nor may a turn wait for that: one that is killed five times is given up
-        quick = {"recall": {"deadline_ms": 300}}
+        quick = {"recall": {"deadline_seconds": 0.3}}
         super().__init__(
             path,
             services.config(write=write, agent=quick, honcho=patient | slow, mem0=patient | slow, hindsight=slow),
@@ -113,7 +113,7 @@ class Storm(Street):
         """Change a setting: what waits after a failure is tried at once, and nobody here has to wait for minutes."""
         config = self.home / "config.yaml"
         given = json.loads(config.read_text())
-        given["agents"]["main"]["recall"]["deadline_ms"] += 1
+        given["agents"]["main"]["recall"]["deadline_seconds"] += 0.001
         new = self.home / "config.yaml.new"
         new.write_text(json.dumps(given))
         new.replace(config)

@@ -167,7 +167,7 @@ async def test_a_connection_that_never_stands(connect: Connect) -> None:
                 one.setblocking(False)
                 one.connect_ex(("127.0.0.1", port))
             waits = {"connect": 0.2, "first_byte": 5.0}
-            error = await fails(connect(base_url=f"http://127.0.0.1:{port}", deadlines=waits), Overloaded)
+            error = await fails(connect(base_url=f"http://127.0.0.1:{port}", deadline_seconds=waits), Overloaded)
         finally:
             for one in fill:
                 one.close()
@@ -182,33 +182,33 @@ async def test_closed_without_a_word(server: ModelServer, connect: Connect, rese
 
 async def test_silence_before_the_first_byte(server: ModelServer, connect: Connect) -> None:
     server.script(Hang())
-    error = await fails(connect(deadlines=SOON), Overloaded)
+    error = await fails(connect(deadline_seconds=SOON), Overloaded)
     assert "no first byte within 0.25 s" in str(error)
-    assert "deadlines" in error.remedy
+    assert "deadline_seconds" in error.remedy
 
 
 @pytest.mark.parametrize("after", [1, 3])
 async def test_silence_in_mid_stream(server: ModelServer, connect: Connect, after: int) -> None:
     server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=after)))
-    error = await fails(connect(deadlines=SOON), Overloaded)
+    error = await fails(connect(deadline_seconds=SOON), Overloaded)
     assert "no next piece within 0.2 s" in str(error)
 
 
 async def test_headers_and_then_nothing(server: ModelServer, connect: Connect) -> None:
     server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=0)))
-    error = await fails(connect(deadlines=SOON), Overloaded)
+    error = await fails(connect(deadline_seconds=SOON), Overloaded)
     assert "no first byte" in str(error)
 
 
 async def test_keep_alives_do_not_live_for_ever(server: ModelServer, connect: Connect) -> None:
     server.script(Reply(text=LONG.text, cut=Cut(how="alive", after=2)))
-    error = await fails(connect(deadlines={**SOON, "total": 0.5}), Overloaded)
+    error = await fails(connect(deadline_seconds={**SOON, "total": 0.5}), Overloaded)
     assert "no whole answer within 0.5 s" in str(error)
 
 
 async def test_a_slow_but_living_stream_is_waited_for(server: ModelServer, connect: Connect) -> None:
     server.script(Reply(text=LONG.text, pause=0.05))
-    assert (await connect(deadlines=SOON).answer(HELLO)).text == LONG.text
+    assert (await connect(deadline_seconds=SOON).answer(HELLO)).text == LONG.text
 
 
 @pytest.mark.parametrize("how", ["end", "done", "drop", "reset", "garbage", "error"])
@@ -261,7 +261,7 @@ async def test_a_complete_answer_does_not_need_its_epilogue(
     server: ModelServer, connect: Connect, end: dict[str, bool]
 ) -> None:
     server.script(Reply(text="done", done=end.get("done", True), linger=end.get("linger", False)))
-    assert (await connect(deadlines={"tail": 0.1}).answer(HELLO)).text == "done"
+    assert (await connect(deadline_seconds={"tail": 0.1}).answer(HELLO)).text == "done"
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])

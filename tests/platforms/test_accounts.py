@@ -15,6 +15,7 @@ from everhold.accounts import Accounts, locks_directory
 from everhold.config import Settings, parse, plugin_problems
 from everhold.config.secrets import Environment
 from everhold.errors import Misuse, Refused
+from everhold.infra.extras import describe_install
 from everhold.plugins import Catalogue, Factory
 from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing, Platform, Verdict
 from everhold.ports.plugin import Context
@@ -85,7 +86,7 @@ class Toy:
 class Shelf(Catalogue[Platform]):
     def load(self, name: str) -> Factory[Platform]:
         if name != "toy":
-            raise Misuse(f"there is no {name}", remedy=f"pip install 'everhold[{name}]'")
+            raise Misuse(f"there is no {name}", remedy=describe_install(name))
         return cast(Factory[Platform], Toy)
 
 
@@ -201,7 +202,7 @@ async def test_a_missing_token_or_package_disables_one_account(place: Any) -> No
     assert [problem.disables for problem in found.problems] == ["platforms.toy.b"]
     accounts.adopt(settings("platforms: {toy: {a: {token_env: A}}, missing: {x: {token_env: A}}}", A="1"))
     (problem,) = accounts.problems()
-    assert (problem.disables, problem.remedy) == ("platforms.missing.x", "pip install 'everhold[missing]'")
+    assert (problem.disables, problem.remedy) == ("platforms.missing.x", describe_install("missing"))
     assert list(toys(accounts)) == ["a"]
 
 

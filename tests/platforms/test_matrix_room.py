@@ -57,7 +57,7 @@ async def halt(room: Room) -> None:
     await room.obeyed("Halted.", 2)
     after = await room.spoken()
     assert after == before, f"somebody answered: {Counter(after) - Counter(before)}"
-    await room.say("!resume")
+    await room.say("!wake")
     await room.obeyed("Listening again.", 1)
     await room.called("again")
     await room.settled()

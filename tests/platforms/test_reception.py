@@ -358,7 +358,7 @@ async def test_hops_that_a_platform_carries_count(door: Door) -> None:
     assert not (await door.heard("hi", sender="7", bot=True, hops=8)).asks
 
 
-@pytest.mark.parametrize("halt, wake", [("!halt", "!resume"), ("/halt", "/wake"), (" !halt\n", "/wake@bot")])
+@pytest.mark.parametrize("halt, wake", [("!halt", "!wake"), ("/halt", "/wake"), (" !halt\n", "/wake@bot")])
 async def test_a_halt_word_silences_a_chat_until_a_human_lifts_it(door: Door, halt: str, wake: str) -> None:
     order = await door.heard(halt, chat="room", addressed=False)
     assert order.command is not None
@@ -367,7 +367,7 @@ async def test_a_halt_word_silences_a_chat_until_a_human_lifts_it(door: Door, ha
     assert not (await door.heard("hello?", chat="room")).asks, "also after a restart"
     assert not (await door.heard("hello?", chat="room", sender="7", bot=True)).asks
     assert (await door.heard("hello?", chat="open")).asks, "another chat is another matter"
-    assert (await door.heard("!resume", chat="room", sender="7", bot=True)).command is None, "no bot lifts it"
+    assert (await door.heard("!wake", chat="room", sender="7", bot=True)).command is None, "no bot lifts it"
     await door.reception.open()
     assert [it["chat"] for it in door.reception.about()["halted"]] == ["room"]
     await door.heard(wake, chat="room", addressed=False)
@@ -388,11 +388,11 @@ async def test_nobody_is_silenced_or_linked_where_there_is_nobody_else(
 
 async def test_an_order_that_is_delivered_again_is_not_obeyed_again(door: Door) -> None:
     await door.heard("!halt", chat="room", id="h")
-    await door.heard("!resume", chat="room", id="r")
+    await door.heard("!wake", chat="room", id="r")
     assert (await door.say("!halt", chat="room", id="h")).outcome == "duplicate"
     assert (await door.heard("hello?", chat="room")).asks, "a human lifted it since"
     await door.heard("!halt", chat="room", id="h2")
-    assert (await door.say("!resume", chat="room", id="r")).outcome == "duplicate"
+    assert (await door.say("!wake", chat="room", id="r")).outcome == "duplicate"
     assert not (await door.heard("hello?", chat="room")).asks, "and a repeat lifts nothing"
 
 
@@ -429,7 +429,7 @@ async def test_a_halt_holds_and_is_lifted_under_the_chat_s_new_id(door: Door) ->
     await door.heard("!halt", chat="room")
     await door.moves.moved("fake", "room", "hall")
     assert not (await door.heard("hello?", chat="hall")).asks
-    await door.heard("!resume", chat="hall")
+    await door.heard("!wake", chat="hall")
     assert (await door.heard("hello?", chat="hall")).asks
     assert door.reception.about()["halted"] == []
 

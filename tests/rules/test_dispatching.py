@@ -50,6 +50,27 @@ def test_a_turn_that_leaves_nothing_behind_has_nobody_look(house: House) -> None
     assert asked == []
 
 
+def test_a_turn_without_tools_is_five_commits_and_no_claim(house: House) -> None:
+    """What docs/ARCHITECTURE.md says: `accept` and `end` claim what they make due."""
+    house.say("wake up")
+    assert house.process is not None
+    disk, steps = house.process.disk, list[str]()
+    commit, claim = disk.commit, disk.claim
+
+    async def counted_commit(change: Change) -> Committed:
+        steps.append(change.step)
+        return await commit(change)
+
+    async def counted_claim(*given: Any, **options: Any) -> Any:
+        steps.append("claim")
+        return await claim(*given, **options)
+
+    disk.commit, disk.claim = counted_commit, counted_claim  # type: ignore[method-assign]
+    house.say("hello")
+    house.tick(5.0)
+    assert steps == [Step.ACCEPT, Step.BEGIN, Step.END, Step.DELIVERY_SEND, Step.DELIVERY_DONE]
+
+
 def test_what_came_during_a_turn_is_taken_up_at_its_end(house: House) -> None:
     house.furniture.model = held = HeldModel()
     held.free = True

@@ -91,7 +91,7 @@ def memory(house: House, **more: Any) -> Memory:
 
 def builtin(house: House) -> Index:
     """The real index over the house's log, as a memory that is asked about every message."""
-    index = Index(house.path / "index.db", inline=True, embeddings="none")
+    index = Index(house.path / "index.db", inline=True, embeddings="table")
     house.furniture.memories["builtin"] = Builtin(index=index, store=house.store, agent="main")
     house.furniture.settings.update(recalls=("builtin", *(n for n in house.furniture.memories if n != "builtin")))
     house.furniture.settings["recall_seconds"] = 1.0
@@ -222,13 +222,13 @@ class TestForgetting:
             def _wipe(self) -> None:
                 """It is killed just before."""
 
-        index = Falling(house.path / "index.db", inline=True, embeddings="none")
+        index = Falling(house.path / "index.db", inline=True, embeddings="table")
         house.say(f"my secret is {CANARY}")
         house.run(index.catch_up(house.store))
         house.run(memory(house).forget("ada"))
         house.run(index.catch_up(house.store))
         assert everywhere(house.path, CANARY) == ["index.db-wal"]
-        after = Index(house.path / "index.db", inline=True, embeddings="none")
+        after = Index(house.path / "index.db", inline=True, embeddings="table")
         house.run(after.catch_up(house.store))
         assert everywhere(house.path, CANARY) == []
         house.run(after.close())

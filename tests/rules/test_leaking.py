@@ -61,7 +61,7 @@ class Town:
 
     def __init__(self, house: House, *, group: str = "per-person") -> None:
         self.house = house
-        self.index = Index(house.path / "index.db", inline=True, embeddings="none")
+        self.index = Index(house.path / "index.db", inline=True, embeddings="table")
         house.furniture.memories = {"blab": Blabbing()}
         furnish(house, notices=False, limits={"user": 5_000, "memory": 5_000})
         house.furniture.settings.update(recalls=("builtin", "blab"), recall_seconds=1.0)

@@ -23,6 +23,7 @@ from everhold.core.turn import Ran, Run
 from everhold.errors import EverholdError
 from everhold.flow import perform
 from everhold.flow.gates import Gates
+from everhold.infra.extras import describe_install
 from everhold.ports.tool import Effect, File, Result, ToolContext
 from everhold.secret import Secret
 from everhold.testing.house import Diary
@@ -386,7 +387,7 @@ async def test_without_the_extra_everything_else_works(tmp_path: Path, monkeypat
     async with office(tmp_path, odd={"command": CROOKED}) as made:
         await made.ready()
         (problem,) = made.servers.problems()
-        assert problem.remedy == "pip install 'everhold[mcp]'"
+        assert problem.remedy == describe_install("mcp")
         assert not made.servers.tools(made.agent)
 
 

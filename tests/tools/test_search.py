@@ -15,7 +15,7 @@ from tests.memories.builtin.stage import ADA, Stage
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    stage = Stage(tmp_path, embeddings="none")
+    stage = Stage(tmp_path, embeddings="table")
     yield stage
     await stage.close()
 

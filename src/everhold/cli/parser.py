@@ -264,7 +264,7 @@ def _people(commands: _Group) -> None:
 
 
 def _judging(commands: _Group) -> None:
-    evaluate = commands.group("eval", "how good are the summaries?", module="eval")
+    evaluate = commands.group("eval", "score how much summaries keep", module="eval")
     fidelity = evaluate.add(
         "compression",
         "what summaries keep of conversations whose answers are known",
@@ -426,6 +426,8 @@ def _keeping(commands: _Group) -> None:
         module="completion",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"))
+    explain = commands.add("help", "show what a command takes", ("everhold help sessions show", ""), module="help")
+    explain.add_argument("words", nargs="*", metavar="COMMAND", help="the words of a command (default: list them all)")
 
 
 def _setting_up(setup: _Group) -> None:

@@ -81,7 +81,7 @@ def _models(it: Effective, agent: Raw, path: KeyPath, models: Raw) -> None:
     uses: list[tuple[KeyPath, Any]] = [((*path, "model"), agent.get("model"))]
     uses += [((*path, "fallback", place), name) for place, name in _texts(agent.get("fallback"))]
     uses.append(((*path, "compression", "model"), compression.get("model")))
-    for place, name in uses:
+    for place, name in uses if models else ():  # without any, `models` itself was refused
         _known(it, place, name, models, "model", "models")
     budget = _mapping(agent.get("budget"))
     if not any("usd_per_day" in limit for limit in (budget, *map(_mapping, budget.values()))):

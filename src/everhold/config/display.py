@@ -23,8 +23,6 @@ def show(settings: Settings) -> dict[str, Any]:
     shown = _part(settings)
     del shown["defaults"]
     shown["models"] = {name: model for name, model in models.items() if "." not in name}
-    if settings.store.kind == "sqlite":
-        shown["store"] = "sqlite"
     shown["agents"] = {name: _agent(agent, models) for name, agent in settings.agents.items()}
     return shown
 

@@ -29,7 +29,6 @@ from everhold.config.settings import (
     McpSettings,
     MemorySettings,
     ModelSettings,
-    StoreSettings,
     TokenSettings,
     ToolSettings,
 )
@@ -190,7 +189,7 @@ def _only_model(it: Effective, models: Raw | None, path: KeyPath | None) -> str:
     if len(names) == 1:
         return names[0]
     if names and path is not None:
-        it.problem((*path, "model"), "says not which model to use", f"defaults: {{model: {names[0]}}}, for example")
+        it.problem((*path, "model"), "does not say which model to use", f"defaults: {{model: {names[0]}}}, for example")
     return OFFLINE
 
 
@@ -332,8 +331,15 @@ def _chat(it: Effective, chat: Any, account: Raw) -> Any:
 
 
 def _store(it: Effective, raw: Any) -> None:
-    if isinstance(raw, dict):
-        it.data["store"] = fill(it, raw, StoreSettings, ("store",), needs=("store",))
+    """Refuse a database server. Nothing would be stored there, so ignoring the key would mislead the reader."""
+    if not isinstance(raw, dict) or "url" not in raw:
+        return
+    it.data["store"] = "sqlite"
+    it.problem(
+        ("store", "url"),
+        "is not supported yet: everhold stores everything in SQLite, in the home",
+        "remove `store`, or write store: sqlite",
+    )
 
 
 def _http(it: Effective, raw: Any) -> None:

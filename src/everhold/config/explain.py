@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from everhold.config.literals import is_secret_key, mask
-from everhold.config.problems import KeyPath, Problem, did_you_mean
+from everhold.config.problems import KeyPath, Problem, did_you_mean, find_nearest, listed
 from everhold.config.settings import given_fields
+from everhold.secret import Secret
 
-_WORDS: Final[Mapping[str, tuple[str, str]]] = {
-    "missing": ("is missing", "add it"),
-    "int_type": ("must be a whole number", ""),
-    "int_parsing": ("must be a whole number", ""),
-    "int_from_float": ("must be a whole number", ""),
-    "float_type": ("must be a number", ""),
-    "float_parsing": ("must be a number", ""),
-    "bool_type": ("must be true or false", "write true or false, without quotes"),
-    "bool_parsing": ("must be true or false", "write true or false, without quotes"),
-    "string_type": ("must be text", "put it in quotes"),
-    "string_too_short": ("must not be empty", ""),
-    "model_type": ("must be a mapping", "write {key: value}, or indented lines of key: value"),
-    "model_attributes_type": ("must be a mapping", "write {key: value}, or indented lines of key: value"),
-    "dict_type": ("must be a mapping", "write {key: value}, or indented lines of key: value"),
-    "mapping_type": ("must be a mapping", "write {key: value}, or indented lines of key: value"),
-    "tuple_type": ("must be a list", "write [a, b], or indented lines of - a"),
-    "list_type": ("must be a list", "write [a, b], or indented lines of - a"),
+UNKNOWN_KEY: Final = "unknown key"
+_NO_SPACE: Final = re.compile(r"\w:\S")
+
+_MAPPING: Final = ("must be a mapping", "write {key: value}, or indented lines of key: value")
+_LIST: Final = ("must be a list", "write [a, b], or indented lines of - a")
+_FLAG: Final = ("must be true or false", "write true or false, without quotes")
+_FIXED: Final[Mapping[str, tuple[str, str]]] = {
+    "bool_type": _FLAG,
+    "bool_parsing": _FLAG,
+    "string_too_short": ("must not be empty", "write a value, or remove the key"),
+    "tuple_type": _LIST,
+    "list_type": _LIST,
 }
-_BOUNDS: Final = {
-    "greater_than": ("gt", "must be more than {}"),
-    "greater_than_equal": ("ge", "must be at least {}"),
-    "less_than": ("lt", "must be less than {}"),
-    "less_than_equal": ("le", "must be at most {}"),
+_MAPPING_ERRORS: Final = frozenset({"model_type", "model_attributes_type", "dict_type", "mapping_type"})
+_NUMBER_ERRORS: Final[Mapping[str, str]] = {
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
 }
+_BOUNDS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "greater_than": ("gt", "must be more than {}", "write a number above {}"),
+    "greater_than_equal": ("ge", "must be at least {}", "write {} or more"),
+    "less_than": ("lt", "must be less than {}", "write a number below {}"),
+    "less_than_equal": ("le", "must be at most {}", "write {} or less"),
+}
+_UNITS: Final[Mapping[str, str]] = {
+    "seconds": "seconds",
+    "hours": "hours",
+    "tokens": "tokens",
+    "chars": "characters",
+    "bytes": "bytes",
+    "turns": "turns",
+    "usd": "US dollars",
+}
+_SYNONYMS: Final[Mapping[str, str]] = {"model": "name", "url": "base_url", "endpoint": "base_url"}
+"""Words from other programs -> ours, for a section that has the one and not the other."""
+_EXAMPLES: Final[Mapping[str, str]] = {
+    "agents": "agents: {main: {persona: SOUL.md}}",
+    "models": "models: {big: {provider: openai, name: …}}",
+    "platforms": "platforms: {telegram: {main: {token_env: …}}}",
+    "people": 'people: [{name: ada, identities: ["telegram:1001"]}]',
+    "command": "command: [mcp-server-time]",
+}
+"""Keys whose shape is easier to show than to describe."""
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], *, also: Iterable[str] = ()) -> list[Problem]:
@@ -45,36 +70,90 @@ def problems_of(error: ValidationError, model: type[BaseModel], *, also: Iterabl
         path: KeyPath = tuple(part for part in item["loc"] if part != "[key]")
         if any(isinstance(part, str) and part.startswith("=") for part in path):
             continue
-        context = item.get("ctx", {})
-        kind, value = item["type"], item["input"]
-        if kind == "extra_forbidden":
-            known = [*known_keys(model, path[:-1]), *(also if len(path) == 1 else ())]
-            message, remedy = "unknown key", did_you_mean(str(path[-1]), known)
-        elif kind == "missing" and is_secret_key(str(path[-1])):
-            # a secret is named here and kept elsewhere: adding the key itself would be refused
-            path = (*path[:-1], f"{path[-1]}_env")
-            message, remedy = "is missing", "name the variable here, and set it in .env"
-        elif kind in _WORDS:
-            message, remedy = _WORDS[kind]
-        elif kind in _BOUNDS:
-            name, words = _BOUNDS[kind]
-            message, remedy = words.format(context.get(name)), ""
-        elif kind == "literal_error":
-            message, remedy = f"must be {str(context.get('expected', '')).replace(chr(39), '`')}", ""
-            if isinstance(value, str):
-                near = did_you_mean(value, str(context.get("expected", "")).split("'")[1::2])
-                remedy = near if near.startswith("did") else ""
-        elif kind == "refused":
-            message, remedy = str(context["text"]), str(context.get("remedy", ""))
-        elif kind in (
-            "value_error",
-            "assertion_error",
-        ):  # what a plug-in's own check said, without what comes before it
-            message, remedy = mask(str(context.get("error") or item["msg"])), ""
-        else:
-            message, remedy = mask(item["msg"]), ""
-        found.append(Problem(message, remedy, path=path))
+        found.append(_explain_error(item, path, model, also))
     return found
+
+
+def _explain_error(item: ErrorDetails, path: KeyPath, model: type[BaseModel], also: Iterable[str]) -> Problem:
+    kind, value, context = item["type"], item["input"], item.get("ctx", {})
+    key = str(path[-1]) if path else ""
+    if kind == "extra_forbidden":
+        known = [*known_keys(model, path[:-1]), *(also if len(path) == 1 else ())]
+        return _explain_unknown_key(path, value, known)
+    if kind == "missing":
+        if is_secret_key(key):  # the variable is named here and set elsewhere: the key itself would be refused
+            path = (*path[:-1], key := f"{key}_env")
+        remedy = "name the variable here, and set it in .env" if key.endswith("_env") else f"add `{key}: …`"
+        return Problem("is missing", remedy, path=path)
+    if kind in _FIXED:
+        message, remedy = _FIXED[kind]
+        return Problem(message, _EXAMPLES.get(key, remedy), path=path)
+    if kind in _MAPPING_ERRORS:
+        return Problem(_MAPPING[0], _suggest_mapping(path, value), path=path)
+    if kind in _NUMBER_ERRORS:
+        return Problem(_NUMBER_ERRORS[kind], _suggest_number(key, value), path=path)
+    if kind == "string_type":
+        message, remedy = _explain_not_text(value)
+        return Problem(message, remedy, path=path)
+    if kind in _BOUNDS:
+        name, words, remedy = _BOUNDS[kind]
+        bound = f"{context.get(name):g}" if isinstance(context.get(name), int | float) else str(context.get(name))
+        if (name, bound) == ("le", "1"):
+            remedy = "write a share such as 0.6"
+        return Problem(words.format(bound), remedy.format(bound), path=path)
+    if kind == "literal_error":
+        options = str(context.get("expected", "")).split("'")[1::2]
+        near = find_nearest(value, options) if isinstance(value, str) else ""
+        remedy = f"did you mean `{near}`?" if near else f"write one of them, such as {key}: {options[0]}"
+        return Problem(f"must be {listed(options)}", remedy, path=path)
+    if kind == "refused":
+        return Problem(str(context["text"]), str(context.get("remedy", "")), path=path)
+    if kind in ("value_error", "assertion_error"):  # what a plug-in's own check said, without pydantic's prefix
+        return Problem(mask(str(context.get("error") or item["msg"])), "", path=path)
+    return Problem(mask(item["msg"]), "", path=path)
+
+
+def _explain_unknown_key(path: KeyPath, value: object, known: Iterable[str]) -> Problem:
+    """A key nobody declared. Secrets are compared, and named, the way they are written: with `_env`."""
+    key = str(path[-1])
+    if isinstance(value, Secret):
+        key = f"{key.removesuffix('_env')}_env"
+    written = {name if name.endswith("_env") or not is_secret_key(name) else f"{name}_env" for name in known}
+    meant = _SYNONYMS.get(key, "")
+    if meant in written:
+        remedy = f"did you mean `{meant}`?"
+    elif "params" in written and not find_nearest(key, written):
+        remedy = f"if the provider should get it with every request: params: {{{mask(key)}: …}}"
+    else:
+        remedy = did_you_mean(key, written) or "remove it"
+    return Problem(UNKNOWN_KEY, remedy, path=(*path[:-1], key))
+
+
+def _suggest_mapping(path: KeyPath, value: object) -> str:
+    if len(path) == 3 and path[0] == "platforms":
+        return f"an account stands between platform and keys: {path[1]}: {{main: {{{path[2]}: …}}}}"
+    if isinstance(value, str) and _NO_SPACE.search(value):
+        return "put a space after the colon: key: value"
+    return _EXAMPLES.get(str(path[-1]), _MAPPING[1]) if path else _MAPPING[1]
+
+
+def _suggest_number(key: str, value: object) -> str:
+    if isinstance(value, str) and value.strip().endswith("%"):
+        return "write a share such as 0.6"
+    if isinstance(value, str) and value.strip().lstrip("+-").isdigit():
+        return "write it without quotes"
+    unit = next((words for part, words in _UNITS.items() if part in key.split("_")), "")
+    return f"write the number alone, in {unit}" if unit else "write the number alone, such as 10"
+
+
+def _explain_not_text(value: object) -> tuple[str, str]:
+    if value is None:
+        return "is empty", "write a value, or remove the dash"
+    if isinstance(value, Mapping):
+        return "must be text, not a mapping", "write the name alone, or put the text in quotes"
+    if isinstance(value, list | tuple):
+        return "must be text, not a list", "write the text alone"
+    return "must be text", "put it in quotes"
 
 
 def known_keys(model: type[BaseModel], path: KeyPath) -> list[str]:

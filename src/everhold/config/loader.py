@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from everhold.config.checks import check
 from everhold.config.display import to_yaml
 from everhold.config.expand import expand, written
-from everhold.config.explain import problems_of
+from everhold.config.explain import UNKNOWN_KEY, problems_of
 from everhold.config.fill import Effective, ReadPersona
 from everhold.config.problems import ConfigError, KeyPath, Problem
 from everhold.config.revision import model_signature_of, revision_of, signature_of
@@ -148,13 +148,24 @@ def _validated(it: Effective) -> Settings | None:
 
 
 def _ask_plugins(it: Effective, validate: ValidatePlugin) -> None:
+    refused: set[tuple[str, str]] = set()
     for section in it.sections:
         for problem in validate(section.group, section.plugin, section.raw):
-            if section.silent(problem.path):
+            if section.silent(problem.path) and problem.message != UNKNOWN_KEY:
+                continue
+            if not problem.path and not problem.fatal:  # about the plug-in as such: said once, where it is chosen
+                if (section.group, section.plugin) in refused:
+                    continue
+                refused.add((section.group, section.plugin))
+                provider = (*section.path, "provider")
+                path = provider if it.origin(provider) in it.document.lines else section.path
+                it.add(replace(problem, path=path))
                 continue
             it.add(replace(problem, path=(*section.path, *problem.path)))
     for tool, path in _plain_tools(it).items():
         for problem in validate("tools", tool, {}):
+            if " " in tool and not problem.fatal:
+                problem = replace(problem, remedy="separate names with commas: [memory, attach]")
             it.add(replace(problem, path=("tools", tool, *problem.path) if problem.path else path))
 
 

@@ -71,12 +71,22 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
+def find_nearest(word: str, known: Iterable[str]) -> str:
+    """The known name that `word` is most likely meant to be, or nothing."""
+    names = sorted(set(known))
+    if word.lower() in names:
+        return word.lower()
+    # Short words differ by much when one letter does; long ones that share half of their letters are strangers.
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6 if len(word) <= 6 else 0.7)
+    return near[0] if near else ""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A remedy for a name nobody knows: the nearest one, or what there is."""
-    names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    names = sorted(set(known))
+    near = find_nearest(word, names)
     if near:
-        return f"did you mean `{near[0]}`?"
+        return f"did you mean `{near}`?"
     if not names:
         return ""
     return "there is " + listed(names[:12]) + (", …" if len(names) > 12 else "")

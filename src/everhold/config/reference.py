@@ -82,6 +82,8 @@ def render() -> str:
         model = _part_in(info.annotation)
         if name == "defaults":
             parts.append("\nThe keys are those of an agent.\n")
+        elif name == "store":
+            parts.append(f"\n`{_default(info)}` if not given. A database server (`store: {{url: …}}`) is refused.\n")
         elif model is None:
             parts.append(f"\nA {_kind(_hints(Settings)[name])}; `{_default(info)}` if not given.\n")
         else:

@@ -29,6 +29,7 @@ from everhold.config.values import (
     Named,
     Part,
     Share,
+    StoreKind,
     Table,
     Text,
     Url,
@@ -52,34 +53,6 @@ AT_START: Final = ("store", "http.host", "http.port")
 
 
 # -- the whole house ---------------------------------------------------------------------------------------------------
-
-
-class StoreSettings(Part):
-    url: str = ""
-    """Empty for SQLite in the home; `postgresql://user@host/db` for PostgreSQL."""
-    password_env: EnvName | None = None
-    """The variable with the database password."""
-    password: Secret | None = Field(default=None, validation_alias="=password")
-    missing: tuple[str, ...] = Field(default=(), validation_alias="=missing")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        if value != "sqlite":
-            raise refusal("must be `sqlite` or a mapping with a url", "store: {url: postgresql://user@host/db}")
-        return {}
-
-    @model_validator(mode="after")
-    def _known(self) -> StoreSettings:
-        if self.url and not self.url.startswith(("postgresql://", "postgres://")):
-            raise refusal("its url must start with postgresql://", "or write store: sqlite")
-        return self
-
-    @property
-    def kind(self) -> Literal["sqlite", "postgres"]:
-        return "postgres" if self.url else "sqlite"
 
 
 class TokenSettings(Part):
@@ -163,21 +136,21 @@ class ModelSettings(PluginPart):
 
 
 class RecallSettings(Part):
-    deadline_ms: int = Field(default=800, ge=0)
-    """How long a turn waits for memories; what comes later is left out. 0 recalls nothing."""
-    tokens: int = Field(default=1700, ge=0)
-    """How much of the context recalled memories may take."""
+    deadline_seconds: float = Field(default=0.8, ge=0)
+    """How long a turn waits for memories. Later answers are left out. 0 recalls nothing."""
+    max_tokens: int = Field(default=1700, ge=0)
+    """How many tokens of the context recalled memories may take."""
 
 
 class FactSettings(Part):
-    user: int = Field(default=2_000, ge=0)
-    """Characters that facts about the person may take."""
-    memory: int = Field(default=3_000, ge=0)
-    """Characters that whatever else the agent keeps in mind may take."""
+    person_chars: int = Field(default=2_000, ge=0)
+    """How many characters the facts about the person may take."""
+    other_chars: int = Field(default=3_000, ge=0)
+    """How many characters all other facts may take."""
 
     @property
     def limits(self) -> dict[str, int]:
-        return {"user": self.user, "memory": self.memory}
+        return {"user": self.person_chars, "memory": self.other_chars}
 
 
 class CompressionSettings(Part):
@@ -187,7 +160,7 @@ class CompressionSettings(Part):
     """From this share on, the chat waits for it."""
     keep_exchanges: int = Field(default=6, ge=0)
     """How many of the last exchanges always stay word for word."""
-    ahead: bool = True
+    in_background: bool = True
     """Make summaries in the background, before they are needed."""
     model: ModelName | None = None
     """Which model writes them; the agent's own if not given."""
@@ -281,8 +254,8 @@ class AgentSettings(Part):
     `mcp:NAME` for a server from `mcp`."""
     send_to: tuple[Text, ...] = ()
     """Whom the agent may write to of its own accord: `agent:NAME`, or the address of a chat. Nobody if not given."""
-    review_every: int = Field(default=10, ge=0)
-    """After how many turns somebody looks through them for what to remember; 0 for never."""
+    review_every_turns: int = Field(default=10, ge=0)
+    """After how many turns a review looks through them for what to remember. 0 for never."""
     memory_notices: bool = True
     """Say in the chat when something was remembered."""
     name: str = Field(default="", validation_alias="=name")
@@ -391,7 +364,7 @@ class LoopSettings(Part):
     """How often agents may answer each other before a human has to speak."""
     halt_word: Text = "!halt"
     """Stops the agents of a conversation, whoever of the allowed says it. `/halt` does the same."""
-    resume_word: Text = "!resume"
+    wake_word: Text = "!wake"
     """Lets them speak again. `/wake` does the same."""
 
 
@@ -405,8 +378,8 @@ class BackupSettings(Part):
 class Settings(Part):
     """One revision of the configuration."""
 
-    store: StoreSettings = StoreSettings()
-    """Where the log is kept: `sqlite`, or a mapping for PostgreSQL."""
+    store: StoreKind = "sqlite"
+    """Where the log is kept. `sqlite`, a file in the home, is the only store so far."""
     timezone: Zone = "UTC"
     """When a day begins, for budgets and schedules."""
     http: HttpSettings = HttpSettings()

@@ -5,25 +5,24 @@ Mappings come as dicts with text keys, lists as tuples. Only plain values exist:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.reader import ReaderError
 
-from everhold.config.literals import mask
 from everhold.config.problems import KeyPath, Problem
+from everhold.config.syntax_errors import explain_syntax_error
 
 NODE_LIMIT: Final = 50_000
 """Values in one document, aliases counted each time they are used."""
 DEPTH_LIMIT: Final = 64
+_PROBE_BYTES: Final = 1024
+"""How much of a file is searched for zero bytes, which text does not have."""
 
 _TAG: Final = "tag:yaml.org,2002:"
-_QUOTED: Final = re.compile(r"'[^'<]{2,}'|\"[^\"<]{2,}\"")
 _YAML_FLAGS: Final = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
@@ -57,11 +56,10 @@ def read(data: str | bytes, *, file: str = "config.yaml") -> Document:
     try:
         document.root = compose(text)
     except YAMLError as error:
-        line, message = _syntax(error, text)
-        document.problem((), message, "YAML is indented with spaces, and odd text stands in quotes", line=line)
+        document.problems.append(replace(explain_syntax_error(error, text), file=file))
         return document
     except RecursionError:
-        document.problem((), "is nested too deeply", f"at most {DEPTH_LIMIT} levels")
+        document.problem((), "is nested too deeply", f"use at most {DEPTH_LIMIT} levels")
         return document
     except (ValueError, AttributeError, IndexError, AssertionError, TypeError) as error:
         # The YAML library stumbles over some broken documents instead of refusing them.
@@ -91,23 +89,18 @@ def compose(text: str) -> Node | None:
 def _decode(data: str | bytes, document: Document) -> str | None:
     if isinstance(data, str):
         return data.removeprefix("\ufeff")
+    if b"\0" in data[:_PROBE_BYTES]:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")) or (b"\0" in data[:2] and b"\0" in data[2:4]):
+            document.problem((), "is UTF-16 text", "save the file as UTF-8", line=1)
+        else:
+            document.problem((), "is a binary file", "write the configuration as UTF-8 text", line=1)
+        return None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         document.problem((), "is not UTF-8 text", "save the file as UTF-8", line=line)
         return None
-
-
-def _syntax(error: YAMLError, text: str) -> tuple[int, str]:
-    """Line and message. What the message quotes from the file is left out: it might be a secret."""
-    if isinstance(error, ReaderError):
-        return text.count("\n", 0, error.position) + 1, "holds a character that YAML does not allow"
-    if not isinstance(error, MarkedYAMLError):
-        return 0, "is not YAML"
-    mark = error.problem_mark or error.context_mark
-    message = " ".join(str(part) for part in (error.context, error.problem) if part)
-    return (mark.line + 1 if mark else 0), mask(_QUOTED.sub("'…'", " ".join(message.split()))) or "is not YAML"
 
 
 class _Builder:
@@ -221,7 +214,7 @@ class _Builder:
         except ValueError:
             pass
         if kind in ("int", "float"):
-            self.document.problem(path, "is not a number everhold can use", "or put it in quotes", line=_line(node))
+            self.document.problem(path, "is not a number everhold can use", "write one such as 24", line=_line(node))
         else:
             self.document.problem(path, "has a YAML tag (!…), which means nothing here", "remove it", line=_line(node))
         return None

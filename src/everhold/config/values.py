@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from everhold.config.literals import is_env_name
-from everhold.config.problems import did_you_mean
+from everhold.config.problems import find_nearest
 
 T = TypeVar("T")
 
@@ -67,11 +67,22 @@ def zone_of(text: str) -> datetime.tzinfo:
     try:
         return zoneinfo.ZoneInfo(text)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        known = zoneinfo.available_timezones()
-        raise refusal(
-            "is not a time zone known here",
-            did_you_mean(text, known) if known else "pip install tzdata, or use UTC",
-        ) from None
+        raise refusal("is not a time zone known here", _suggest_zone(text)) from None
+
+
+def _suggest_zone(text: str) -> str:
+    known = zoneinfo.available_timezones()
+    if not known:
+        return "pip install tzdata, or use UTC"
+    same_city = [zone for zone in known if zone.rpartition("/")[2].lower() == text.strip().lower()]
+    near = min(same_city, default="") or find_nearest(text, (zone for zone in known if "/" in zone))
+    return f"did you mean `{near}`?" if near else "write an area and a city, such as Europe/Berlin, or UTC"
+
+
+def _store_kind(value: object) -> str:
+    if value != "sqlite":
+        raise refusal("must be `sqlite`, the only store so far", "write store: sqlite, or remove the key")
+    return "sqlite"
 
 
 def _write(value: object) -> str | int:
@@ -136,6 +147,7 @@ Usd: TypeAlias = Annotated[float, Field(ge=0)]
 Effect: TypeAlias = Literal["pure", "keyed", "probe", "once"]
 InDoubt: TypeAlias = Literal["resend", "hold"]
 Whose: TypeAlias = Literal["per-person", "shared"]
+StoreKind: TypeAlias = Annotated[Literal["sqlite"], BeforeValidator(_store_kind)]
 Write: TypeAlias = Annotated[str | int, PlainValidator(_write)]
 Zone: TypeAlias = Annotated[str, AfterValidator(_timezone)]
 Free: TypeAlias = Annotated[Mapping[str, Any], AfterValidator(freeze)]

@@ -29,6 +29,7 @@ from everhold.core.entries import (
     Thought,
     Took,
 )
+from everhold.core.wording import describe_count
 from everhold.ports.store import Session
 
 PROMISES: Final = {
@@ -167,7 +168,9 @@ class _Walk:
     def close(self) -> None:
         waiting = [seq for seq, asks in self.heard.items() if asks and seq not in self.consumed]
         if waiting:
-            self.find("P2", f"{len(waiting)} messages wait for an answer", seq=waiting[0], level="doubt")
+            self.find(
+                "P2", f"{describe_count(len(waiting), 'message')} without an answer yet", seq=waiting[0], level="doubt"
+            )
         for op, ended in self.ended.items():
             if self.whats.get(op) == "turn" and ended.outcome == "failed" and self.takes.get(op):
                 self.find("P2", f"turn {op} failed, visibly: {ended.reason}", seq=op, level="doubt")

@@ -24,6 +24,7 @@ from everhold.core.entries import (
     Thought,
 )
 from everhold.core.tokens import weigh_messages, weigh_request
+from everhold.core.wording import describe_count
 from everhold.ports.model import Message, Request
 
 ASK: Final = (
@@ -293,7 +294,8 @@ def preview(plan_: Plan) -> str:
     """What a compression would do, in words."""
     heard = sum(len(exchange.heard) for exchange in plan_.part.exchanges)
     lines = [
-        f"Would fold {len(plan_.part.exchanges)} exchanges ({heard} messages) up to entry {plan_.covers}: of "
+        f"Would fold {describe_count(len(plan_.part.exchanges), 'exchange')} ({describe_count(heard, 'message')}) "
+        f"up to entry {plan_.covers}: of "
         f"{plan_.tokens_before} tokens, {plan_.tokens_kept} stay as they are. Nothing was changed."
     ]
     lines += [f"stays word for word ({it.why}): {_short(it.text, 80)}" for it in plan_.kept]

@@ -15,6 +15,7 @@ import apsw
 from everhold.app import settings_of
 from everhold.backups import kept
 from everhold.config import ConfigError, Problem, Settings
+from everhold.core.wording import describe_count
 from everhold.doctor.finding import Finding
 from everhold.errors import EverholdError, StoreError
 from everhold.home import Home
@@ -166,7 +167,7 @@ class Look:
         )
         for reader, count, since, attempts, error in late:
             waited = int(max(0.0, self.now - since)) // 60
-            text = f"{reader} is behind in {count} sessions, the oldest for {waited} min"
+            text = f"{reader} is behind in {describe_count(count, 'session')}, the oldest for {waited} min"
             if error:
                 yield _cure(
                     "lanes", f"{text}: {error} (tried {attempts} times)", "it is tried again by itself; everhold logs"
@@ -179,7 +180,7 @@ class Look:
             "select consumer, count(*), max(reason) from dead_letters where state = 'dead' group by 1 order by 1"
         )
         for reader, count, reason in parked:
-            text = f"{count} items of {reader} were given up on: {reason}"
+            text = f"{reader} gave up on {describe_count(count, 'item')}: {reason}"
             yield _cure("parked", text, "everhold memory parked; everhold memory replay")
 
     # -- around it ---------------------------------------------------------------------------------------------------

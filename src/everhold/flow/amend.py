@@ -19,6 +19,7 @@ from everhold.core.entries import (
     Ended,
     Entry,
     Erased,
+    Heard,
     Kind,
     Noted,
     OperationsUndone,
@@ -61,10 +62,21 @@ async def undo(store: Store, session: Session, *, what: str = "turn", count: int
         return Amendment(say="A turn is running. /stop it first.")
     turns = await newest(store, session, "turn", count)
     if not turns:
-        return Amendment(say="There is nothing to undo.")
+        if not await _has_waiting_message(store, session):
+            return Amendment(say="There is nothing to undo.")
+        if again:
+            return Amendment(say="Your message is kept, and it is tried again without being asked.")
+        return Amendment(say="Your message has no answer yet that could be undone. /stop puts the message aside.")
     undone = OperationsUndone(ops=tuple(sorted(turn.op for turn in turns)), again=again)
     taken = f"Took back {len(turns)} turn{'s' if len(turns) > 1 else ''}."
     return Amendment(bodies=(Changed(change=undone),), say="Trying again." if again else taken)
+
+
+async def _has_waiting_message(store: Store, session: Session) -> bool:
+    """Whether a message waits for its turn, for example because the model is away."""
+    return any(
+        isinstance(entry.body, Heard) and entry.body.command is None for entry in await store.list_pending(session.id)
+    )
 
 
 async def stop(store: Store, session: Session) -> Amendment:

@@ -41,6 +41,7 @@ from everhold.core.entries import (
 )
 from everhold.core.ids import session_id
 from everhold.core.naming import Origin
+from everhold.core.wording import describe_count
 from everhold.flow import access, amend, health, memo, waits
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.plan import plan
@@ -188,7 +189,7 @@ async def stop_turn(request: CommandRequest, _: str) -> CommandResult:
     """Stop the running turn. Without one, put waiting messages aside: they stay in the log and are not answered."""
     amendment = await amend.stop(request.store, request.session)
     aside = () if amendment.bodies else request.find_waiting_messages()
-    put_aside = f" {len(aside)} waiting messages put aside." if aside else ""
+    put_aside = f" {describe_count(len(aside), 'waiting message')} put aside." if aside else ""
     return CommandResult(reply=amendment.say + put_aside, changes=amendment.bodies, takes=aside)
 
 
@@ -243,7 +244,9 @@ async def change_title(request: CommandRequest, arguments: TitleArguments) -> Co
         person = request.heard.stamp.person
         origin = Origin(session=session.id, owner=person, title=title, address=session.address)
         runtime = request.runtime
-        changes += [Changed(change=MemoryNameSet(memory=it, name=runtime.naming(it, origin))) for it in runtime.memories]
+        changes += [
+            Changed(change=MemoryNameSet(memory=it, name=runtime.naming(it, origin))) for it in runtime.memories
+        ]
     follow = " Memories follow." if arguments.memory else ""
     return CommandResult(reply=f"Named “{title}”.{follow}", changes=tuple(changes))
 

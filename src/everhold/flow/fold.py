@@ -29,6 +29,7 @@ from everhold.core.entries import (
 from everhold.core.retry import wait_seconds
 from everhold.core.tokens import weigh_request
 from everhold.core.turn import Answered, Broken, Event, Overlong, Unreachable
+from everhold.core.wording import describe_count
 from everhold.errors import Conflict, Refused
 from everhold.flow import perform
 from everhold.flow.gates import Bells, Gates
@@ -353,7 +354,8 @@ class Ahead:
         if outcome is Outcome.DONE:
             folded = next(entry.body for entry in entries if isinstance(entry.body, Compressed))
             return (
-                f"Compressed {folded.messages} messages: {folded.tokens_before} tokens are now {folded.tokens_after}. "
+                f"Compressed {describe_count(folded.messages, 'message')}: "
+                f"{folded.tokens_before} tokens are now {folded.tokens_after}. "
                 "/undo compress brings the originals back."
             )
         if outcome is Outcome.NOTHING:

@@ -196,9 +196,7 @@ class Lane:
             parks = self._lost(flight, load.items)
             flight = structs.replace(flight, items=load.items, digest=load.digest, state="in_doubt")
             outcome = DeliveryOutcome(parks=parks)
-            await self._commit(
-                Step.DELIVERY_SEND, CursorUpdate(in_flight=flight), outcome, generation=load.generation
-            )
+            await self._commit(Step.DELIVERY_SEND, CursorUpdate(in_flight=flight), outcome, generation=load.generation)
             return await self._resolve(load, flight)
         if load.digest != flight.digest:
             stored = await self.gates.store.get_cursor(self.claim.consumer, self.claim.session)
@@ -388,7 +386,9 @@ class Lane:
             if leg is not None:
                 return leg
             outcome = structs.replace(outcome, unparks=(*outcome.unparks, parked.id))
-        idle = self.look is None and not done and self.claim.cursor.in_flight is None  # nothing was sent before this look
+        idle = (
+            self.look is None and not done and self.claim.cursor.in_flight is None
+        )  # nothing was sent before this look
         if self.look is None or self.look.more:
             self.look = await self.courier.next(self.claim, after=upto, done=done)
         else:

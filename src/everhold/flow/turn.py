@@ -56,6 +56,7 @@ from everhold.core.turn import (
     replay,
     step,
 )
+from everhold.core.wording import describe_duration
 from everhold.errors import LeaseLost, Refused
 from everhold.flow import draft, perform, waits
 from everhold.flow.draft import Sketch
@@ -515,7 +516,10 @@ class TurnWork:
         wait = waits.for_models(task.retry_after, attempts, chance=self.gates.chance, whom=self.runtime.whom)
         told: tuple[Body, ...] = ()
         if self.origin is not None and (attempts == 1 or (task.release and await self._half_shown(self.origin))):
-            text = "The model cannot be reached right now. Your message is kept and will be answered."
+            text = (
+                "The model cannot be reached right now. Your message is kept and will be answered. "
+                f"I try again in about {describe_duration(wait.seconds)}; /stop puts the message aside."
+            )
             told = (Notified(text=text, about=OUTAGE, to=self.origin, parts=(text,)),)
         ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
         bodies = (*told, *ended)

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from everhold.errors import Misuse
+from everhold.infra.extras import describe_install
 
 
 def require(distribution: str, *, extra: str) -> None:
@@ -15,9 +16,7 @@ def require(distribution: str, *, extra: str) -> None:
     try:
         version(distribution)
     except PackageNotFoundError:
-        raise Misuse(
-            f"the package {distribution} is not installed", remedy=f"pip install 'everhold[{extra}]'"
-        ) from None
+        raise Misuse(f"the package {distribution} is not installed", remedy=describe_install(extra)) from None
 
 
 async def load(module: str, *, offers: str, remedy: str) -> ModuleType:

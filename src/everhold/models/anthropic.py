@@ -13,6 +13,7 @@ import msgspec
 from everhold.core.entries import Call, Usage
 from everhold.core.tokens import expected, weigh, weigh_request
 from everhold.errors import Refused, TooLong
+from everhold.models.factory import ModelFactory
 from everhold.models.faults import Whom, dropped, fault_within, garbled
 from everhold.models.reasoning import opened, seal, shown
 from everhold.models.transcript import (
@@ -35,7 +36,6 @@ from everhold.models.transcript import (
 from everhold.models.wire import Wire, at
 from everhold.ports.clock import Clock
 from everhold.ports.model import Answer, Message, Request
-from everhold.ports.plugin import Context
 from everhold.secret import Secret
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class AnthropicModel:
             model=settings.name,
             headers={**_authorization(settings), **settings.headers},
             plain={"anthropic-version": settings.version},
-            deadlines=settings.deadlines.deadlines(),
+            deadlines=settings.deadline_seconds.deadlines(),
             clock=clock,
         )
 
@@ -338,21 +338,9 @@ class _Reading:
                     self.usage[key] = value
 
 
-class _Factory:
-    """`anthropic` in the configuration."""
-
-    @property
-    def Settings(self) -> type[AnthropicSettings]:
-        """What a plug-in's factory carries."""
-        from everhold.models.settings import AnthropicSettings
-
-        return AnthropicSettings
-
-    def __call__(self, settings: AnthropicSettings, context: Context) -> AnthropicModel:
-        return AnthropicModel(settings, clock=context.clock, load_blob=context.blob)
-
-
-factory: Final = _Factory()
+factory: Final = ModelFactory(
+    "AnthropicSettings", lambda settings, context: AnthropicModel(settings, clock=context.clock, load_blob=context.blob)
+)
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def unreachable(whom: Whom, why: str) -> Overloaded:
 
 def late(whom: Whom, *, phase: str, seconds: float) -> Overloaded:
     return Overloaded(
-        f"{whom}: no {phase} within {seconds:g} s", remedy="if this model is just slow, raise its `deadlines`"
+        f"{whom}: no {phase} within {seconds:g} s", remedy="if this model is just slow, raise its `deadline_seconds`"
     )
 
 

@@ -19,6 +19,7 @@ from everhold.core.entries import Call, Usage
 from everhold.core.tokens import expected, weigh, weigh_json, weigh_request
 from everhold.errors import TooLong
 from everhold.models.extract import Line, best, bullets, digest, sentences, spoken_lines
+from everhold.models.factory import ModelFactory
 from everhold.ports.model import Answer, Message, Request, ToolSpec
 from everhold.ports.plugin import Context
 
@@ -130,23 +131,16 @@ class OfflineModel:
         return Answer(text=text, calls=calls, model=self.name, usage=usage)
 
 
-class _Factory:
-    """`offline` in the configuration."""
-
-    @property
-    def Settings(self) -> type[OfflineSettings]:
-        """What a plug-in's factory carries."""
-        from everhold.models.settings import OfflineSettings
-
-        return OfflineSettings
-
-    def __call__(self, settings: OfflineSettings, context: Context) -> OfflineModel:
-        return OfflineModel(
-            name=settings.name, context_tokens=settings.context_tokens, pace=settings.pace, price=settings.price
-        )
+def _build(settings: OfflineSettings, _: Context) -> OfflineModel:
+    return OfflineModel(
+        name=settings.name,
+        context_tokens=settings.context_tokens,
+        pace=settings.seconds_per_word,
+        price=settings.price,
+    )
 
 
-factory: Final = _Factory()
+factory: Final = ModelFactory("OfflineSettings", _build)
 
 
 # -- what to do --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import msgspec
 from everhold.core.entries import Call, Usage
 from everhold.core.tokens import expected, weigh, weigh_request
 from everhold.errors import Overloaded, Refused, TooLong
+from everhold.models.factory import ModelFactory
 from everhold.models.faults import Whom, dropped, fault_within, garbled
 from everhold.models.reasoning import Tagged, opened, seal, shown
 from everhold.models.transcript import (
@@ -36,7 +37,6 @@ from everhold.models.transcript import (
 from everhold.models.wire import Wire, at
 from everhold.ports.clock import Clock
 from everhold.ports.model import Answer, Message, Request, ToolSpec
-from everhold.ports.plugin import Context
 from everhold.secret import Secret
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class OpenAIModel:
             url=at(settings.base_url, "/chat/completions"),
             model=settings.name,
             headers={**_authorization(settings), **settings.headers},
-            deadlines=settings.deadlines.deadlines(),
+            deadlines=settings.deadline_seconds.deadlines(),
             clock=clock,
         )
         host = urlsplit(settings.base_url).hostname or ""
@@ -448,21 +448,9 @@ class _Reading:
         writing.add(function, self.names)
 
 
-class _Factory:
-    """`openai` in the configuration."""
-
-    @property
-    def Settings(self) -> type[OpenAISettings]:
-        """What a plug-in's factory carries."""
-        from everhold.models.settings import OpenAISettings
-
-        return OpenAISettings
-
-    def __call__(self, settings: OpenAISettings, context: Context) -> OpenAIModel:
-        return OpenAIModel(settings, clock=context.clock, load_blob=context.blob)
-
-
-factory: Final = _Factory()
+factory: Final = ModelFactory(
+    "OpenAISettings", lambda settings, context: OpenAIModel(settings, clock=context.clock, load_blob=context.blob)
+)
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------

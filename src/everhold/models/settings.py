@@ -64,7 +64,7 @@ class OfflineSettings(_Section):
 
     name: str = Field(default="offline", min_length=1)
     context_tokens: int = Field(default=16_000, ge=256, description="tokens a request may have")
-    pace: float = Field(default=0.0, ge=0, le=10, description="seconds between two words")
+    seconds_per_word: float = Field(default=0.0, ge=0, le=10, description="seconds between two words")
     price: Price | None = None
 
 
@@ -81,7 +81,7 @@ class _Remote(_Section):
         default_factory=dict, description="sent with every request, such as temperature"
     )
     headers: dict[str, Secret] = Field(default_factory=dict, description="sent with every request")
-    deadlines: Waits = Waits()
+    deadline_seconds: Waits = Waits()
 
     @property
     def limit(self) -> Any:

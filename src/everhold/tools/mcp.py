@@ -20,6 +20,7 @@ from everhold.config.problems import Problem
 from everhold.config.settings import AgentSettings, McpSettings
 from everhold.core.attachments import attachment, label
 from everhold.errors import InDoubt, Misuse, Transient
+from everhold.infra.extras import describe_install
 from everhold.ports.log import Log
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import Effect, File, Result, Tool, ToolContext
@@ -46,7 +47,7 @@ LONGEST_DESCRIPTION: Final = 4_000
 MOST_TOOLS: Final = 200
 KEY: Final = "everhold/key"
 """Where a server that can tell repeats finds what to tell them by: in the call's `_meta`."""
-REMEDY: Final = "pip install 'everhold[mcp]'"
+REMEDY: Final = describe_install("mcp")
 
 Keep: TypeAlias = Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]]
 """Runs something for ever: starts it again, after a wait, whenever it falls."""

@@ -6,12 +6,9 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.memories.builtin.stage import ADA, Stage
-
-pytest.importorskip("numpy")
 
 PEOPLE = ("person:ada", "person:bob", "person:eve", "chat:x", "chat:y")
 audiences = st.sets(st.sampled_from(PEOPLE), max_size=3).map(lambda some: tuple(sorted(some)))
@@ -61,7 +58,7 @@ async def test_in_company_only_what_each_of_them_may_know_is_found(tmp_path: Pat
 
 
 async def test_a_fact_is_superseded_in_every_company_that_could_see_it_and_in_no_other(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, embeddings="none")
+    stage = Stage(tmp_path, embeddings="table")
     both = ("chat:g", "person:ada")
     await stage.note("tea at four", fact="f", audience=both)
     await stage.note("tea at four in the group", fact="f", audience=("chat:g",))

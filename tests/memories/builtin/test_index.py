@@ -11,12 +11,10 @@ import msgspec
 import pytest
 
 from everhold.core.entries import Command, Entry, Heard, Noted, Stamp
-from everhold.memories.builtin import Index, index as index_module, shelf as shelf_module
+from everhold.memories.builtin import Index, index as index_module, shelf as shelf_module, table
 from everhold.memories.builtin.intake import Intake, Taken
 from everhold.ports.memory import Batch, Query
 from tests.memories.builtin.stage import ADA, PLACE, Stage
-
-pytest.importorskip("numpy")
 
 
 @pytest.fixture
@@ -26,28 +24,21 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     await stage.close()
 
 
-@pytest.fixture(params=["words", "table"])
-async def either(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    stage = Stage(tmp_path, embeddings="none" if request.param == "words" else "table")
-    yield stage
-    await stage.close()
-
-
 # -- found -------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_committed_is_found_at_once_with_where_it_came_from(either: Stage) -> None:
-    await either.say("The weather was dull.")
-    seq = await either.say("My cat is called Schrödinger.", name="Ada L", at=77.0)
-    (hit, *_) = await either.hits("what is the cat's name?")
+async def test_what_is_committed_is_found_at_once_with_where_it_came_from(stage: Stage) -> None:
+    await stage.say("The weather was dull.")
+    seq = await stage.say("My cat is called Schrödinger.", name="Ada L", at=77.0)
+    (hit, *_) = await stage.hits("what is the cat's name?")
     assert (hit.text, hit.session, hit.seq, hit.person) == ("My cat is called Schrödinger.", "s", seq, "ada")
     assert (hit.kind, hit.author, hit.name, hit.at) == ("heard", "person:ada", "Ada L", 77.0)
 
 
-async def test_words_are_found_in_other_forms_and_without_accents(either: Stage) -> None:
-    await either.say("We were running along the Zürich lakeshore.")
-    await either.say("Nothing to see.")
-    assert (await either.find("runs in zurich"))[0].startswith("We were running")
+async def test_words_are_found_in_other_forms_and_without_accents(stage: Stage) -> None:
+    await stage.say("We were running along the Zürich lakeshore.")
+    await stage.say("Nothing to see.")
+    assert (await stage.find("runs in zurich"))[0].startswith("We were running")
 
 
 async def test_meaning_finds_what_shares_no_word(stage: Stage) -> None:
@@ -69,58 +60,58 @@ async def test_meaning_finds_what_shares_no_word(stage: Stage) -> None:
         ("Meet at the 🏖️ café", "cafe"),
     ],
 )
-async def test_other_scripts_are_found(either: Stage, said: str, asked: str) -> None:
+async def test_other_scripts_are_found(stage: Stage, said: str, asked: str) -> None:
     for filler in ("全然違う話です", "完全不同的内容", "unrelated", "다른 이야기"):
-        await either.say(filler)
-    await either.say(said)
-    assert (await either.find(asked))[0] == said
+        await stage.say(filler)
+    await stage.say(said)
+    assert (await stage.find(asked))[0] == said
 
 
-async def test_a_short_answer_is_found_by_what_was_asked_before_it(either: Stage) -> None:
-    await either.say("Where did you spend the summer holidays?", who="bob")
-    await either.say("In Porto!")
-    await either.say("Let us talk about taxes.", session="t")
-    assert "In Porto!" in (await either.find("summer holidays"))[:2]
+async def test_a_short_answer_is_found_by_what_was_asked_before_it(stage: Stage) -> None:
+    await stage.say("Where did you spend the summer holidays?", who="bob")
+    await stage.say("In Porto!")
+    await stage.say("Let us talk about taxes.", session="t")
+    assert "In Porto!" in (await stage.find("summer holidays"))[:2]
 
 
-async def test_a_megabyte_is_found_by_its_passage(either: Stage) -> None:
+async def test_a_megabyte_is_found_by_its_passage(stage: Stage) -> None:
     filler = "lorem ipsum dolor sit amet " * 20_000
-    await either.say(f"{filler}The vault opens with opal-seventeen. {filler}")
-    (hit,) = await either.hits("opal seventeen vault")
+    await stage.say(f"{filler}The vault opens with opal-seventeen. {filler}")
+    (hit,) = await stage.hits("opal seventeen vault")
     assert "opal-seventeen" in hit.text
     assert len(hit.text) < 3_000
     assert hit.size > 1_000_000
 
 
-async def test_only_one_session_is_searched_when_one_is_named(either: Stage) -> None:
-    await either.say("apples here", session="a")
-    await either.say("apples there", session="b")
-    assert await either.find("apples", session="b") == ["apples there"]
+async def test_only_one_session_is_searched_when_one_is_named(stage: Stage) -> None:
+    await stage.say("apples here", session="a")
+    await stage.say("apples there", session="b")
+    assert await stage.find("apples", session="b") == ["apples there"]
 
 
 @pytest.mark.parametrize("text", ["", "   ", '"', "a AND (b OR", "NEAR(x)", "self:x *", "\x00", "the of and", "?!"])
-async def test_no_question_is_misread_as_a_query(either: Stage, text: str) -> None:
-    await either.say("a b x the of and")
-    await either.find(text)
+async def test_no_question_is_misread_as_a_query(stage: Stage, text: str) -> None:
+    await stage.say("a b x the of and")
+    await stage.find(text)
 
 
-async def test_commands_and_words_without_an_audience_are_found_by_nobody(either: Stage) -> None:
-    await either.say("open the session")
-    await either.say("hidden words", audience=())
+async def test_commands_and_words_without_an_audience_are_found_by_nobody(stage: Stage) -> None:
+    await stage.say("open the session")
+    await stage.say("hidden words", audience=())
     stamp = Stamp(person="ada", audience=ADA)
-    await either.commit(Heard(origin=PLACE, text="/title hidden", command=Command(name="title"), stamp=stamp))
-    assert await either.find("hidden words title") in ([], ["open the session"])
+    await stage.commit(Heard(origin=PLACE, text="/title hidden", command=Command(name="title"), stamp=stamp))
+    assert await stage.find("hidden words title") in ([], ["open the session"])
 
 
-async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(either: Stage) -> None:
-    await either.say("the marmot sleeps")
-    await either.say("so the marmot does", who="agent")
-    await either.note("marmots sleep in winter")
+async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(stage: Stage) -> None:
+    await stage.say("the marmot sleeps")
+    await stage.say("so the marmot does", who="agent")
+    await stage.note("marmots sleep in winter")
     stamp = Stamp(person="ada", audience=ADA)
-    await either.commit(Heard(origin=PLACE, text="marmot for sale", sender="spam", bot=True, stamp=stamp))
-    await either.commit(Noted(text="a page says marmots fly", origin="tool:web", stamp=stamp))
+    await stage.commit(Heard(origin=PLACE, text="marmot for sale", sender="spam", bot=True, stamp=stamp))
+    await stage.commit(Noted(text="a page says marmots fly", origin="tool:web", stamp=stamp))
     query = Query(text="marmot", agent="main", session="s", name="n", audience=ADA, person="ada")
-    found = {one.text: (one.kind, one.author, one.origin) for one in await either.provider().find(query)}
+    found = {one.text: (one.kind, one.author, one.origin) for one in await stage.provider().find(query)}
     assert found == {
         "the marmot sleeps": ("message", "person:ada", ""),
         "so the marmot does": ("reply", "agent:main", ""),
@@ -130,33 +121,33 @@ async def test_what_is_found_says_what_it_is_and_whose_words_it_holds(either: St
     }
 
 
-async def test_what_says_nothing_recalls_nothing(either: Stage) -> None:
-    await either.say("the one that is not")
+async def test_what_says_nothing_recalls_nothing(stage: Stage) -> None:
+    await stage.say("the one that is not")
     query = Query(text="What about that one?", agent="main", session="t", name="n", audience=ADA, person="ada")
-    assert await either.provider().find(query) == ()
+    assert await stage.provider().find(query) == ()
 
 
-async def test_what_is_in_sight_is_not_found_again(either: Stage) -> None:
-    first = await either.say("the kettle is red")
-    second = await either.say("the kettle is new")
-    away = await either.say("the kettle is loud", session="t")
+async def test_what_is_in_sight_is_not_found_again(stage: Stage) -> None:
+    first = await stage.say("the kettle is red")
+    second = await stage.say("the kettle is new")
+    away = await stage.say("the kettle is loud", session="t")
     query = Query(text="kettle", agent="main", session="s", name="n", audience=ADA, person="ada")
 
     async def found(*seen: int) -> set[str]:
         asked = msgspec.structs.replace(query, seen=frozenset(seen))
-        return {one.text for one in await either.provider().find(asked)}
+        return {one.text for one in await stage.provider().find(asked)}
 
     assert await found(first) == {"the kettle is new", "the kettle is loud"}
     assert await found(first, second) == {"the kettle is loud"}  # of session s alone, whatever its number elsewhere
     assert away == first
 
 
-async def test_no_more_is_found_than_can_be_shown(either: Stage) -> None:
+async def test_no_more_is_found_than_can_be_shown(stage: Stage) -> None:
     for number in range(20):
-        await either.say(f"kettle number {number} " + "is very loud indeed " * 20, session=f"s{number}")
+        await stage.say(f"kettle number {number} " + "is very loud indeed " * 20, session=f"s{number}")
     query = Query(text="kettle", agent="main", session="x", name="n", audience=ADA, person="ada", tokens=500)
-    assert 5 <= len(await either.provider().find(query)) <= 8
-    assert len(await either.provider().find(msgspec.structs.replace(query, tokens=0))) == 20
+    assert 5 <= len(await stage.provider().find(query)) <= 8
+    assert len(await stage.provider().find(msgspec.structs.replace(query, tokens=0))) == 20
 
 
 async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(stage: Stage) -> None:
@@ -184,17 +175,17 @@ async def test_what_waits_to_be_taken_in_is_taken_in_when_it_could_be_an_answer(
     assert taken == [1, 1, index_module.TOGETHER]
 
 
-async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_first(either: Stage) -> None:
-    first = await either.say("the dentist comes on Tuesdays")
-    other = await either.say("dentist", session="other/b", audience=("person:bob",))
-    hidden = await either.say("Tuesday is for the dentist", session="b", audience=())
-    long = await either.say("dentist " + "filler " * 400 + "tuesday", session="c")
-    index, log = either.index, either.log
+async def test_whoever_may_see_everything_finds_where_all_words_stand_newest_first(stage: Stage) -> None:
+    first = await stage.say("the dentist comes on Tuesdays")
+    other = await stage.say("dentist", session="other/b", audience=("person:bob",))
+    hidden = await stage.say("Tuesday is for the dentist", session="b", audience=())
+    long = await stage.say("dentist " + "filler " * 400 + "tuesday", session="c")
+    index, log = stage.index, stage.log
     assert await index.holding(log, "TUESDAY, dentist!", limit=9) == [("c", long), ("b", hidden), ("s", first)]
     assert await index.holding(log, "dentist", limit=3) == [("c", long), ("b", hidden), ("other/b", other)]
     assert await index.holding(log, "rhinoceros dentist", limit=3) == []
     assert await index.holding(log, "?!", limit=3) == []
-    chinese = await either.say("我昨天在东京买了一只猫")
+    chinese = await stage.say("我昨天在东京买了一只猫")
     assert await index.holding(log, "东京", limit=3) == [("s", chinese)]
     assert {hit.text for hit in await index.search(log, "tuesday", agent=None, audience=None)} >= {
         "the dentist comes on Tuesdays",
@@ -217,14 +208,14 @@ async def test_the_provider_finds_with_provenance_and_stores_nothing_itself(stag
 # -- not found any more ------------------------------------------------------------------------------------------------
 
 
-async def test_erased_words_leave_no_byte(either: Stage) -> None:
-    await either.say("short one before")
-    seq = await either.say("xylophonecanary lives at quartzlane", name="Zebulon")
-    await either.say("short one after")
-    assert len(await either.find("xylophonecanary")) > 0
-    await either.erase(seq)
-    assert "xylophonecanary lives at quartzlane" not in await either.find("xylophonecanary quartzlane")
-    left = either.files().lower()  # while it is in use: nobody waits for a restart
+async def test_erased_words_leave_no_byte(stage: Stage) -> None:
+    await stage.say("short one before")
+    seq = await stage.say("xylophonecanary lives at quartzlane", name="Zebulon")
+    await stage.say("short one after")
+    assert len(await stage.find("xylophonecanary")) > 0
+    await stage.erase(seq)
+    assert "xylophonecanary lives at quartzlane" not in await stage.find("xylophonecanary quartzlane")
+    left = stage.files().lower()  # while it is in use: nobody waits for a restart
     for canary in (b"xylophonecanary", b"xylophon", b"quartzlane", b"quartzlan", b"zebulon"):
         assert canary not in left
 
@@ -252,26 +243,26 @@ async def test_what_is_kept_in_memory_is_what_stands_in_the_file_after_an_erasur
     await anew.close()
 
 
-async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(either: Stage) -> None:
-    heard = await either.say("penguins are nice")
-    op = await either.begin(heard)
-    await either.say("Penguins indeed", who="agent", op=op)
-    await either.end(op)
-    assert len(await either.find("penguins")) == 2
-    await either.undo(op, again=True)
-    assert await either.find("penguins") == ["penguins are nice"]
-    op = await either.begin(heard)
-    await either.end(op)
-    await either.undo(op)
-    assert await either.find("penguins") == []
+async def test_an_undone_turn_is_not_found_unless_it_is_to_be_answered_again(stage: Stage) -> None:
+    heard = await stage.say("penguins are nice")
+    op = await stage.begin(heard)
+    await stage.say("Penguins indeed", who="agent", op=op)
+    await stage.end(op)
+    assert len(await stage.find("penguins")) == 2
+    await stage.undo(op, again=True)
+    assert await stage.find("penguins") == ["penguins are nice"]
+    op = await stage.begin(heard)
+    await stage.end(op)
+    await stage.undo(op)
+    assert await stage.find("penguins") == []
 
 
-async def test_a_newer_fact_replaces_the_older_one(either: Stage) -> None:
-    first = await either.note("favourite colour is red", fact="colour")
-    second = await either.note("favourite colour is blue", action="replace", fact="colour", supersedes=first)
-    assert await either.find("favourite colour") == ["favourite colour is blue"]
-    await either.note("", action="remove", fact="colour", supersedes=second)
-    assert await either.find("favourite colour") == []
+async def test_a_newer_fact_replaces_the_older_one(stage: Stage) -> None:
+    first = await stage.note("favourite colour is red", fact="colour")
+    second = await stage.note("favourite colour is blue", action="replace", fact="colour", supersedes=first)
+    assert await stage.find("favourite colour") == ["favourite colour is blue"]
+    await stage.note("", action="remove", fact="colour", supersedes=second)
+    assert await stage.find("favourite colour") == []
 
 
 # -- derived -----------------------------------------------------------------------------------------------------------
@@ -319,28 +310,28 @@ async def test_built_at_once_is_what_was_built_bit_by_bit(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"not a database at all" * 400, None])
-async def test_a_damaged_file_is_built_anew(either: Stage, damage: bytes | None) -> None:
-    await either.say("something to find again")
-    await either.find("something")
-    await either.index.close()
+async def test_a_damaged_file_is_built_anew(stage: Stage, damage: bytes | None) -> None:
+    await stage.say("something to find again")
+    await stage.find("something")
+    await stage.index.close()
     if damage is None:
-        whole = bytearray(either.path.read_bytes())
+        whole = bytearray(stage.path.read_bytes())
         whole[4096:] = b"\xff" * (len(whole) - 4096)
-        either.path.write_bytes(whole)
+        stage.path.write_bytes(whole)
     else:
-        either.path.write_bytes(damage)
-    either.index = Index(either.path, inline=True, embeddings=either.embeddings)
-    assert await either.find("something") == ["something to find again"]
+        stage.path.write_bytes(damage)
+    stage.index = Index(stage.path, inline=True, embeddings=stage.embeddings)
+    assert await stage.find("something") == ["something to find again"]
 
 
-async def test_an_index_of_another_version_is_built_anew(either: Stage) -> None:
-    await either.say("something to find again")
-    await either.find("something")
-    with either.index._writer as db:
+async def test_an_index_of_another_version_is_built_anew(stage: Stage) -> None:
+    await stage.say("something to find again")
+    await stage.find("something")
+    with stage.index._writer as db:
         db.execute("update meta set value = 'older' where key = 'version'")
         db.execute("drop table places")  # as an older one might not have had it
-    await either.again()
-    assert await either.find("something") == ["something to find again"]
+    await stage.again()
+    assert await stage.find("something") == ["something to find again"]
 
 
 async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
@@ -357,12 +348,13 @@ async def test_an_index_of_another_log_is_built_anew(tmp_path: Path) -> None:
     await second.close()
 
 
-async def test_vectors_that_could_not_be_made_are_made_up_for(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, embeddings="none")
+async def test_vectors_of_another_table_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(tmp_path)
     await stage.say("I adopted a puppy last week.")
-    assert await stage.find("which dog") == []
-    assert stage.index.level == "full text"
-    stage.embeddings = "table"
+    assert await stage.find("which dog") == ["I adopted a puppy last week."]
+    with apsw.Connection(str(stage.path)) as db:
+        db.execute("update vectors set vector = zeroblob(length(vector))")
+    monkeypatch.setattr(table, "MODEL", table.MODEL + 1)
     await stage.again()
     assert await stage.find("which dog") == ["I adopted a puppy last week."]
     await stage.close()
@@ -380,7 +372,7 @@ async def test_what_the_index_cannot_take_in_is_looked_through(stage: Stage, mon
     monkeypatch.setattr(Intake, "take", full)
     assert set(await stage.find("teapot")) == {"indexed teapot", "a teapot that came later"}
     await stage.erase(2)
-    assert await stage.find("teapot") == ["indexed teapot"]  # what was read before it was erased is not told either
+    assert await stage.find("teapot") == ["indexed teapot"]  # what was read before it was erased is not told stage
 
 
 async def test_scopes_that_were_not_asked_about_for_longest_leave_memory_first(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from everhold.memories.builtin import encoder, meaning, table
@@ -21,7 +22,6 @@ from everhold.memories.builtin.wordpiece import WordPiece
 from everhold.memories.builtin.words import CHUNK, chunks, without
 from tests.memories.builtin.stage import Stage
 
-np = pytest.importorskip("numpy")
 ROOT = Path(__file__).parents[3]
 
 
@@ -50,33 +50,6 @@ def test_nothing_heavy_is_loaded_before_something_is_looked_for(tmp_path: Path) 
     run = [sys.executable, "-c", LOADED, str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == ["", "numpy"]
-
-
-WITHOUT_NUMPY = """
-import asyncio, sys
-from pathlib import Path
-sys.modules["numpy"] = None  # as if it were not installed
-from tests.memories.builtin.stage import Stage
-
-async def main():
-    stage = Stage(Path(sys.argv[1]), embeddings="auto")
-    await stage.say("Nothing to see.")
-    await stage.say("We were running along the lakeshore.")
-    print(*await stage.find("who runs at the lakeshore?", limit=1))
-    print(stage.index.level, "|", (await stage.provider().health()).text)
-    await stage.close()
-
-asyncio.run(main())
-"""
-
-
-def test_without_numpy_it_finds_by_words_and_says_so(tmp_path: Path) -> None:
-    run = [sys.executable, "-c", WITHOUT_NUMPY, str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.splitlines() == [
-        "We were running along the lakeshore.",
-        "full text | by words alone: numpy is not installed",
-    ]
 
 
 def test_the_table_is_what_its_notice_says_and_can_be_made_again() -> None:

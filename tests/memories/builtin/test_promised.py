@@ -8,10 +8,10 @@ import pytest
 
 from bench.recall import fresh, quality, speed
 from bench.recall.data import ABSENT, DATA, beam, locomo
-from everhold.memories.builtin import encoder, table
+from everhold.memories.builtin import encoder
 from everhold.memories.builtin.meaning import Use
 
-pytestmark = [pytest.mark.prove, pytest.mark.skipif(not table.available(), reason="needs numpy")]
+pytestmark = pytest.mark.prove
 SETS = {"LoCoMo": locomo, "BEAM": beam}
 PROMISED: dict[tuple[str, Use], tuple[float, float]] = {
     ("LoCoMo", "table"): (0.76, 0.86),

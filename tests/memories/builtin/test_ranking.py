@@ -13,13 +13,12 @@ from everhold.memories.builtin.lookup import Scope
 from everhold.memories.builtin.rank import DAY, Knobs
 from tests.memories.builtin.stage import ADA, Stage
 
-pytest.importorskip("numpy")
 BOB = ("person:bob",)
 
 
-@pytest.fixture(params=["words", "table"])
-async def stage(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
-    stage = Stage(tmp_path, embeddings="none" if request.param == "words" else "table")
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    stage = Stage(tmp_path, embeddings="table")
     yield stage
     await stage.close()
 

@@ -18,7 +18,6 @@ from everhold.memories.builtin.meaning import Meaning
 from tests.memories.builtin.stage import ADA, Stage
 from tests.memories.builtin.test_index import contents
 
-pytest.importorskip("numpy")
 COMPANIES = (ADA, ("person:bob",), ("person:ada", "person:bob"), ("person:bob", "person:ada"))
 
 

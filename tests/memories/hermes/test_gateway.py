@@ -34,7 +34,7 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
         where = {"path": str(plugin), "hermes_home": str(tmp_path / f"home-of-{name}")}
         deadline = 30.0 if name in PATIENT else 2.0
         memories[name] = {"provider": "hermes-plugin", "deadline_seconds": deadline, "read_back": False, **where}
-    main = {"memories": list(memories), "recall": {"deadline_ms": 2_000}, "tools": []}
+    main = {"memories": list(memories), "recall": {"deadline_seconds": 2}, "tools": []}
     async with Town(tmp_path, json.dumps({"agents": {"main": main}, "memories": memories})) as t:
         for text in ("hello", "a bad thing", "a good thing"):
             began = time.monotonic()
@@ -70,7 +70,7 @@ async def test_in_a_gateway_it_hears_of_every_turn_the_talk_takes(tmp_path: Path
     plugin.mkdir()
     (plugin / "__init__.py").write_text(RECORDER)
     memories = {"it": {"provider": "hermes-plugin", "path": str(plugin), "hermes_home": str(home)}}
-    main = {"memories": ["it"], "recall": {"deadline_ms": 5_000}, "review_every": 0}
+    main = {"memories": ["it"], "recall": {"deadline_seconds": 5}, "review_every_turns": 0}
     config = {"agents": {"main": main}, "memories": memories}
 
     def diary(*hooks: str) -> list[list[object]]:

@@ -29,6 +29,7 @@ class Talk:
         self.steady = steady
         self.spot: dict[str, Any] = {}
         self.session = ""
+        self.title = ""
         self.after = 0
         self.kept = False
         """Whether what was said last is known to be kept."""
@@ -52,9 +53,14 @@ class Talk:
         if found is None:
             self.terminal.remark(f"new session with {self.spot['agent']} · /help lists commands · Ctrl-D leaves")
             return []
-        title = f" “{found['title']}”" if found["title"] else ""
-        self.terminal.remark(f"session {found['id']}{title} · {self.spot['agent']} · /help · Ctrl-D leaves")
+        self.title = found["title"]
+        title = f"“{found['title']}” · " if found["title"] else ""
+        self.terminal.remark(f"{title}session {found['id']} · {self.spot['agent']} · /help · Ctrl-D leaves")
         return await self._catch_up(calls, found["id"], found["last_seq"])
+
+    def describe_session(self) -> str:
+        """What a person calls this session: its title, or its id if it has none."""
+        return f"“{self.title}”" if self.title else f"session {self.session}"
 
     async def close(self) -> None:
         self._unfollow()

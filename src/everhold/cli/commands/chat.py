@@ -61,7 +61,7 @@ def _converse(beside: Beside, talk: Talk, terminal: Terminal) -> int:
                 if terminal.live:
                     terminal.screen.say()
                     # where nothing was said, or nobody confirmed that it is kept, there is no session to speak of
-                    terminal.remark(f"left session {talk.session}; it is kept" if talk.session else "left")
+                    terminal.remark(f"left {talk.describe_session()}; it is kept" if talk.session else "left")
                 return code
             except KeyboardInterrupt:
                 if not terminal.live:

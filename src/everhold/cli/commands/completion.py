@@ -18,10 +18,32 @@ def words(parser: argparse.ArgumentParser, path: str = "") -> Iterator[tuple[str
     """For every place in the tree of commands: what may be written next."""
     inner = subcommands(parser)
     given = [option for action in options(parser) for option in action.option_strings if option.startswith("--")]
-    choices = [str(choice) for action in positionals(parser) for choice in action.choices or ()]
+    choices = [choice for action in positionals(parser) for choice in _offers(action)]
     yield path, [*inner, *choices, *given]
     for name, below in inner.items():
         yield from words(below, f"{path} {name}".strip())
+
+
+def _offers(action: argparse.Action) -> list[str]:
+    """What a value may be, as far as that is known without asking the gateway: an ID can always be `last`."""
+    return ["last"] if action.metavar == "ID" else [str(choice) for choice in action.choices or ()]
+
+
+def _generator(action: argparse.Action) -> str:
+    """The `compgen` option that lists an argument's values; nothing where only the gateway knows them."""
+    if action.choices:
+        return f'-W "{" ".join(map(str, action.choices))}"'
+    return {"DIR": "-d", "FILE": "-f", "PATH": "-f", "JOURNAL": "-f"}.get(str(action.metavar), "")
+
+
+def _file_arguments(parser: argparse.ArgumentParser, path: str = "") -> Iterator[str]:
+    """A line for every command that takes a file or a directory: what lists them."""
+    for action in positionals(parser):
+        what = _generator(action)
+        if what in ("-d", "-f"):
+            yield f'    "{path}") COMPREPLY+=($(compgen {what} -- "$cur")) ;;'
+    for name, below in subcommands(parser).items():
+        yield from _file_arguments(below, f"{path} {name}".strip())
 
 
 def bash() -> str:
@@ -46,19 +68,20 @@ _everhold() {{
 {_upper(build())}
   esac; fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
+  case "$path" in
+{chr(10).join(_file_arguments(build()))}
+  esac
 }}
-complete -o default -F _everhold everhold"""
+complete -F _everhold everhold"""
 
 
 def _values(parser: argparse.ArgumentParser) -> str:
-    """What follows an option that takes a value: never a command or another option. Where nothing is known of it, the
-    shell offers files."""
+    """What follows an option that takes a value: never a command or another option. Files are offered only where one
+    is due."""
     found: dict[str, str] = {}
     flags: set[str] = set()
     for action in _every(parser):
-        what = (
-            f'-W "{" ".join(map(str, action.choices))}"' if action.choices else "-d" if action.metavar == "DIR" else ""
-        )
+        what = _generator(action)
         offer = f'$(compgen {what} -- "$cur")' if what else ""
         for option in action.option_strings:
             if action.nargs in (0, "?", "*"):
@@ -110,8 +133,10 @@ def fish() -> str:
                         what = _quoted(action.help or "")
                         lines.append(f"complete -c everhold -n {condition} -l {option[2:]} -d {what}")
             for action in positionals(leaf):
-                for choice in action.choices or ():
+                for choice in _offers(action):
                     lines.append(f"complete -c everhold -n {condition} -a {choice}")
+                if _generator(action) in ("-d", "-f"):
+                    lines.append(f"complete -c everhold -n {condition} -F")
     return "\n".join(lines)
 
 

@@ -78,16 +78,26 @@ def _tell(screen: Screen, verdict: dict[str, Any], answer: Answer) -> int:
                 "notices": answer.told,
             }
         )
-    elif answer.outcome and answer.text:
+    elif answer.outcome == "done" and answer.text:
         screen.say(safe(answer.text))
         if answer.beside:
             screen.note(safe(answer.beside))
     if answer.outcome == "done":
         return wire.DONE
     if answer.outcome:
-        remedy = "" if answer.told else "`/retry` tries again"  # a notice says itself what helps
-        screen.fail(f"the turn ended {answer.outcome}: {answer.reason}".rstrip(": "), remedy)
+        if answer.said and not screen.json:
+            screen.say(safe("\n".join(answer.said)))
+        if answer.told:  # the notice says what failed and what helps: saying it twice would only confuse
+            screen.fail("\n".join(answer.told), "")
+        else:
+            screen.fail(f"the turn ended {answer.outcome}: {answer.reason}".rstrip(": "), "`/retry` tries again")
         return wire.WRONG
+    if answer.released:
+        screen.fail(
+            f"kept as entry {answer.seq} of session {verdict['session']}; the model cannot be reached right now",
+            "a running gateway answers it when the model is back; `everhold status` shows why",
+        )
+        return wire.AGAIN
     screen.fail(
         f"kept as entry {answer.seq} of session {verdict['session']}, not answered yet",
         "it will be, while a gateway runs: `everhold up`",

@@ -83,8 +83,7 @@ class Weights(Struct, frozen=True):
 
 def available(models: Path | None = None) -> bool:
     """Whether all of the extra is there; nothing is loaded by asking."""
-    installed = all(importlib.util.find_spec(name) is not None for name in ("numpy", "onnxruntime"))
-    return installed and Weights.installed(models) is not None
+    return importlib.util.find_spec("onnxruntime") is not None and Weights.installed(models) is not None
 
 
 def session(weights: Weights, *, threads: int = 1) -> Callable[[Whole, Whole], Floats]:

@@ -19,13 +19,12 @@ from msgspec import Struct
 
 from everhold.core.entries import Changed, Entry, Erased, Noted, OperationsUndone
 from everhold.errors import NotFound
-from everhold.memories.builtin import lookup, plain, schema
+from everhold.memories.builtin import lookup, schema
 from everhold.memories.builtin.intake import Intake, Words, words_of
 from everhold.memories.builtin.lookup import Row, Scope
 from everhold.memories.builtin.meaning import Meaning, Use
-from everhold.memories.builtin.rank import KNOBS, Knobs, Ranked
+from everhold.memories.builtin.rank import Knobs, Ranked
 from everhold.memories.builtin.tail import Hit, scan
-from everhold.memories.builtin.words import without
 from everhold.ports.store import Store
 
 TAIL: Final = 512
@@ -135,7 +134,7 @@ class Index:
 
     @property
     def level(self) -> str:
-        """What finding goes by: `model`, `table`, or `full text` alone (numpy is not installed)."""
+        """What finding goes by: `model` or `table`."""
         return self._meaning.level
 
     @property
@@ -280,8 +279,6 @@ class Index:
 
     async def warm(self) -> None:
         """Read what large scopes need to be searched, before somebody waits for it. Others search in between."""
-        if not self._meaning.table:
-            return
         scopes = await self._run(lambda: self._locked(lambda: lookup.scopes(self._reader, agent=None, audience=None)))
         for scope in sorted(scopes, key=lambda scope: scope.chunks):
             for upto in range(LIGHT, scope.chunks, LIGHT):
@@ -360,13 +357,6 @@ class Index:
         db, meaning, text = self._reader, self._meaning, asking.text
         ids = [scope.id for scope in scopes]
         spoken, authors = lookup.named(db, text, ids)
-        if not meaning.table:
-            terms = lookup.terms(without(text, spoken))
-            return iter(
-                plain.rank(
-                    db, scopes, terms, authors, self.knobs or KNOBS, session=asking.session, skip=frozenset(skip)
-                )
-            )
         self._remember()
         only = None if asking.session is None else lookup.within(db, asking.session)
         return meaning.rank(db, scopes, text, spoken=spoken, authors=authors, knobs=self.knobs, only=only, skip=skip)

@@ -4,7 +4,7 @@ nothing outside it is ever scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import apsw
@@ -205,30 +205,6 @@ def within(db: apsw.Connection, session: str) -> list[int]:
     return [row[0] for row in db.execute("select first from items where session = ?", (session,))]
 
 
-def owners(db: apsw.Connection, chunks: Iterable[int]) -> dict[int, int]:
-    """Chunk -> the item it belongs to."""
-    rows = db.execute("select id, pos from chunks where id in (select value from json_each(?))", (_list(chunks),))
-    return dict(rows)
-
-
-def rows(db: apsw.Connection, items: Iterable[int]) -> dict[int, Row]:
-    found = db.execute(f"select {_COLUMNS} from items where pos in (select value from json_each(?))", (_list(items),))
-    return {row[0]: Row(*row) for row in found}
-
-
-def following(db: apsw.Connection, items: Iterable[Row]) -> dict[int, Row]:
-    """The items right after these in their conversations."""
-    found: dict[int, Row] = {}
-    for item in items:
-        row = db.execute(
-            f"select {_COLUMNS} from items where session = ? and seq > ? order by seq limit 1",
-            (item.session, item.seq),
-        ).fetchone()
-        if row is not None and Row(*row).before == item.pos:
-            found[row[0]] = Row(*row)
-    return found
-
-
 def heads(db: apsw.Connection, firsts: Iterable[int], texts: dict[int, str]) -> dict[int, Row]:
     """First chunk -> its item; what it says is put into `texts`."""
     found: list[Any] = db.execute(
@@ -256,12 +232,6 @@ def pieces(db: apsw.Connection, where: str, *values: int) -> list[Piece]:
         values,
     )
     return [Piece(*row) for row in rows]
-
-
-def chunks_of(db: apsw.Connection, session: str) -> Iterator[int]:
-    """The chunks of a session's items."""
-    for first, count in db.execute("select first, chunks from items where session = ?", (session,)):
-        yield from range(first, first + count)
 
 
 def _list(numbers: Iterable[int]) -> str:

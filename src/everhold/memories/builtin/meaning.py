@@ -1,4 +1,4 @@
-"""What chunks mean: makes their vectors, and asks by them. With nothing installed it has no opinion."""
+"""What chunks mean: makes their vectors, and asks by them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from everhold.memories.builtin.words import without
 if TYPE_CHECKING:
     from everhold.memories.builtin.shelf import Shelves, Stack
 
-Use = Literal["auto", "table", "none"]
+Use = Literal["auto", "table"]
 BEHIND: Final = 64
 """Chunks that may lack their stronger vector; beyond that a scope is judged by the table."""
 AT_ONCE: Final = 500
@@ -27,30 +27,26 @@ TELLING: Final = 8
 
 
 class Meaning:
-    """`use`: the best there is, at most the table, or none."""
+    """`use`: the best there is, or at most the table."""
 
     def __init__(self, use: Use = "auto", models: Path | None = None) -> None:
         self.models = models
-        self.table = use != "none" and table.available()
-        self.deep = self.table and use == "auto" and encoder.available(models)
+        self.deep = use == "auto" and encoder.available(models)
         self.trouble = ""
         """Why the stronger model is not used although it is there."""
-        self.ready = not self.table
+        self.ready = False
         """Whether everything that takes a while to load is loaded."""
         self._shelves: Shelves | None = None
 
     @property
     def level(self) -> str:
-        return "model" if self.deep else "table" if self.table else "full text"
+        return "model" if self.deep else "table"
 
     # -- making
 
     def embed(self, db: apsw.Connection, pieces: Collection[Piece]) -> None:
         """Make the table's vectors of these chunks, and put them in line for the stronger ones."""
         if not pieces:
-            return
-        if not self.table:
-            put(db, "bare", "1")
             return
         known = table.load()
         db.executemany(
@@ -62,10 +58,8 @@ class Meaning:
         self.ready = True
 
     def mend(self, db: apsw.Connection) -> list[int]:
-        """Make up for vectors that could not be made when their chunks came; the chunks that got theirs."""
+        """Make the vectors that another table left missing; the chunks that got theirs."""
         model = str(table.MODEL)
-        if not self.table:
-            return []
         done: list[int] = []
         with db:
             if meta(db, "table", model) != model:

@@ -67,12 +67,11 @@ class Builtin:
         return [found(hit) for hit in hits]
 
     async def health(self) -> Health:
-        """Always well: with less installed it finds less, and says so."""
+        """Always well: without the stronger model it finds less, and says what it goes by."""
         passages, waiting = await self.index.left()
         what = {
             "model": "by words and by a model" + (f", {waiting:,} of {passages:,} passages to go" if waiting else ""),
             "table": "by words and by a table of word meanings",
-            "full text": "by words alone: numpy is not installed",
         }[self.index.level]
         return Health(well=True, text=f"{what}; {self.index.trouble}" if self.index.trouble else what)
 

@@ -1,8 +1,7 @@
-"""Scores of several arms -> one order. One set of parameters for everything; nothing here knows a question's kind."""
+"""The parameters that ranking goes by: one set for everything; nothing here knows a question's kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -49,44 +48,3 @@ class Ranked(Struct, frozen=True):
     first: int
     score: float
     best: int
-
-
-class Sign(Struct, frozen=True):
-    """What is known of a candidate besides its scores."""
-
-    before: int
-    human: bool
-    named: bool
-    noted: bool
-    at: float
-
-
-def fuse(arms: Iterable[tuple[float, Mapping[int, float]]]) -> dict[int, float]:
-    """Scores of several arms, each as shares of its best, added by the arms' weights."""
-    fused: dict[int, float] = {}
-    for weight, scores in arms:
-        best = max(scores.values(), default=0.0)
-        if best > 0:
-            share = weight / best
-            for item, score in scores.items():
-                if score > 0:
-                    fused[item] = fused.get(item, 0.0) + share * score
-    return fused
-
-
-def settle(scores: Mapping[int, float], signs: Mapping[int, Sign], knobs: Knobs = KNOBS) -> dict[int, float]:
-    """Scores with what neighbours, authors and time add. Every item in `signs` gets one."""
-    smoothed = {item: scores.get(item, 0.0) for item in signs}
-    for item, sign in signs.items():
-        if sign.before in signs:
-            smoothed[item] += knobs.smooth * scores.get(sign.before, 0.0)
-            smoothed[sign.before] += knobs.smooth * scores.get(item, 0.0)
-    best = max(smoothed.values(), default=0.0)
-    newest = max((sign.at for sign in signs.values()), default=0.0)
-    return {item: smoothed[item] + best * _extra(sign, newest, knobs) for item, sign in signs.items()}
-
-
-def _extra(sign: Sign, newest: float, knobs: Knobs) -> float:
-    age_days = max(0.0, newest - sign.at) / DAY
-    recent: float = 0.5 ** (age_days / knobs.half_life_days)
-    return knobs.human * sign.human + knobs.named * sign.named + knobs.noted * sign.noted + knobs.recent * recent

@@ -1,11 +1,8 @@
-"""The default embeddings: a small table, one vector per word piece. Needs numpy, loaded when first used; without it the
-memory works on words alone and says so.
-"""
+"""The default embeddings: a small table, one vector per word piece. numpy is loaded when the table is first used."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 from array import array
 from collections.abc import Iterable, Sequence
@@ -38,11 +35,6 @@ LIKE: Final = 0.2
 """Two words less alike than this have nothing to do with each other."""
 CONTEXT: Final = 0.5
 """What words of the message before count against a message's own."""
-
-
-def available() -> bool:
-    """Whether numpy is installed; it is not loaded by asking."""
-    return importlib.util.find_spec("numpy") is not None
 
 
 @functools.cache

@@ -69,7 +69,6 @@ class HermesPlugin:
         self._files = ""
         self._host = host_of(settings, context, changed=self._changed)
         self._card: dict[str, Any] = _read(self._card_file)
-        self._built_from = _digest(self._card)
         self._known: dict[str, dict[str, str]] = _read(self._known_file)
         """A conversation and who talks -> what `initialize` wants to know, as it was stamped on what was said."""
         self._latest = {place.rpartition(" ")[0]: place for place in self._known}

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.errors import InDoubt, Transient
+from everhold.infra.extras import describe_install
 from everhold.memories.faults import failed
 from everhold.memories.sdk import load
 from everhold.secret import Secret
@@ -15,7 +16,7 @@ from everhold.secret import Secret
 if TYPE_CHECKING:
     from everhold.memories.hindsight.settings import HindsightSettings
 
-REMEDY: Final = "pip install 'everhold[hindsight]'"
+REMEDY: Final = describe_install("hindsight")
 PAGE: Final = 100
 
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
+from everhold.memories.factory import MemoryFactory
 from everhold.memories.hindsight.provider import HindsightMemory
-from everhold.memories.sdk import require
-from everhold.ports.plugin import Context
 
-if TYPE_CHECKING:
-    from everhold.memories.hindsight.settings import HindsightSettings
-
-
-class _Factory:
-    @property
-    def Settings(self) -> type[HindsightSettings]:
-        from everhold.memories.hindsight.settings import HindsightSettings  # listing plug-ins does not need it
-
-        return HindsightSettings
-
-    def __call__(self, settings: Any, context: Context) -> HindsightMemory:
-        require("hindsight-client", extra="hindsight")
-        return HindsightMemory(settings, agent=context.agent, log=context.log)
-
-
-factory: Final = _Factory()
+factory: Final = MemoryFactory(
+    "everhold.memories.hindsight.settings:HindsightSettings",
+    package="hindsight-client",
+    extra="hindsight",
+    build=lambda settings, context: HindsightMemory(settings, agent=context.agent, log=context.log),
+)

@@ -15,10 +15,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from everhold.core.wording import describe_count
 from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.faults import partly
 from everhold.memories.hindsight.client import Client, Gone
 from everhold.memories.hindsight.tools import tools_of
+from everhold.memories.remote import REMOTE_CAPABILITIES, read_time
 from everhold.memories.scope import alone, beginning, handle, token
 from everhold.memories.settings import filled
 from everhold.memories.signature import signature
@@ -26,7 +28,6 @@ from everhold.memories.wording import packed, told, unpacked
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
-    Capability,
     Exchange,
     Forgotten,
     Found,
@@ -52,18 +53,7 @@ class HindsightMemory:
 
     delivery = Delivery.KEYED
     visible_after = 0.0
-    capabilities: ClassVar = frozenset(
-        {
-            Capability.PROBE,
-            Capability.RETRACT,
-            Capability.TOOLS,
-            Capability.FORGET,
-            Capability.EXPORT,
-            Capability.HEALTH,
-            Capability.CLOSE,
-            Capability.SIGNATURE,
-        }
-    )
+    capabilities: ClassVar = REMOTE_CAPABILITIES
 
     def __init__(self, settings: HindsightSettings, *, agent: str, log: Log) -> None:
         self.settings = settings
@@ -200,7 +190,9 @@ class HindsightMemory:
         for bank, listed in await self._documents_of(person, banks):
             document = await self.client.document(bank, listed.id)
             if document is not None:
-                yield Found(text=unpacked(document.original_text or ""), person=person, at=_at(document.created_at))
+                yield Found(
+                    text=unpacked(document.original_text or ""), person=person, at=read_time(document.created_at)
+                )
 
     async def _documents_of(self, person: str, banks: Sequence[str]) -> list[tuple[str, Any]]:
         """(bank, document) of all in which a person speaks."""
@@ -236,7 +228,10 @@ class HindsightMemory:
             return Health(well=True)
         except EverholdError as error:
             return Health(well=False, text=error.message)
-        return Health(well=not broken.total, text=f"{broken.total} operations failed there" if broken.total else "")
+        return Health(
+            well=not broken.total,
+            text=f"{describe_count(broken.total, 'operation')} failed there" if broken.total else "",
+        )
 
     async def close(self) -> None:
         await self.client.close()
@@ -352,13 +347,6 @@ def _found(result: Any, person: str) -> Found:
         session=about.get("session", ""),
         seq=int(about.get("seq") or 0),
         person=about.get("person", "") or person,
-        at=_at(result.mentioned_at or result.occurred_start),
+        at=read_time(result.mentioned_at or result.occurred_start),
         key=about.get("everhold", ""),
     )
-
-
-def _at(when: str | None) -> float:
-    try:
-        return datetime.fromisoformat(when).timestamp() if when else 0.0
-    except ValueError:
-        return 0.0

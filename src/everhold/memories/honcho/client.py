@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.errors import InDoubt, Transient
+from everhold.infra.extras import describe_install
 from everhold.memories.faults import failed
 from everhold.memories.sdk import load
 from everhold.secret import Secret
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 100
 """The most there is on a page, and in a batch."""
-REMEDY: Final = "pip install 'everhold[honcho]'; if the package `honcho` (a process runner) is installed, uninstall it"
+REMEDY: Final = f"{describe_install('honcho')}; if the package `honcho` (a process runner) is installed, uninstall it"
 
 
 class Client:

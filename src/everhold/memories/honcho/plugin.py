@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
+from everhold.memories.factory import MemoryFactory
 from everhold.memories.honcho.provider import HonchoMemory
-from everhold.memories.sdk import require
-from everhold.ports.plugin import Context
 
-if TYPE_CHECKING:
-    from everhold.memories.honcho.settings import HonchoSettings
-
-
-class _Factory:
-    @property
-    def Settings(self) -> type[HonchoSettings]:
-        from everhold.memories.honcho.settings import HonchoSettings  # listing plug-ins does not need it
-
-        return HonchoSettings
-
-    def __call__(self, settings: Any, context: Context) -> HonchoMemory:
-        require("honcho-ai", extra="honcho")
-        return HonchoMemory(settings, agent=context.agent, log=context.log)
-
-
-factory: Final = _Factory()
+factory: Final = MemoryFactory(
+    "everhold.memories.honcho.settings:HonchoSettings",
+    package="honcho-ai",
+    extra="honcho",
+    build=lambda settings, context: HonchoMemory(settings, agent=context.agent, log=context.log),
+)

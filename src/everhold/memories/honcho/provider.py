@@ -13,18 +13,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from everhold.core.split import split
+from everhold.core.wording import describe_count
 from everhold.errors import EverholdError, InDoubt, Transient
 from everhold.memories.faults import partly
 from everhold.memories.honcho.client import PAGE, Client
 from everhold.memories.honcho.peers import Peers
 from everhold.memories.honcho.tools import tools_of
+from everhold.memories.remote import REMOTE_CAPABILITIES, read_time
 from everhold.memories.scope import alone, marks, may_hear
 from everhold.memories.signature import signature
 from everhold.memories.wording import outdated, packed, unpacked
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
-    Capability,
     Exchange,
     Forgotten,
     Found,
@@ -52,18 +53,7 @@ class HonchoMemory:
     """One instance for one agent."""
 
     delivery = Delivery.PROBE
-    capabilities: ClassVar = frozenset(
-        {
-            Capability.PROBE,
-            Capability.RETRACT,
-            Capability.TOOLS,
-            Capability.FORGET,
-            Capability.EXPORT,
-            Capability.HEALTH,
-            Capability.CLOSE,
-            Capability.SIGNATURE,
-        }
-    )
+    capabilities: ClassVar = REMOTE_CAPABILITIES
 
     def __init__(self, settings: HonchoSettings, *, agent: str, log: Log) -> None:
         self.settings = settings
@@ -274,7 +264,7 @@ class HonchoMemory:
         ]
         common = set.intersection(*({one.content for one in answer} for answer in answers))
         return [
-            Found(text=unpacked(one.content), person=alone(query.audience), at=_at(one.created_at))
+            Found(text=unpacked(one.content), person=alone(query.audience), at=read_time(one.created_at))
             for one in answers[0]
             if one.content in common
         ]
@@ -322,7 +312,7 @@ class HonchoMemory:
             session=str(about.get("everhold_session", "")),
             seq=int(about.get("everhold_seq") or 0),
             person=str(about.get("everhold_person", "")) or message.peer_id,
-            at=_at(message.created_at),
+            at=read_time(message.created_at),
             key=str(about.get("everhold", "")),
         )
 
@@ -402,7 +392,7 @@ class HonchoMemory:
         spoken = await self._spoken_by(person)
         drawn, _ = await self._concluded_of(person, spoken)
         for one in drawn:
-            yield Found(text=unpacked(one.content), person=person, at=_at(one.created_at))
+            yield Found(text=unpacked(one.content), person=person, at=read_time(one.created_at))
         for _, own, _ in spoken:
             for message in own:
                 yield self._found(message)
@@ -414,7 +404,7 @@ class HonchoMemory:
         except Transient as error:
             return Health(well=False, text=error.message)
         waiting = status.pending_work_units if status else 0
-        return Health(well=True, text=f"{waiting} messages wait to be reasoned about" if waiting else "")
+        return Health(well=True, text=f"{describe_count(waiting, 'message')} not reasoned about yet" if waiting else "")
 
     async def close(self) -> None:
         await self.client.close()
@@ -515,10 +505,6 @@ def _asked(query: Query) -> str:
 
 def _limit(limit: int) -> int:
     return max(1, min(PAGE, limit))
-
-
-def _at(when: datetime | None) -> float:
-    return when.timestamp() if when is not None else 0.0
 
 
 async def _session_names(sdk: Any) -> list[str]:

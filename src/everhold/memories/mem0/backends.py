@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from everhold.errors import InDoubt, Transient
+from everhold.infra.extras import describe_install
 from everhold.memories.faults import failed
 from everhold.memories.sdk import load
 from everhold.secret import Secret
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from everhold.memories.mem0.settings import Mem0Settings
 
 T = TypeVar("T")
-REMEDY: Final = "pip install 'everhold[mem0]'"
+REMEDY: Final = describe_install("mem0")
 PAGE: Final = 100
 MOST: Final = 10_000
 """The library gives back 20 unless told otherwise, and does not say that there is more."""

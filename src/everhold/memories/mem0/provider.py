@@ -7,22 +7,27 @@ language model made of it: nobody can tell then, and doubt follows the configure
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from everhold.errors import EverholdError, InDoubt
-from everhold.memories.faults import partly
+from everhold.errors import InDoubt
 from everhold.memories.mem0.backends import Backend, Local, Platform
 from everhold.memories.mem0.tools import tools_of
+from everhold.memories.remote import (
+    REMOTE_CAPABILITIES,
+    check_health,
+    make_metadata,
+    make_text,
+    read_hit,
+    read_time,
+    store_each,
+)
 from everhold.memories.scope import alone, marks, may_hear, only_for, places
 from everhold.memories.settings import filled
 from everhold.memories.signature import signature
-from everhold.memories.wording import packed, told, unpacked
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
-    Capability,
     Exchange,
     Forgotten,
     Found,
@@ -42,18 +47,7 @@ if TYPE_CHECKING:
 class Mem0Memory:
     """One instance for one agent."""
 
-    capabilities: ClassVar = frozenset(
-        {
-            Capability.PROBE,
-            Capability.RETRACT,
-            Capability.TOOLS,
-            Capability.FORGET,
-            Capability.EXPORT,
-            Capability.HEALTH,
-            Capability.CLOSE,
-            Capability.SIGNATURE,
-        }
-    )
+    capabilities: ClassVar = REMOTE_CAPABILITIES
 
     def __init__(self, settings: Mem0Settings, *, agent: str, log: Log, directory: PurePath) -> None:
         self.settings = settings
@@ -69,26 +63,20 @@ class Mem0Memory:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
-        remotes: dict[str, str] = {}
-        for item in batch.items:
-            try:
-                remotes[item.key] = await self._keep(batch, item)
-            except EverholdError as error:
-                raise partly(bool(remotes), error) from error
-        return remotes
+        return await store_each(batch, self._keep)
 
     async def _keep(self, batch: Batch, item: Memory) -> str:
         if isinstance(item, Retraction):
             await self._delete(await self._undone(batch, item))
             return ""
         await self._delete(await self._outdated(item))
-        text = _text(item)
+        text = make_text(item)
         if not text:
             return ""
         if isinstance(item, Note) and item.action == "replace" and (there := await self._there(item)):
             return str(there[0]["id"])
         await self.backend.add(
-            text, user=self.user(item.stamp.audience), metadata=self._metadata(item), infer=self.settings.infer
+            text, user=self.user(item.stamp.audience), metadata=_metadata(item), infer=self.settings.infer
         )
         if self.settings.infer or not self.settings.confirm:
             return ""
@@ -108,7 +96,7 @@ class Mem0Memory:
             if isinstance(item, Retraction):
                 here = not await self._undone(batch, item)
             else:
-                here = not await self._outdated(item) and (not _text(item) or bool(await self._there(item)))
+                here = not await self._outdated(item) and (not make_text(item) or bool(await self._there(item)))
             if here:
                 arrived.append(item.key)
         return arrived
@@ -197,11 +185,7 @@ class Mem0Memory:
             yield _found(one, person)
 
     async def health(self) -> Health:
-        try:
-            await self.backend.those(self.user(("person:nobody",)), {"everhold": ["nothing"]})
-        except EverholdError as error:
-            return Health(well=False, text=error.message)
-        return Health(well=True)
+        return await check_health(self.backend.those(self.user(("person:nobody",)), {"everhold": ["nothing"]}))
 
     async def close(self) -> None:
         await self.backend.close()
@@ -220,27 +204,10 @@ class Mem0Memory:
         template = filled(self.settings.user, "shared") if self.settings.share_agents else self.settings.user
         return places(template, agent=self.agent, audience=audience)
 
-    def _metadata(self, item: Exchange | Note) -> dict[str, Any]:
-        seq = (*item.heard, *item.said)[0].seq if isinstance(item, Exchange) else item.seq
-        about = {
-            "everhold": item.key,
-            "everhold_agent": item.agent,
-            "everhold_session": item.session,
-            "everhold_seq": seq,
-            "everhold_person": item.stamp.person,
-            "everhold_at": item.at,
-            "everhold_parent": item.parent if isinstance(item, Exchange) else "",
-            "everhold_fact": item.fact if isinstance(item, Note) else "",
-            "everhold_tags": ",".join(item.tags),
-        }
-        return {name: value for name, value in about.items() if value not in ("", None)} | marks(item.stamp.audience)
 
-
-def _text(item: Exchange | Note) -> str:
-    """What is kept of an item; nothing of one that only takes something back."""
-    if isinstance(item, Exchange):
-        return told(item)
-    return "" if item.action == "remove" else packed(item.text.strip())
+def _metadata(item: Exchange | Note) -> dict[str, Any]:
+    """Mem0 has no time of its own for an item, so the metadata carry it."""
+    return make_metadata(item) | {"everhold_at": item.at}
 
 
 def _about(memory: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -251,19 +218,10 @@ def _about(memory: Mapping[str, Any]) -> Mapping[str, Any]:
 def _found(memory: Mapping[str, Any], person: str) -> Found:
     about = _about(memory)
     score = memory.get("score")
-    return Found(
-        text=unpacked(str(memory.get("memory") or "")),
+    return read_hit(
+        str(memory.get("memory") or ""),
+        about,
+        person=person,
         score=float(score) if isinstance(score, int | float) else 0.0,
-        session=str(about.get("everhold_session", "")),
-        seq=int(about.get("everhold_seq") or 0),
-        person=str(about.get("everhold_person", "")) or person,
-        at=float(about.get("everhold_at") or _at(memory.get("created_at"))),
-        key=str(about.get("everhold", "")),
+        at=float(about.get("everhold_at") or read_time(memory.get("created_at"))),
     )
-
-
-def _at(when: object) -> float:
-    try:
-        return datetime.fromisoformat(str(when)).timestamp() if when else 0.0
-    except ValueError:
-        return 0.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
-from everhold.ports.memory import Query
+from everhold.memories.remote import search_for_tool
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import Effect, Result, Tool, ToolContext
 
@@ -52,18 +52,7 @@ class Mem0Tool:
             return Result(text=f"`{self.needs}` is missing.", error=True)
         if self.needs == "content":
             return Result(text="Kept; it will be delivered to Mem0.", notes=(Noted(text=given.strip()),))
-        found = await memory.find(
-            Query(
-                text=given,
-                agent=context.agent,
-                session=context.session,
-                name=context.session,
-                audience=context.stamp.audience,
-                person=context.stamp.person,
-                limit=MOST,
-            )
-        )
-        return Result(text="\n\n".join(it.text for it in found) or "Nothing was found.")
+        return await search_for_tool(memory, given, context, limit=MOST)
 
     async def probe(self, context: ToolContext) -> Result | None:
         return None

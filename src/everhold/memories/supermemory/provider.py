@@ -10,19 +10,26 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from everhold.errors import EverholdError, InDoubt, Transient
-from everhold.memories.faults import partly
+import msgspec
+
+from everhold.errors import InDoubt, Transient
+from everhold.memories.remote import (
+    REMOTE_CAPABILITIES,
+    check_health,
+    make_metadata,
+    make_text,
+    read_hit,
+    read_time,
+    store_each,
+)
 from everhold.memories.scope import alone, handle, marks, may_hear, only_for, places
 from everhold.memories.settings import filled
 from everhold.memories.signature import signature
 from everhold.memories.supermemory.client import Client, Gone, matching
 from everhold.memories.supermemory.tools import tools_of
-from everhold.memories.wording import packed, told, unpacked
 from everhold.ports.log import Log
 from everhold.ports.memory import (
     Batch,
-    Capability,
-    Exchange,
     Forgotten,
     Found,
     Health,
@@ -42,18 +49,7 @@ class SupermemoryMemory:
     """One instance for one agent."""
 
     delivery = Delivery.UPSERT
-    capabilities: ClassVar = frozenset(
-        {
-            Capability.PROBE,
-            Capability.RETRACT,
-            Capability.TOOLS,
-            Capability.FORGET,
-            Capability.EXPORT,
-            Capability.HEALTH,
-            Capability.CLOSE,
-            Capability.SIGNATURE,
-        }
-    )
+    capabilities: ClassVar = REMOTE_CAPABILITIES
 
     def __init__(self, settings: SupermemorySettings, *, agent: str, log: Log) -> None:
         self.settings = settings
@@ -66,13 +62,7 @@ class SupermemoryMemory:
     # -- storing -----------------------------------------------------------------------------------------------------
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
-        remotes: dict[str, str] = {}
-        for item in batch.items:
-            try:
-                remotes[item.key] = await self._keep(batch, item)
-            except EverholdError as error:
-                raise partly(bool(remotes), error) from error
-        return remotes
+        return await store_each(batch, self._keep)
 
     async def _keep(self, batch: Batch, item: Memory) -> str:
         for ns, documents in (await self._taken_back(batch, item)).items():
@@ -200,14 +190,8 @@ class SupermemoryMemory:
         for ns, id_ in [(ns, id_) for ns, ids in listed.items() for id_ in ids]:
             document = await self.client.document(ns, id_)
             if document is not None:
-                about = document.metadata or {}
-                yield Found(
-                    text=unpacked(document.content or ""),
-                    person=person,
-                    session=str(about.get("everhold_session", "")),
-                    seq=int(about.get("everhold_seq") or 0),
-                    key=str(about.get("everhold", "")),
-                )
+                hit = read_hit(document.content or "", document.metadata or {}, person=person)
+                yield msgspec.structs.replace(hit, person=person)
 
     async def _documents_of(self, person: str) -> dict[str, list[str]]:
         """Namespace -> documents of what a person said to the agent alone."""
@@ -220,11 +204,7 @@ class SupermemoryMemory:
         return mine
 
     async def health(self) -> Health:
-        try:
-            await self.client.document(self.namespace(()), "everhold-nothing")
-        except EverholdError as error:
-            return Health(well=False, text=error.message)
-        return Health(well=True)
+        return await check_health(self.client.document(self.namespace(()), "everhold-nothing"))
 
     async def close(self) -> None:
         await self.client.close()
@@ -246,26 +226,13 @@ class SupermemoryMemory:
 
     def _document(self, item: Memory) -> dict[str, Any] | None:
         """What is added for an item; None if there is nothing in it."""
-        if isinstance(item, Retraction) or (isinstance(item, Note) and item.action == "remove"):
+        text = "" if isinstance(item, Retraction) else make_text(item)
+        if isinstance(item, Retraction) or not text:
             return None
-        text = told(item) if isinstance(item, Exchange) else packed(item.text.strip())
-        if not text:
-            return None
-        seq = (*item.heard, *item.said)[0].seq if isinstance(item, Exchange) else item.seq
-        about: dict[str, Any] = {
-            "everhold": item.key,
-            "everhold_agent": item.agent,
-            "everhold_session": item.session,
-            "everhold_seq": seq,
-            "everhold_person": item.stamp.person,
-            "everhold_parent": item.parent if isinstance(item, Exchange) else "",
-            "everhold_fact": item.fact if isinstance(item, Note) else "",
-            "everhold_tags": ",".join(item.tags),
-        }
         return {
             "id": document_id(item.key),
             "content": text,
-            "metadata": {name: it for name, it in about.items() if it not in ("", None)} | marks(item.stamp.audience),
+            "metadata": make_metadata(item),
             "task_type": self.settings.task,
             "dreaming": self.settings.dreaming,
             **({"date": datetime.fromtimestamp(item.at, UTC).isoformat()} if item.at else {}),
@@ -278,23 +245,11 @@ def document_id(key: str) -> str:
 
 
 def _found(result: Any, person: str) -> Found:
-    about = result.metadata or {}
     created = result.system.created_at or result.system.updated_at if result.system else None
-    return Found(
-        text=unpacked(result.memory or result.chunk),
+    return read_hit(
+        result.memory or result.chunk,
+        result.metadata or {},
+        person=person,
         score=float(result.similarity or 0.0),
-        session=str(about.get("everhold_session", "")),
-        seq=int(about.get("everhold_seq") or 0),
-        person=str(about.get("everhold_person", "")) or person,
-        at=_at(created),
-        key=str(about.get("everhold", "")),
+        at=read_time(created),
     )
-
-
-def _at(when: object) -> float:
-    if isinstance(when, datetime):
-        return when.timestamp()
-    try:
-        return datetime.fromisoformat(str(when)).timestamp() if when else 0.0
-    except ValueError:
-        return 0.0

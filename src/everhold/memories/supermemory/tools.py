@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from everhold.core.entries import Noted
+from everhold.memories.remote import search_for_tool
 from everhold.memories.supermemory.client import Gone
-from everhold.ports.memory import Query
 from everhold.ports.model import ToolSpec
 from everhold.ports.tool import Effect, Result, Tool, ToolContext
 
@@ -69,18 +69,7 @@ async def _store(memory: SupermemoryMemory, given: str, context: ToolContext) ->
 
 
 async def _search(memory: SupermemoryMemory, given: str, context: ToolContext) -> Result:
-    found = await memory.find(
-        Query(
-            text=given,
-            agent=context.agent,
-            session=context.session,
-            name=context.session,
-            audience=context.stamp.audience,
-            person=context.stamp.person,
-            limit=MOST,
-        )
-    )
-    return Result(text="\n\n".join(it.text for it in found) or "Nothing was found.")
+    return await search_for_tool(memory, given, context, limit=MOST)
 
 
 async def _profile(memory: SupermemoryMemory, given: str, context: ToolContext) -> Result:

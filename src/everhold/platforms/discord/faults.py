@@ -34,7 +34,6 @@ THEIRS: Final = (
 
 UNKNOWN_MESSAGE: Final = 10008
 NOT_OURS: Final = 50005
-TOO_LARGE: Final = 40005
 _FORM: Final = 50035
 TOKEN: Final = ("Discord does not know this token", "the developer portal gives a new one; put it into .env")
 NO_INTENT: Final = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from everhold.errors import Misuse
+from everhold.infra.extras import describe_install
 from everhold.ports.plugin import Context
 from everhold.secret import Secret
 
@@ -35,7 +36,7 @@ class _Factory:
         try:
             from everhold.platforms.discord.adapter import Discord
         except ImportError as error:
-            raise Misuse(f"its library is missing: {error.name}", remedy="pip install 'everhold[discord]'") from error
+            raise Misuse(f"its library is missing: {error.name}", remedy=describe_install("discord")) from error
         return Discord(settings, context)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from everhold.errors import Misuse
+from everhold.infra.extras import describe_install
 from everhold.ports.plugin import Context
 from everhold.secret import Secret
 
@@ -54,7 +55,7 @@ class _Factory:
         try:
             from everhold.platforms.matrix.adapter import Matrix
         except ImportError as error:
-            raise Misuse(f"its library is missing: {error.name}", remedy="pip install 'everhold[matrix]'") from error
+            raise Misuse(f"its library is missing: {error.name}", remedy=describe_install("matrix")) from error
         return Matrix(settings, context)
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from everhold.core.retry import wait_seconds
-from everhold.errors import EverholdError, Refused, Transient
+from everhold.errors import Refused
+from everhold.platforms.catch_up import read_until_answered
 from everhold.platforms.slack.reading import is_ts
 from everhold.ports.log import Log
 from everhold.ports.plugin import Station
@@ -135,23 +135,8 @@ class Backlog:
 
     async def _patiently(self, method: str, **given: str) -> dict[str, Any]:
         """Ask until there is an answer: to go on without it would be to lose what it tells."""
-        failures = 0
-        while True:
-            try:
-                found = await self._call(method, **{name: value for name, value in given.items() if value})
-            except Refused:
-                raise
-            except EverholdError as error:
-                failures += 1
-                self._station.report(f"what was missed cannot be read: {error.message}", "it is tried again by itself")
-                asked = error.retry_after if isinstance(error, Transient) else None
-                wait = asked if asked is not None else wait_seconds(failures, jitter=self._station.chance.random())
-                self._log.info("history.later", error=error, seconds=wait)
-                await self._station.sleep(wait or 300.0)
-                continue
-            if failures:
-                self._station.report()
-            return found
+        said = {name: value for name, value in given.items() if value}
+        return await read_until_answered(self._station, self._log, lambda: self._call(method, **said))
 
     async def _known_threads(self, channel: str) -> list[str]:
         if channel not in self._threads:

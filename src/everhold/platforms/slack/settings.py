@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from everhold.errors import Misuse
+from everhold.infra.extras import describe_install
 from everhold.ports.plugin import Context
 from everhold.secret import Secret
 
@@ -63,7 +64,7 @@ class _Factory:
         try:
             from everhold.platforms.slack.adapter import Slack
         except ImportError as error:
-            raise Misuse(f"its library is missing: {error.name}", remedy="pip install 'everhold[slack]'") from error
+            raise Misuse(f"its library is missing: {error.name}", remedy=describe_install("slack")) from error
         return Slack(settings, context)
 
 

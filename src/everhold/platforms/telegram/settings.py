@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from everhold.errors import Misuse
+from everhold.infra.extras import describe_install
 from everhold.ports.plugin import Context
 from everhold.secret import Secret
 
@@ -68,7 +69,7 @@ class _Factory:
         try:
             from everhold.platforms.telegram.adapter import Telegram
         except ImportError as error:
-            raise Misuse(f"its library is missing: {error.name}", remedy="pip install 'everhold[telegram]'") from error
+            raise Misuse(f"its library is missing: {error.name}", remedy=describe_install("telegram")) from error
         return Telegram(settings, context)
 
 

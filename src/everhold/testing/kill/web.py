@@ -59,7 +59,7 @@ def configuration(model: str) -> str:
     waits = "{first_byte: 0.4, idle: 0.4, total: 3}"
     return f"""\
 models:
-  fake: {{provider: openai, base_url: {model}, name: fake, api_key_env: MODEL_KEY, deadlines: {waits}}}
+  fake: {{provider: openai, base_url: {model}, name: fake, api_key_env: MODEL_KEY, deadline_seconds: {waits}}}
 agents:
   main: {{persona: You live in a town., memories: [], tools: []}}
 """

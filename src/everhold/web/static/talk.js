@@ -102,7 +102,11 @@ function Composer({ house, session }) {
   useEffect(() => field.current?.focus(), [house.open, house.fresh?.chat]);
   if (!ours)
     return html`<p class="composer readonly">
-      ${session ? `This is somebody's conversation on ${place.platform}; here you can read along.` : ""}
+      ${!session
+        ? ""
+        : place.platform === "terminal"
+          ? `This conversation is in a terminal: everhold chat --session ${session.id}. You can read it here.`
+          : `This conversation is on ${place.platform}. You can read it here.`}
     </p>`;
   const send = (event) => {
     event.preventDefault();

@@ -1,0 +1,1 @@
+"""What the product needs from its surroundings: files, packages, time limits. Decides nothing about conversations."""

@@ -1,0 +1,35 @@
+"""The entry point of a memory service: finds its settings and builds one instance, importing as late as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from everhold.memories.sdk import require
+from everhold.ports.plugin import Context
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+P = TypeVar("P")
+
+
+class MemoryFactory(Generic[P]):
+    """Makes the provider `build` returns. `package` is the vendor's SDK, and `extra` what installs it."""
+
+    def __init__(self, settings: str, *, package: str, extra: str, build: Callable[[Any, Context], P]) -> None:
+        self._settings = settings
+        self._package = package
+        self._extra = extra
+        self._build = build
+
+    @property
+    def Settings(self) -> type[BaseModel]:
+        module, _, name = self._settings.partition(":")
+        found: type[BaseModel] = getattr(import_module(module), name)  # listing plug-ins does not need it
+        return found
+
+    def __call__(self, settings: Any, context: Context) -> P:
+        require(self._package, extra=self._extra)
+        return self._build(settings, context)
