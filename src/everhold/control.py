@@ -43,7 +43,7 @@ from everhold.flow.view import view_at
 from everhold.home import append_line
 from everhold.ports.model import Request, ToolSpec
 from everhold.ports.platform import Accept as Door, Incoming, Verdict
-from everhold.ports.store import Change, Operation, Parked, Session, Step, Wake
+from everhold.ports.store import Change, Lane, Operation, Parked, Session, Step, Wake
 
 PAGE = 1_000
 SNAPSHOT = ".snapshot."
@@ -91,7 +91,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return {
             "P1": f"{sessions}: an entry is in its own, a summary stands for the view it was made of",
             "P2": f"{_of(seen.heard, 'message')}, {turns}: nothing is taken twice, no call lacks its result",
-            "P3": f"{turns}, {_of(seen.folds, 'fold')}: never two at once, nothing is written after an end",
+            "P3": f"{turns}, {_of(seen.folds, 'compression')}: never two at once, nothing is written after an end",
             "P4": f"{_of(doubts, 'write')} given up on or in doubt: the others arrived or are on their way",
             "P5": f"{seen.entries} entries: messages, replies and notes say whom they are for",
             "P6": f"{sessions}: each begins with somebody speaking, a branch or a binding",
@@ -236,7 +236,7 @@ class Control:
         fold = next((operation for operation in folds if str(operation.op) == moment), None)
         if fold is None:
             raise NotFound(
-                f"session {session.id} has no snapshot {moment}", remedy="`everhold sessions folds` lists them"
+                f"session {session.id} has no snapshot {moment}", remedy="`everhold sessions compressions` lists them"
             )
         return await self._shown(session, at=fold.last)
 
@@ -254,18 +254,8 @@ class Control:
         parked = await self.store.parked()
         return {
             "pending": await self.store.waiting(),
-            "waiting": [
-                {
-                    "reader": lane.reader,
-                    "session": lane.session,
-                    "attempts": lane.attempts,
-                    "since": lane.since,
-                    "error": lane.error,
-                    "in_flight": lane.flight.state if lane.flight else "",
-                }
-                for lane in lanes
-            ],
-            "parked": [parked_json(item) for item in parked],
+            "waiting": summarize_waiting(lanes),
+            "dead_letters": len(parked),
             "in_doubt": sum(item.doubtful for item in parked) + await self.store.gambled(),
             "failing": sorted({lane.reader for lane in lanes if lane.error}),
             "compressions": [fold_json(entry) for entry in await self.store.folds(limit=LAST_FOLDS)],
@@ -365,7 +355,7 @@ class Control:
         )
         if entry is None or not isinstance(entry.body, Folded):
             raise NotFound(
-                f"session {session.id} has no compression {fold}", remedy="`everhold sessions folds` lists them"
+                f"session {session.id} has no compression {fold}", remedy="`everhold sessions compressions` lists them"
             )
         before = await view_at(self.store, session, at=entry.seq)
         part = View(
@@ -373,7 +363,7 @@ class Control:
         )
         return {
             "session": session.id,
-            "fold": fold,
+            "compression": fold,
             "replaced": [msgspec.to_builtins(message) for message in messages(part)],
             "by": [msgspec.to_builtins(message) for message in messages(View(fold=entry))],
         }
@@ -558,6 +548,20 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
+def summarize_waiting(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
+    """One row per consumer that has work: in how many sessions, since when, and what went wrong there last."""
+    rows: dict[str, dict[str, Any]] = {}
+    for lane in lanes:
+        row = rows.setdefault(
+            lane.reader, {"consumer": lane.reader, "sessions": 0, "since": None, "attempts": 0, "error": ""}
+        )
+        row["sessions"] += 1
+        row["since"] = min((at for at in (row["since"], lane.since) if at is not None), default=None)
+        row["attempts"] = max(row["attempts"], lane.attempts)
+        row["error"] = row["error"] or lane.error
+    return [rows[consumer] for consumer in sorted(rows)]
+
+
 def fold_json(entry: Entry) -> dict[str, Any]:
     """A compression at a glance; of one that was erased only that it was."""
     folded = entry.body if isinstance(entry.body, Folded) else Folded(summary="", covers=0)
@@ -582,18 +586,18 @@ def session_json(session: Session) -> dict[str, Any]:
         "last_seq": session.last_seq,
         "pending": session.pending,
         "state": session.running or "idle",
-        "folded_upto": session.folded_upto,
+        "compressed_upto": session.folded_upto,
     }
 
 
 def parked_json(item: Parked) -> dict[str, Any]:
     return {
         "id": item.id,
-        "reader": item.reader,
+        "consumer": item.reader,
         "session": item.session,
         "seq": item.seq,
         "part": item.part,
         "reason": item.reason,
-        "doubtful": item.doubtful,
+        "in_doubt": item.doubtful,
         "at": item.at,
     }

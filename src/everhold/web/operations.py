@@ -20,7 +20,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 async def health(call: Call) -> Response:
     """The process is there."""
-    return answer({"status": "ok", "version": __version__})
+    return answer({"status": "ok", "version": __version__, "role": call.office.gateway.role()})
 
 
 async def ready(call: Call) -> Response:
@@ -28,7 +28,7 @@ async def ready(call: Call) -> Response:
     trouble = call.office.trouble()
     if trouble:
         raise Refusal(503, "not_ready", call.office.scrub(trouble), headers={"retry-after": "5"})
-    return answer({"status": "ready", "version": __version__})
+    return answer({"status": "ready", "version": __version__, "role": call.office.gateway.role()})
 
 
 class Metrics:
@@ -39,7 +39,6 @@ class Metrics:
 
     async def __call__(self, call: Call) -> Response:
         """Numbers for Prometheus."""
-        call.needs_operator()
         store, tail = call.office.store, call.office.tail
         lanes, parked = await store.lanes(waiting=True), await store.parked()
         behind, now = await store.backlog("memory:"), call.office.control.gates.clock.now()
