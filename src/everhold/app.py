@@ -287,9 +287,7 @@ class App:
     async def _open_local_server(self) -> None:
         from everhold.web.local_server import LocalServer  # a command that only looks needs no server
 
-        self.local_server = LocalServer(
-            self.api, self.home.api_socket, monotonic=self.clock.monotonic, log=self.log
-        )
+        self.local_server = LocalServer(self.api, self.home.api_socket, monotonic=self.clock.monotonic, log=self.log)
         await self.local_server.open()
 
     @functools.cached_property

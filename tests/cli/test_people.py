@@ -15,6 +15,7 @@ from everhold.logs import open_log
 from everhold.ports.store import Change, Position, Step
 from everhold.reception import HALT
 from tests.cli.house import House
+from tests.clients import client_of
 
 CONFIG = """
 models: {m: {provider: obedient}}
@@ -118,7 +119,7 @@ def test_status_names_chats_where_agents_were_silenced_or_talked_too_much(house:
         app = App(home, settings_of(home, environ={}), log=open_log(clock=SystemClock(), level="error"), environ={})
         origin = Place(platform="telegram", account="main", chat="-100")
         app.reception._broken("main", origin, 8)
-        found: dict[str, Any] = await app.methods.call("status", {})
+        found: dict[str, Any] = await client_of(app).show_status()
         by = Position(platform="telegram", account="", name=f"{HALT}-200", value='{"by": "ada", "at": 1}')
         await app.store.commit(Change(step=Step.POSITION, session="", at=1.0, position=by))
         await app.stop(seconds=0)

@@ -12,13 +12,14 @@ import httpx2
 
 from everhold.cli.commands import status
 from everhold.cli.render import Screen
+from tests.clients import client_of
 from tests.e2e.town import Town
 from tests.memories.ledger import Far
 
 
 async def look(t: Town) -> tuple[dict[str, Any], str]:
     """What `everhold status` gets, and what it prints."""
-    found: dict[str, Any] = await t.app.methods.call("status", {})
+    found: dict[str, Any] = await client_of(t.app).show_status()
     out = io.StringIO()
     status._show(Screen.of(out, io.StringIO(), environ={}, json=False), found, status.complaints(found))
     return found, out.getvalue()

@@ -182,10 +182,10 @@ async def test_commands_work_as_in_any_chat(gateway: Gateway, client: httpx2.Asy
     await eventually(told)
 
 
-async def test_parked_items_are_listed_and_replayed(client: httpx2.AsyncClient) -> None:
-    assert (await client.get("/api/parked")).json() == {"parked": []}
-    assert (await client.post("/api/parked/replay", json={})).json() == {"replayed": 0}
-    assert (await client.post("/api/parked/replay", json={"ids": [7]})).json() == {"replayed": 0}
+async def test_dead_letters_are_listed_and_replayed(client: httpx2.AsyncClient) -> None:
+    assert (await client.get("/api/dead-letters")).json() == {"dead_letters": [], "next": None}
+    assert (await client.post("/api/dead-letters/replay", json={})).json() == {"replayed": 0}
+    assert (await client.post("/api/dead-letters/replay", json={"ids": [7]})).json() == {"replayed": 0}
 
 
 async def test_a_tool_call_of_the_model_is_in_the_log(

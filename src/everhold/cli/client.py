@@ -97,12 +97,14 @@ class ApiClient:
         try:
             return await self._post("/api/messages", **message)
         except Conflict:
-            raise Misuse(f"another text was sent under the id {message.get('id')!r}", remedy="choose another id") from None
+            raise Misuse(
+                f"another text was sent under the id {message.get('id')!r}", remedy="choose another id"
+            ) from None
         except Refused as error:
             raise Refused(error.message, remedy=error.remedy or "everhold agents") from None
 
     async def follow_session(self, session: str, *, after: int = 0) -> AsyncGenerator[dict[str, Any], None]:
-        """A session as it grows: `{"entry": …}` without a gap, `{"delta": {op, at, text}}` and `{"reset": …}` as hints."""
+        """A session as it grows: `{"entry": …}` without a gap; `{"delta": {op, at, text}}`, `{"reset": …}` as hints."""
         target = f"/api/events?{_render_query(session=session, after_seq=after)}"
         async with self.transport.open("GET", target, None) as response:
             if response.status != 200:
@@ -192,9 +194,7 @@ class ApiClient:
         self, memory: str, *, agent: str, since: float, until: float | None, per_minute: int, dry_run: bool
     ) -> dict[str, Any]:
         path = f"/api/memory/providers/{_quote(memory)}/backfill"
-        return await self._post(
-            path, agent=agent, since=since, until=until, per_minute=per_minute, dry_run=dry_run
-        )
+        return await self._post(path, agent=agent, since=since, until=until, per_minute=per_minute, dry_run=dry_run)
 
     async def forget_person(self, person: str, *, dry_run: bool) -> dict[str, Any]:
         return await self._post("/api/memory/forget", person=person, dry_run=dry_run)

@@ -61,8 +61,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _tell(screen: Screen, error: EverholdError) -> int:
-    from everhold.config.problems import ConfigError
     from everhold.cli import errors
+    from everhold.config.problems import ConfigError
 
     _debug(error)
     if screen.json:

@@ -198,7 +198,11 @@ def _looking(commands: _Group) -> None:
     )
     _name(diff)
     diff.add_argument(
-        "--compression", type=_number, required=True, metavar="OP", help="its number in `everhold sessions compressions`"
+        "--compression",
+        type=_number,
+        required=True,
+        metavar="OP",
+        help="its number in `everhold sessions compressions`",
     )
     search = sessions.add("search", "find what was said", ("everhold sessions search 'dentist tuesday'", ""))
     search.add_argument("text", metavar="TEXT", help="words that must all occur")
@@ -418,9 +422,7 @@ def _moving_memory(memory: _Group) -> None:
 
 
 def _dead_letters(commands: _Group) -> None:
-    letters = commands.group(
-        "dead-letters", "list and replay what was given up", module="dead_letters", default="list"
-    )
+    letters = commands.group("dead-letters", "list and replay what was given up", module="dead_letters", default="list")
     letters.add("list", "list replies and memory writes that were given up, with the reason")
     replay = letters.add(
         "replay",

@@ -107,8 +107,8 @@ def tell_upgrade(app: App, screen: Screen) -> None:
 
 async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: str, starts: bool) -> Reached:
     from everhold.app import App, SystemClock, settings_of
-    from everhold.config import ConfigError
     from everhold.cli.in_process import InProcessTransport
+    from everhold.config import ConfigError
     from everhold.logs import adopt_stdlib, open_log
 
     home.create()

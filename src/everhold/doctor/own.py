@@ -180,7 +180,7 @@ class Look:
         )
         for reader, count, reason in parked:
             text = f"{count} items of {reader} were given up on: {reason}"
-            yield _cure("parked", text, "everhold memory parked; everhold memory replay")
+            yield _cure("parked", text, "everhold dead-letters list; everhold dead-letters replay")
 
     # -- around it ---------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """GET /api/events: every entry the moment it is committed, as server-sent events.
 
 An event's id is the entry's place in the log of all sessions, so whoever comes back with the last one they saw misses
-nothing, whatever restarted meanwhile. Growing replies come as `delta` and `reset` events without an id: they may be lost.
+nothing, whatever restarted meanwhile. Growing replies come as `delta` and `reset` events, which have no id and may be
+lost.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ async def events(call: Call) -> Response:
         only = (await call.office.find(call.caller, only)).id
     if after_seq is not None and not only:
         raise Refusal(400, "misuse", "`after_seq` is an entry of one session", remedy="add `session`")
-    reader = _SessionReader(call, only, after_seq) if after_seq is not None and after is None else _FeedReader(
-        call, only, after
+    reader = (
+        _SessionReader(call, only, after_seq)
+        if after_seq is not None and after is None
+        else _FeedReader(call, only, after)
     )
     return StreamingResponse(_stream(call, reader, only), media_type="text/event-stream", headers=HEADERS)
 

@@ -250,7 +250,9 @@ def _bound(head: Head) -> None:
         raise Refusal(400, "malformed", "a header that may be there once is there twice")
     length = head.get("content-length")
     # very many digits cannot be made a number of, whatever they mean
-    if length and (len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > _max_body_bytes(head)):
+    if length and (
+        len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > _max_body_bytes(head)
+    ):
         raise _too_large(head)
 
 

@@ -1,7 +1,7 @@
 """The API where a home cannot hold a unix socket (Windows, some network and shared disks): a port of 127.0.0.1.
 
 A file at the socket's path names the port and a token that is new at every start. Every user of the machine can connect
-to a port, or listen on one that became free. So both sides prove that they can read the file before HTTP begins, and the
+to a port, or listen on one that became free. So both sides prove that they can read the file before HTTP begins. The
 token itself never crosses the connection:
 
     client → server   32 random bytes
@@ -61,7 +61,7 @@ def listen_at(path: Path) -> tuple[socket.socket, LoopbackEndpoint]:
 
 
 def read_endpoint(path: Path) -> LoopbackEndpoint | None:
-    """The endpoint that `path` names; None if there is no file, or a socket. Raises ConfigError if others can read it."""
+    """The endpoint in the file at `path`; None if there is none, or a socket. Raises ConfigError if others can read it."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return None

@@ -16,8 +16,8 @@ from everhold.errors import NotFound
 from everhold.flow import access
 from everhold.flow.purse import Purses
 from everhold.memory import Memory
-from everhold.platforms import http
 from everhold.pairing import Pairing
+from everhold.platforms import http
 from everhold.ports.log import Log
 from everhold.ports.platform import Incoming
 from everhold.ports.store import Session, Store

@@ -134,8 +134,8 @@ def _messages() -> Iterable[Way]:
         summary="Everything as it happens",
         about="Server-sent events. `entry` is an entry with its `session`, the moment it is committed; its id is its "
         "`pos`. Come back with the last id you saw and nothing is missed, also across restarts. `delta` "
-        "(`{session, op, at, text}`) is more of a reply while it is made, from character `at` on. It has no id and may be "
-        "lost. `reset` (`{session, op}`) says that the deltas before it are no part of the reply. `hello` tells where "
+        "(`{session, op, at, text}`) is more of a reply while it is made, from character `at` on. It has no id and may "
+        "be lost. `reset` (`{session, op}`) says that the deltas before it are no part of the reply. `hello` tells where "
         "the stream starts.",
         parameters=(
             Parameter(name="Last-Event-ID", where="header", about="The last id you saw; without it: from now on."),
@@ -182,7 +182,8 @@ def _sessions() -> Iterable[Way]:
             ),
             Parameter(name="after", about="The next page: `next` of the page before."),
             Parameter(
-                name="name", about="Only the session of this id; operators may also give a prefix, title, address or `last`."
+                name="name",
+                about="Only the session of this id; operators may also give a prefix, title, address or `last`.",
             ),
         ),
         gives={200: _json("The sessions you may see.", shapes.Sessions)},
@@ -243,7 +244,9 @@ def _sessions() -> Iterable[Way]:
         about="Entries that hold all the words, the newest, grouped by session.",
         parameters=(
             Parameter(name="q", about="The words."),
-            Parameter(name="limit", about="At most so many; 50 if not given.", schema={**_COUNT, "maximum": api.MOST_HITS}),
+            Parameter(
+                name="limit", about="At most so many; 50 if not given.", schema={**_COUNT, "maximum": api.MOST_HITS}
+            ),
         ),
         gives={200: _json("The entries.", shapes.Hits)},
         refuses=(400,),

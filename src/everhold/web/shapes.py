@@ -35,12 +35,15 @@ class Message(Struct, forbid_unknown_fields=True):
     """A message to an agent."""
 
     text: Annotated[Words, Meta(description="What is said. A text such as `/new` is a command.")]
-    chat: Annotated[Label | None, Meta(description="The conversation; you choose its name. Needed unless `location` is given.")] = None
+    chat: Annotated[
+        Label | None, Meta(description="The conversation; you choose its name. Needed unless `location` is given.")
+    ] = None
     agent: Annotated[Name | None, Meta(description="Who is spoken to; the default agent if not given.")] = None
     person: Annotated[Label | None, Meta(description="Who speaks. Only operators may speak for others.")] = None
     id: Annotated[Label | None, Meta(description="Your id for it: sent again, it is recognised.")] = None
     location: Annotated[
-        ChatLocation | None, Meta(description="Instead of `chat`: where a terminal speaks, from `/api/chat-locations`. Operators only.")
+        ChatLocation | None,
+        Meta(description="Instead of `chat`: where a terminal speaks, from `/api/chat-locations`. Operators only."),
     ] = None
     directory: Annotated[str, Meta(max_length=4096, description="With `location`: the terminal's directory.")] = ""
     repo: Annotated[str, Meta(max_length=4096, description="With `location`: the repository around it.")] = ""
@@ -117,7 +120,10 @@ class ImportMemoryFiles(Struct, forbid_unknown_fields=True):
 class CreateBackup(Struct, forbid_unknown_fields=True):
     """Where the copy goes."""
 
-    to: Annotated[str, Meta(max_length=4096, description="A file by its whole path; only on `api.sock`. Else `backups/` in the home.")] = ""
+    to: Annotated[
+        str,
+        Meta(max_length=4096, description="A file by its whole path; only on `api.sock`. Else `backups/` in the home."),
+    ] = ""
 
 
 class LinkIdentity(Struct, forbid_unknown_fields=True):
@@ -545,7 +551,7 @@ class BackupList(Struct):
 
 
 class CreatedBackup(Struct):
-    """What the copy holds. `wrong` and `broken` say why it is not sound; `removed` are older copies that were deleted."""
+    """What the copy holds. `wrong` and `broken` say why it is not sound; `removed` are older copies, now deleted."""
 
     path: str
     bytes: int

@@ -227,7 +227,7 @@ def _entries(number: int) -> str:
 async def _import(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
     from everhold.papers import read
 
-    files = await asyncio.to_thread(read, Path(args.path).expanduser())
+    files = await asyncio.to_thread(lambda: read(Path(args.path).expanduser()))
     made = await calls.import_memory_files(args.session, files, dry_run=args.dry_run)
     held = f"{count(made['facts'], 'fact')} and {count(made['notes'], 'note')} in {count(len(made['files']), 'file')}"
     new = f", {made['noted']} of them new" if made["done"] else "; nothing was changed"
