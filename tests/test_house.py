@@ -164,16 +164,6 @@ def test_only_the_rooms_that_catch_foreign_code_catch_everything_and_none_silent
     assert not found, "\n".join(["catch what you can name, or raise on:", *found])
 
 
-# -- size --------------------------------------------------------------------------------------------------------------
-
-MOST_LINES = 600
-
-
-def test_no_module_outgrows_its_reader() -> None:
-    sizes = {name: len(path.read_text().splitlines()) for path, name in zip(modules(), names(modules()), strict=True)}
-    assert {name: size for name, size in sizes.items() if size > MOST_LINES} == {}, "split it on a noun"
-
-
 # -- import direction --------------------------------------------------------------------------------------------------
 
 PURE = set(

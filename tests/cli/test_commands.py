@@ -178,7 +178,7 @@ def test_sessions_are_listed(busy: House) -> None:
     listed = busy.ask("sessions", "--json").ok().json["sessions"]
     mine = next(session for session in listed if session["address"] == "agent:main:terminal:dm:me")
     assert mine.keys() == {
-        "id", "address", "agent", "title", "last_seq", "pending", "state", "folded_upto", "at",
+        "id", "address", "agent", "title", "last_seq", "pending", "state", "compressed_upto", "at",
     }  # fmt: skip
     assert (mine["agent"], mine["pending"], mine["state"]) == ("main", 0, "idle")
     assert mine["id"] in busy.ask("sessions", "list", "--limit", "1000").ok().out

@@ -18,7 +18,7 @@ from tests.clients import client_of
 from tests.web.conftest import ADA, OPERATOR, Gateway, eventually, listening
 
 As = Callable[[str], httpx2.AsyncClient]
-SHAPES = {
+SHAPES: dict[str, type[msgspec.Struct]] = {
     "/api/status": shapes.StatusView,
     "/api/agents": shapes.AgentList,
     "/api/people": shapes.PersonList,
@@ -61,8 +61,9 @@ def test_every_operation_of_control_has_a_route() -> None:
     described = {way.path for way in table()}
     for name in (
         "status agents audit backups people people/link people/unlink pairing pairing/approve pairing/revoke schedules "
-        "schedules/{id}/delete dead-letters dead-letters/replay memory/status memory/search memory/forget memory/export "
-        "memory/files memory/import memory/providers/{name}/resend memory/providers/{name}/backfill notes messages "
+        "schedules/{id}/delete dead-letters dead-letters/replay memory/status memory/search memory/forget "
+        "memory/export memory/files memory/import memory/providers/{name}/resend memory/providers/{name}/backfill "
+        "notes messages "
         "events entries chat-locations sessions sessions/{id} sessions/{id}/entries sessions/{id}/context "
         "sessions/{id}/why sessions/{id}/undo sessions/{id}/stop sessions/{id}/compress sessions/{id}/compressions "
         "sessions/{id}/compressions/{op}/diff sessions/{id}/addresses sessions/{id}/erase"

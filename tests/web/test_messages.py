@@ -28,7 +28,7 @@ async def test_a_message_is_committed_before_it_is_acknowledged(gateway: Gateway
     entry = await gateway.running.store.entry(where["session"], where["seq"])
     assert entry.kind == "heard"
     session = (await client.get(f"/api/sessions/{where['session']}")).json()
-    assert set(session) == {"id", "address", "agent", "title", "last_seq", "pending", "state", "folded_upto"}
+    assert set(session) == {"id", "address", "agent", "title", "last_seq", "pending", "state", "compressed_upto", "at"}
     assert session["address"] == "agent:main:http:dm:x"
 
 

@@ -98,7 +98,7 @@ class ApiClient:
             return await self._post("/api/messages", **message)
         except Conflict:
             raise Misuse(
-                f"another text was sent under the id {message.get('id')!r}", remedy="choose another id"
+                f"another text was sent under the id {message.get('id')!r}", remedy="choose another --id"
             ) from None
         except Refused as error:
             raise Refused(error.message, remedy=error.remedy or "everhold agents") from None

@@ -61,7 +61,7 @@ def listen_at(path: Path) -> tuple[socket.socket, LoopbackEndpoint]:
 
 
 def read_endpoint(path: Path) -> LoopbackEndpoint | None:
-    """The endpoint in the file at `path`; None if there is none, or a socket. Raises ConfigError if others can read it."""
+    """The endpoint in the file at `path`; None if there is no such file. Raises ConfigError if others can read it."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return None

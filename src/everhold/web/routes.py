@@ -135,8 +135,8 @@ def _messages() -> Iterable[Way]:
         about="Server-sent events. `entry` is an entry with its `session`, the moment it is committed; its id is its "
         "`pos`. Come back with the last id you saw and nothing is missed, also across restarts. `delta` "
         "(`{session, op, at, text}`) is more of a reply while it is made, from character `at` on. It has no id and may "
-        "be lost. `reset` (`{session, op}`) says that the deltas before it are no part of the reply. `hello` tells where "
-        "the stream starts.",
+        "be lost. `reset` (`{session, op}`) says that the deltas before it are no part of the reply. `hello` tells "
+        "where the stream starts.",
         parameters=(
             Parameter(name="Last-Event-ID", where="header", about="The last id you saw; without it: from now on."),
             Parameter(name="after", about="The same, for clients that cannot set headers.", schema=_NUMBER),
