@@ -27,7 +27,7 @@ from everhold.web.guard import Guard
 from everhold.web.local_server import LocalServer
 from everhold.web.loopback import LoopbackEndpoint
 from everhold.web.scope_keys import OPERATOR_CONNECTION
-from tests.cli.house import House, make_plugin
+from tests.cli.house import House, make_plugin, until
 
 NO_SOCKETS = """
 import errno, socket
@@ -58,7 +58,7 @@ def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(ho
     door = house.path / "api.sock"
     assert stat.S_IMODE(door.stat().st_mode) == 0o600
     assert stat.S_ISREG(door.stat().st_mode)
-    assert any("api_socket.opened" in line for line in gateway.log)
+    until(lambda: any("api_socket.opened" in line for line in gateway.log))
     assert house.ask("send", "hello").ok().out.strip() == "You said: hello"
     assert house.ask("send", "x" * 300_000, "--json").ok().json["outcome"] == "done"
     assert house.ask("status", "--json").ok().json["running"]

@@ -63,11 +63,9 @@ class SocketTransport(ApiTransport):
                     await loopback.prove_to_gateway(reader, writer, endpoint)
                 except OSError as error:
                     raise _nobody_answers(self.path, error) from None
-            try:
-                writer.write(_render_request(method, target, body))
-                await writer.drain()
-            except OSError:
-                pass  # a refusal may have come before everything was sent; it is read next
+            # it is sent while the answer is awaited: a refusal may come before everything was sent, and would be lost
+            # with the connection if nobody had read it by then
+            writer.write(_render_request(method, target, body))
             yield await _read_response(reader)
         finally:
             writer.close()
