@@ -24,9 +24,10 @@ ENTRY = (
     "values (?, ?, 'heard', null, 'person:ada', ?, 1, ?, ?, ?, ?)"
 )
 LANE = (
-    "insert into lanes(session, reader, position, since, wait, due, firm) values (?, 'mind', 0, ?, 0, ?, 0) "
-    "on conflict(session, reader) do update set since = excluded.since, wait = 0, due = excluded.due, firm = 0 "
-    "where lanes.due is null"
+    "insert into cursors(session, consumer, processed_seq, since, wait, due, mandatory) "
+    "values (?, 'turn', 0, ?, 0, ?, 0) "
+    "on conflict(session, consumer) do update set since = excluded.since, wait = 0, due = excluded.due, mandatory = 0 "
+    "where cursors.due is null"
 )
 
 

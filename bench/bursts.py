@@ -205,7 +205,7 @@ def _hear(telegram: Threaded[TelegramServer], text: str) -> None:
 async def _age(home: Home) -> None:
     """A long past behind the conversation."""
     store = SqliteStore.open(home.store, chance=Chance())
-    (session,) = await store.sessions()
+    (session,) = await store.list_sessions()
     past = Past(store, session.id, chat=str(ADA), platform="telegram")
     past.seq = session.last_seq
     await past.live(LONG_TURNS)

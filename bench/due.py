@@ -38,9 +38,9 @@ async def _populate(directory: Path, others: float | None) -> None:
             db.execute(
                 "insert into sessions(id, agent, address, created) values (?, 'main', ?, ?)", (session, session, now)
             )
-            for reader in ("mind", "voice:table:main"):
+            for reader in ("turn", "platform:table:main"):
                 db.execute(
-                    "insert into lanes(session, reader, since, wait, due) values (?, ?, ?, ?, ?)",
+                    "insert into cursors(session, consumer, since, wait, due) values (?, ?, ?, ?, ?)",
                     (session, reader, None if due is None else min(now, due), max(0.0, others or 0.0), due),
                 )
     db.execute("analyze")
@@ -56,13 +56,13 @@ async def look(directory: Path, limit: int, times: int) -> list[float]:
         if limit == 1:
             await store.writer.write(
                 lambda cur, number=number: cur.execute(  # type: ignore[misc]
-                    "update lanes set since = ?, wait = 0, due = ? where session = ? and reader = 'mind'",
+                    "update cursors set since = ?, wait = 0, due = ? where session = ? and consumer = 'turn'",
                     (time.time(), time.time(), f"s{(number * 7919 + 5) % SESSIONS:06}"),
                 )
             )
         started = time.process_time()
-        due = await store.next_due(at=time.time())
-        claims = await store.claim(owner="bench", at=time.time(), lease=120, limit=limit)
+        due = await store.get_next_due(at=time.time())
+        claims = await store.claim_cursors(owner="bench", at=time.time(), lease=120, limit=limit)
         found.append((time.process_time() - started) * 1e3)
         assert due == 0
         assert len(claims) == limit, len(claims)

@@ -15,10 +15,10 @@ import apsw
 from bench.house import House, open_store, room
 from bench.past import ENTRIES_A_TURN, Past
 from bench.table import Row, at_most, interleave, median, ratio
-from everhold.core.entries import OWN, Began, Changed, Draft, Ended, Folded, Place, Usage, Wanted
+from everhold.core.entries import OWN, Began, Changed, Compressed, CompressionRequested, Draft, Ended, Place, Usage
 from everhold.flow.runtime import Runtime
 from everhold.ports.model import Answer, Request
-from everhold.ports.store import Change, Session, Step, Wake
+from everhold.ports.store import Change, Session, Step, Wakeup
 
 SIZES = (200, 2_000, 20_000)
 LINEAR = 1.5
@@ -64,14 +64,14 @@ class Folding(House):
 
     async def want(self, session: Session) -> None:
         """What `/compress` commits."""
-        bodies = (Began(what="command", reader="desk"), Changed(change=Wanted()), Ended())
+        bodies = (Began(type="command", consumer="commands"), Changed(change=CompressionRequested()), Ended())
         await self.store.commit(
             Change(
                 step=Step.COMMAND,
                 session=session.id,
                 at=time.time(),
                 entries=tuple(Draft(body=body, author="operator", op=OWN) for body in bodies),
-                wakes=(Wake(reader="fold"),),
+                wakeups=(Wakeup(consumer="compression"),),
             )
         )
         self.bells.ring(session.id)
@@ -79,7 +79,7 @@ class Folding(House):
     async def folded(self, session: str) -> None:
         """Until there is a fold."""
         # nobody rings for those who look from outside
-        while not await self.store.operations(session, what=("fold",), states=("done",)):  # noqa: ASYNC110
+        while not await self.store.list_operations(session, types=("compression",), states=("done",)):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -123,7 +123,7 @@ async def aged(directory: Path, entries: int, **options: object) -> AsyncIterato
     await store.close()
     async with Folding(directory, summing=Summing(), **options).open() as house:  # type: ignore[arg-type]
         assert isinstance(house, Folding)
-        yield house, await house.store.session("s-old")
+        yield house, await house.store.get_session("s-old")
 
 
 def cost(entries: int) -> float:
@@ -148,8 +148,8 @@ async def _bytes(directory: Path) -> int:
         await house.want(session)
         await house.folded(session.id)
         await house.rest()
-        new = await house.store.entries(session.id, after=session.last_seq)
-        assert any(isinstance(entry.body, Folded) for entry in new)
+        new = await house.store.list_entries(session.id, after=session.last_seq)
+        assert any(isinstance(entry.body, Compressed) for entry in new)
         await house.store.close()
     db = apsw.Connection(str(directory / "log.db"))
     ((size,),) = db.execute(
@@ -273,7 +273,7 @@ def accepting(folding: int, *, messages: int = 300, spread: float = 2.0) -> floa
 
             async def compress() -> None:
                 for number in range(folding):
-                    await house.want(await house.store.session(f"s-{number}"))
+                    await house.want(await house.store.get_session(f"s-{number}"))
                     await asyncio.sleep(spread / 2 / folding)
 
             work = asyncio.create_task(compress())

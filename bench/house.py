@@ -135,12 +135,12 @@ class House:
     async def rest(self) -> None:
         """Until everybody has put down what they were at."""
         # nobody rings when there is nothing left to do
-        while self.supervisor.tasks or await self.store.next_due(at=time.time()) is not None:  # noqa: ASYNC110
+        while self.supervisor.tasks or await self.store.get_next_due(at=time.time()) is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[House]:
-        await self.store.seize(owner=self.gates.owner, at=time.time())
+        await self.store.revoke_leases(owner=self.gates.owner, at=time.time())
         work = asyncio.create_task(self.supervisor.dispatch())
         yield self
         self.supervisor.stopping = True

@@ -51,9 +51,9 @@ async def _populate(home: Home) -> None:
     await store.close()
     db = apsw.Connection(str(home.store))
     with db:
-        for reader in ("mind", "fold"):
+        for reader in ("turn", "compression"):
             db.execute(
-                "insert or ignore into lanes(session, reader, position, since, wait, due) "
+                "insert or ignore into cursors(session, consumer, processed_seq, since, wait, due) "
                 "select id, ?, next_seq - 1, null, 0, null from sessions",
                 (reader,),
             )

@@ -18,13 +18,13 @@ from typing import Any
 from bench.house import Clock, House, Silence, open_store, room
 from bench.past import Past
 from bench.table import Row, at_most, interleave, median
+from everhold.core.consumers import memory_consumer
 from everhold.flow.memory import Attached
-from everhold.flow.remember import reader_of
 from everhold.plugins import MEMORIES
 from everhold.ports.memory import Batch, Capability, Found, Query
 from everhold.ports.platform import Delivery
 from everhold.ports.plugin import Context
-from everhold.ports.store import Change, Step, Wake
+from everhold.ports.store import Change, Step, Wakeup
 from everhold.testing.services.base import Service
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
@@ -69,7 +69,7 @@ class Remembering(House):
             self._runtime, memories=tuple(memories), recalls=tuple(memories), recall_seconds=0.8 if memories else 0.0
         )
         if held:
-            self.supervisor.only = ("mind", "voice:table:main")
+            self.supervisor.only = ("turn", "platform:table:main")
 
     def memory(self, instance: str, agent: str) -> Attached | None:
         return self.memories.get(instance)
@@ -141,12 +141,12 @@ def drain(name: str, turns: int) -> float:
         async with house.open():
             started = time.monotonic()
             for number in range(SESSIONS):
-                wake = Wake(reader=reader_of(name), start=0)
-                await house.store.commit(Change(step=Step.NOTE, session=f"s-{number}", at=time.time(), wakes=(wake,)))
+                wake = Wakeup(consumer=memory_consumer(name), start=0)
+                await house.store.commit(Change(step=Step.NOTE, session=f"s-{number}", at=time.time(), wakeups=(wake,)))
             house.bells.work.set()
             await house.rest()
             seconds = time.monotonic() - started
-            parked = await house.store.parked()
+            parked = await house.store.list_dead_letters()
             assert not parked, parked[0]
             await house.memories[name].close()
             return seconds

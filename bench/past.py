@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from bench.house import MESSAGE, REPLY
-from everhold.core.entries import Began, Draft, Ended, Folded, Heard, Place, Said, Stamp, Thought, Usage
+from everhold.core.entries import Began, Compressed, Draft, Ended, Heard, Place, Said, Stamp, Thought, Usage
 from everhold.ports.store import Change, Opening, Step
 from everhold.stores.sqlite import SqliteStore
 
@@ -60,7 +60,7 @@ class Past:
         heard, op = self.seq, self.seq + 1
         self.turns.append(op)
         bodies = (
-            Began(what="turn", takes=(heard,), fold=self.fold, generation=self.generation, reader="mind"),
+            Began(type="turn", takes=(heard,), compression=self.fold, generation=self.generation, consumer="turn"),
             Thought(text=REPLY, model="instant", generation=self.generation, request="0" * 64, usage=Usage(input=9)),
             Said(text=REPLY, to=self._place(), parts=(REPLY,), stamp=self.stamp),
             Ended(usage=Usage(input=9)),
@@ -71,11 +71,11 @@ class Past:
         op = self.seq + 1
         covers = self.turns[-1 - self.keep]
         bodies = (
-            Began(what="fold", fold=self.fold, generation=self.generation, reader="fold"),
-            Folded(summary=SUMMARY, covers=covers, based_on=self.fold, generation=self.generation),
+            Began(type="compression", compression=self.fold, generation=self.generation, consumer="compression"),
+            Compressed(summary=SUMMARY, covers=covers, based_on=self.fold, generation=self.generation),
             Ended(),
         )
-        await self._commit(Step.FOLD_END, *(Draft(body=body, author="system", op=op) for body in bodies))
+        await self._commit(Step.COMPRESSION_END, *(Draft(body=body, author="system", op=op) for body in bodies))
         self.fold = op
         self.generation += 1
 

@@ -91,7 +91,7 @@ class Ours:
             await self.past.turn()
         append = (time.perf_counter() - started) / 5
         started = time.perf_counter()
-        session = await self.store.session("s-old")
+        session = await self.store.get_session("s-old")
         messages(await view_at(self.store, session, at=session.last_seq + 1))
         return append * 1e3, (time.perf_counter() - started) * 1e3
 

@@ -44,7 +44,7 @@ def load(directory: Path) -> tuple[float, int]:
 
     async def run() -> tuple[float, int]:
         store = SqliteStore.open(directory / "log.db", chance=Chance())
-        session = await store.session("s-old")
+        session = await store.get_session("s-old")
         started = time.perf_counter()
         view = await view_at(store, session, at=session.last_seq + 1)
         request = build(messages(view), system="You answer at once.")

@@ -26,13 +26,14 @@ from everhold.config import AccountSettings, Problem, Settings, plugin_settings
 from everhold.core.commands import COMMANDS
 from everhold.errors import EverholdError, HomeBusy, Misuse, Refused
 from everhold.fetch import Fetcher
+from everhold.flow.state import update_state_record
 from everhold.moves import Moves
 from everhold.plugins import PLATFORMS, Catalogue
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
 from everhold.ports.platform import Accept, Incoming, Leaving, Platform, Verdict
 from everhold.ports.plugin import Context, Fetch, Station
-from everhold.ports.store import Change, Position, Step, Store
+from everhold.ports.store import StateNamespace, Store, make_state_scope
 from everhold.secret import Secret
 from everhold.stores.sqlite.lock import HomeLock
 
@@ -221,7 +222,7 @@ class Accounts:
             directory=directory,
             log=log,
             clock=self._clock,
-            blob=self._store.blob,
+            blob=self._store.get_blob,
             station=Station(
                 account=name,
                 positions=Ledger(self._store, self._clock, platform=platform, account=name),
@@ -342,16 +343,22 @@ class Ledger:
     def __init__(self, store: Store, clock: Clock, *, platform: str, account: str) -> None:
         self._store = store
         self._clock = clock
-        self._platform = platform
-        self._account = account
+        self._scope = make_state_scope(platform, account)
 
     async def read(self, name: str) -> str | None:
-        return await self._store.position(platform=self._platform, account=self._account, name=name)
+        record = await self._store.get_state_record(StateNamespace.PLATFORM_OFFSET, name, scope=self._scope)
+        return None if record is None else record.value
 
     async def move(self, name: str, value: str) -> None:
-        position = Position(platform=self._platform, account=self._account, name=name, value=value)
-        change = Change(step=Step.POSITION, session="", at=self._clock.now(), position=position)
-        await self._store.commit(change)
+        # an account has one reader, and its last word counts: a conflict can only be with its own messages
+        await update_state_record(
+            self._store,
+            StateNamespace.PLATFORM_OFFSET,
+            name,
+            scope=self._scope,
+            at=self._clock.now(),
+            decide=lambda _: value or None,
+        )
 
 
 class _Nobody:

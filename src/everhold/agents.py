@@ -12,6 +12,7 @@ from typing import Final
 
 from everhold.config import AgentSettings, ModelSettings, Settings, plugin_settings
 from everhold.config.settings import BUILTIN, OFFLINE
+from everhold.core.consumers import MEMORY, parse_consumer
 from everhold.core.entries import Place, Stamp
 from everhold.core.naming import Origin, Rule, hermes_name, name
 from everhold.core.pace import Pace, pace_of
@@ -124,13 +125,13 @@ class Agents:
         return platform if can_draft(platform) else None
 
     def in_doubt(self, reader: str, agent: str) -> str:
-        kind, _, rest = reader.partition(":")
-        if kind == "memory":
+        consumer = parse_consumer(reader)
+        rest = consumer.served
+        if consumer.kind == MEMORY:
             uses = self.settings.agents[agent].memories if agent in self.settings.agents else ()
             memory = next((it for it in uses if it.name == rest), self.settings.memories.get(rest))
             return memory.in_doubt if memory else "resend"
-        platform, _, account = rest.partition(":")
-        settings = self.settings.platforms.get(platform, {}).get(account)
+        settings = self.settings.platforms.get(consumer.platform, {}).get(consumer.account)
         return settings.in_doubt if settings else "resend"
 
     def memory(self, instance: str, agent: str) -> Attached | None:
@@ -219,7 +220,7 @@ class Agents:
             directory=directory,
             log=self.log.bind(model=name),
             clock=self.clock,
-            blob=self.store.blob,
+            blob=self.store.get_blob,
         )
         return factory(plugin_settings(settings, factory.Settings), context)
 

@@ -19,6 +19,7 @@ from everhold.backups import Backups, copy_json, kept, list_copies, set_aside
 from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
 from everhold.config.settings import ValidatePlugin, waiting_for_restart
 from everhold.control import Control
+from everhold.core.consumers import TURN
 from everhold.core.entries import Kind, takes_of
 from everhold.errors import StoreError, StoreFull
 from everhold.flow import waits
@@ -256,7 +257,7 @@ class App:
 
         Without `listen` nothing is heard from platforms: for a process that answers somebody and goes.
         """
-        await self.store.seize(owner=self.gates.owner, at=self.clock.now())
+        await self.store.revoke_leases(owner=self.gates.owner, at=self.clock.now())
         await self.control.reapply_erasures()
         await self.memory.take_up()
         self.room.ballast.take_aboard()
@@ -426,7 +427,7 @@ class App:
         """
         await waits.look_through(self.gates, self.agents, self.bells)
         await self.supervisor.release()
-        if await self.store.hasten(at=self.clock.now()):
+        if await self.store.retry_now(at=self.clock.now()):
             self.bells.work.set()
 
     def _connect_agents(self) -> None:
@@ -499,11 +500,11 @@ class App:
 
     async def _unanswered(self) -> int:
         """How many messages have no answer: those that wait, and those a turn had taken when everything stopped."""
-        count = await self.store.waiting()
-        for lane in await self.store.lanes(reader="mind", waiting=True):
-            for turn in await self.store.operations(lane.session, what=("turn",), states=("running",)):
+        count = await self.store.count_waiting()
+        for lane in await self.store.list_cursors(consumer=TURN, waiting=True):
+            for turn in await self.store.list_operations(lane.session, types=("turn",), states=("running",)):
                 kinds = (Kind.BEGAN, Kind.TOOK)
-                its = await self.store.entries(lane.session, after=turn.first - 1, kinds=kinds)
+                its = await self.store.list_entries(lane.session, after=turn.first - 1, kinds=kinds)
                 count += len(takes_of(entry for entry in its if entry.op == turn.op))
         return count
 

@@ -13,29 +13,29 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from everhold.core import compression
+from everhold.core import compression, consumers
 from everhold.core.audit import PROMISES, Count, Finding, audit, one_session_each
 from everhold.core.context import View, assemble, build, choose, fingerprint, messages, stubbed
 from everhold.core.entries import (
     OWN,
+    AddressBound,
     Began as _Began,
     Body,
-    Bound,
     Changed,
+    Compressed,
+    CompressionRequested,
     Draft,
     Ended,
     Entry,
     Erased,
-    Folded,
     Kind,
     Noted,
     Stamp,
     Thought,
     Took,
-    Wanted,
 )
 from everhold.errors import Conflict, Misuse, NotFound
-from everhold.flow import access, amend, fold, health
+from everhold.flow import access, amend, health
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.records import Records
 from everhold.flow.runtime import Runtimes
@@ -43,7 +43,7 @@ from everhold.flow.view import view_at
 from everhold.home import append_line
 from everhold.ports.model import Request, ToolSpec
 from everhold.ports.platform import Accept as Door, Incoming, Verdict
-from everhold.ports.store import Change, Lane, Operation, Parked, Session, Step, Wake
+from everhold.ports.store import Change, ConsumerCursor, DeadLetter, Operation, Session, Step, Wakeup
 
 PAGE = 1_000
 SNAPSHOT = ".snapshot."
@@ -136,17 +136,17 @@ class Control:
                 f"{name} is a snapshot: a name for what a session's context was, to look at and nothing else",
                 remedy=f"`everhold sessions context {name}` shows it; its session is {name.partition(SNAPSHOT)[0]}",
             )
-        found = await self.store.find_session(name)
+        found = await self.store.find_sessions(name)
         if not found:
             raise NotFound(f"there is no session {name!r}", remedy="`everhold sessions list` shows those there are")
         if len(found) > 1:
             some = ", ".join(sorted(found)[:5])
             raise Misuse(f"{name!r} may mean {len(found)} sessions: {some}", remedy="give more of the id")
-        return await self.store.session(found[0])
+        return await self.store.get_session(found[0])
 
     async def entries(self, session: str, *, after: int = 0) -> AsyncIterator[Entry]:
         """A session's log, page by page; others get their turn in between."""
-        while page := await self.store.entries(session, after=after, limit=PAGE):
+        while page := await self.store.list_entries(session, after=after, limit=PAGE):
             for entry in page:
                 yield entry
             after = page[-1].seq
@@ -154,21 +154,21 @@ class Control:
 
     async def sessions(self, *, limit: int) -> list[Session]:
         """The newest sessions, newest first."""
-        return await self.store.sessions(limit=limit, newest_first=True)
+        return await self.store.list_sessions(limit=limit, newest_first=True)
 
     async def addresses(self, session: Session) -> list[str]:
         """The addresses that lead to a session now."""
         ever = [session.address]
-        for entry in await self.store.entries(session.id, kinds=(Kind.CHANGED,)):
-            if isinstance(entry.body, Changed) and isinstance(entry.body.change, Bound):
+        for entry in await self.store.list_entries(session.id, kinds=(Kind.CHANGED,)):
+            if isinstance(entry.body, Changed) and isinstance(entry.body.change, AddressBound):
                 ever.append(entry.body.change.address)
-        return [address for address in dict.fromkeys(ever) if await self.store.resolve(address) == session.id]
+        return [address for address in dict.fromkeys(ever) if await self.store.resolve_address(address) == session.id]
 
     async def folds(self, name: str) -> list[tuple[Operation, Entry]]:
         """A session's summaries, oldest first, each with the operation that made it."""
         session = await self.find(name)
-        made = {op.op: op for op in await self.store.operations(session.id, what=("fold",))}
-        found = await self.store.entries(session.id, kinds=(Kind.FOLDED,))
+        made = {op.op: op for op in await self.store.list_operations(session.id, types=("compression",))}
+        found = await self.store.list_entries(session.id, kinds=(Kind.COMPRESSED,))
         return [(made[entry.op], entry) for entry in found if entry.op is not None]
 
     async def search(self, text: str, *, limit: int = 50) -> list[Entry]:
@@ -177,7 +177,7 @@ class Control:
             raise Misuse("there is nothing to search with here", remedy="open the home with its index")
         sessions: dict[str, list[Entry]] = {}
         for session, seq in await self.holding(text, limit):
-            entry = await self.store.entry(session, seq)
+            entry = await self.store.get_entry(session, seq)
             if entry.body is not None:
                 sessions.setdefault(session, []).append(entry)
         return [entry for hits in sessions.values() for entry in sorted(hits, key=lambda hit: hit.seq)]
@@ -196,16 +196,18 @@ class Control:
         thought = await self._thought(session, at)
         assert isinstance(thought.body, Thought)
         assert thought.op is not None
-        operation = (await self.store.operations(session.id, after=thought.op - 1, before=thought.op + 1))[0]
-        entries = await self.store.entries(session.id, after=operation.first - 1, upto=thought.seq - 1)
+        operation = (await self.store.list_operations(session.id, after=thought.op - 1, before=thought.op + 1))[0]
+        entries = await self.store.list_entries(session.id, after=operation.first - 1, upto=thought.seq - 1)
         mine = [entry for entry in entries if entry.op == thought.op]
-        pins = [e.body.fold for e in mine if isinstance(e.body, _Began | Took) and e.body.fold is not None]
+        pins = [
+            e.body.compression for e in mine if isinstance(e.body, _Began | Took) and e.body.compression is not None
+        ]
         prefix = await self._prefix(session, thought.op, pins)
         current = assemble(choose([msgspec.structs.replace(operation, undone_at=0)], at=thought.seq), entries)
         stubs = frozenset(thought.body.stubs)
-        prompt = await self.store.blob(thought.body.prompt) if thought.body.prompt else b""
-        offered = await self.store.blob(thought.body.tools) if thought.body.tools else b"[]"
-        recalled = await self.store.blob(thought.body.recall) if thought.body.recall else b""
+        prompt = await self.store.get_blob(thought.body.prompt) if thought.body.prompt else b""
+        offered = await self.store.get_blob(thought.body.tools) if thought.body.tools else b"[]"
+        recalled = await self.store.get_blob(thought.body.recall) if thought.body.recall else b""
         shown = messages(prefix, stubs=stubs) + messages(current, stubs=stubs, recalled=(recalled or b"").decode())
         request = build(
             shown,
@@ -219,20 +221,20 @@ class Control:
     async def _prefix(self, session: Session, op: int, pins: list[int]) -> View:
         """What came before a turn, under the fold it pinned; one pinned on the way stands for all before it."""
         if len(pins) > 1 and pins[-1]:
-            fold = await self.store.entries(session.id, after=pins[-1], kinds=())
-            folded = next(entry for entry in fold if entry.op == pins[-1] and entry.kind == "folded")
+            fold = await self.store.list_entries(session.id, after=pins[-1], kinds=())
+            folded = next(entry for entry in fold if entry.op == pins[-1] and entry.kind == "compressed")
             return View(fold=folded)
         return await view_at(self.store, session, at=op, fold=pins[0] if pins else None)
 
     async def _thought(self, session: Session, at: int) -> Entry:
-        for entry in await self.store.entries(session.id, after=at - 1, limit=PAGE):
+        for entry in await self.store.list_entries(session.id, after=at - 1, limit=PAGE):
             if isinstance(entry.body, Thought):
                 return entry
         raise NotFound(f"no model was asked at or after entry {at} of session {session.id}")
 
     async def _snapshot(self, session: Session, moment: str) -> Context:
         """The context as it was just before a compression took effect."""
-        folds = await self.store.operations(session.id, what=("fold",), states=("done",))
+        folds = await self.store.list_operations(session.id, types=("compression",), states=("done",))
         fold = next((operation for operation in folds if str(operation.op) == moment), None)
         if fold is None:
             raise NotFound(
@@ -250,15 +252,15 @@ class Control:
 
     async def status(self) -> dict[str, Any]:
         """Health at a glance."""
-        lanes = await self.store.lanes(waiting=True)
-        parked = await self.store.parked()
+        lanes = await self.store.list_cursors(waiting=True)
+        parked = await self.store.list_dead_letters()
         return {
-            "pending": await self.store.waiting(),
+            "pending": await self.store.count_waiting(),
             "waiting": summarize_waiting(lanes),
             "dead_letters": len(parked),
-            "in_doubt": sum(item.doubtful for item in parked) + await self.store.gambled(),
-            "failing": sorted({lane.reader for lane in lanes if lane.error}),
-            "compressions": [fold_json(entry) for entry in await self.store.folds(limit=LAST_FOLDS)],
+            "in_doubt": sum(item.in_doubt for item in parked) + await self.store.count_receipts_in_doubt(),
+            "failing": sorted({lane.consumer for lane in lanes if lane.error}),
+            "compressions": [fold_json(entry) for entry in await self.store.list_compressions(limit=LAST_FOLDS)],
             "memories": [
                 msgspec.to_builtins(it) for it in await health.conditions(self.gates, self.runtimes.attached())
             ],
@@ -277,16 +279,16 @@ class Control:
         findings += one_session_each(sessions)
         for text in await self.store.verify(sessions[0].id if name and sessions else None):
             findings.append(Finding(promise="P8", session="", text=text))
-        for item in await self.store.parked(session=sessions[0].id if name and sessions else ""):
-            kind = "P4" if item.reader.startswith("memory:") else "P2"
-            doubt = "may have arrived" if item.doubtful else "given up"
-            text = f"{item.reader}: entry {item.seq} {doubt}: {item.reason}"
+        for item in await self.store.list_dead_letters(session=sessions[0].id if name and sessions else ""):
+            kind = "P4" if item.consumer.startswith(consumers.MEMORY_PREFIX) else "P2"
+            doubt = "may have arrived" if item.in_doubt else "given up"
+            text = f"{item.consumer}: entry {item.seq} {doubt}: {item.reason}"
             findings.append(Finding(promise=kind, session=item.session, text=text, seq=item.seq, level="doubt"))
         return Report(findings=findings, checked=checked, sessions=len(sessions))
 
     async def _all(self) -> AsyncIterator[Session]:
         after = ""
-        while page := await self.store.sessions(limit=500, after=after):
+        while page := await self.store.list_sessions(limit=500, after=after):
             for session in page:
                 yield session
             after = page[-1].id
@@ -325,22 +327,26 @@ class Control:
             return "There is nothing to compress."
         if preview:
             return compression.preview(plan)
-        wanted = amend.Amendment(bodies=(Changed(change=Wanted(keep=keep, focus=focus)),), say="")
-        while not await self._amend(session, wanted, by=by, trigger="compress", wakes=(Wake(reader=fold.READER),)):
+        wanted = amend.Amendment(bodies=(Changed(change=CompressionRequested(keep=keep, focus=focus)),), say="")
+        while not await self._amend(
+            session, wanted, by=by, trigger="compress", wakes=(Wakeup(consumer=consumers.COMPRESSION),)
+        ):
             session = await self.find(name)
         asked_at = session.last_seq
         with self.bells.listening(session.id) as bell:
-            while (lane := await self.store.lane(fold.READER, session.id)) is None or lane.position <= asked_at:
+            while (
+                lane := await self.store.get_cursor(consumers.COMPRESSION, session.id)
+            ) is None or lane.processed_seq <= asked_at:
                 await self.gates.sleep(1.0, bell=bell)
                 bell.clear()
         # one that was under way may have left nothing for another
-        folds = await self.store.operations(session.id, what=("fold",))
+        folds = await self.store.list_operations(session.id, types=("compression",))
         ended = [operation for operation in folds if operation.last > asked_at]
         return await self._compressed(session.id, ended[-1]) if ended else "There is nothing to compress."
 
     async def _compressed(self, session: str, operation: Operation) -> str:
-        for entry in await self.store.entries(session, after=operation.op, upto=operation.last):
-            if isinstance(entry.body, Folded):
+        for entry in await self.store.list_entries(session, after=operation.op, upto=operation.last):
+            if isinstance(entry.body, Compressed):
                 body = entry.body
                 return f"Compressed {body.messages} messages: {body.tokens_before} tokens are now {body.tokens_after}."
             if isinstance(entry.body, Ended) and entry.op == operation.op:
@@ -351,9 +357,14 @@ class Control:
         """What a compression replaced, and with what."""
         session = await self.find(name)
         entry = next(
-            (e for e in await self.store.entries(session.id, after=fold, kinds=(Kind.FOLDED,)) if e.op == fold), None
+            (
+                e
+                for e in await self.store.list_entries(session.id, after=fold, kinds=(Kind.COMPRESSED,))
+                if e.op == fold
+            ),
+            None,
         )
-        if entry is None or not isinstance(entry.body, Folded):
+        if entry is None or not isinstance(entry.body, Compressed):
             raise NotFound(
                 f"session {session.id} has no compression {fold}", remedy="`everhold sessions compressions` lists them"
             )
@@ -375,7 +386,7 @@ class Control:
         entries = (Draft(body=noted, author=by),)
         wakes = self.runtimes.runtime(session.agent, session.choices).remembers()
         done = await self.store.commit(
-            Change(step=Step.NOTE, session=session.id, at=self.gates.clock.now(), entries=entries, wakes=wakes)
+            Change(step=Step.NOTE, session=session.id, at=self.gates.clock.now(), entries=entries, wakeups=wakes)
         )
         self.bells.ring(session.id)
         return done.seqs[0]
@@ -396,7 +407,7 @@ class Control:
     ) -> tuple[int, ...]:
         records = records or Records(self.store)
         while True:
-            session = await self.store.session(id)
+            session = await self.store.get_session(id)
             plan = await amend.erasure(self.store, session, seqs, by=by, why=why)
             await self._write_down(session.id, plan.seqs)
             repeating = await records.repeating(session.id, plan.exchanges)
@@ -413,7 +424,7 @@ class Control:
                         ),
                         seen=session.last_seq,
                         # what else those operations had been asked is answered by new ones
-                        wakes=(Wake(reader="mind"),) if plan.ends else (),
+                        wakeups=(Wakeup(consumer=consumers.TURN),) if plan.ends else (),
                         erase=plan.seqs,
                         drop_blobs=plan.blobs + repeating,
                         read=records.upto,
@@ -426,18 +437,18 @@ class Control:
 
     async def _erase_inherited(self, parent: str, *, by: str, why: str) -> None:
         """Let the branches of `parent` forget what was erased in it. Safe to repeat: what they made later stays."""
-        for entry in await self.store.entries(parent, kinds=(Kind.ERASED,)):
+        for entry in await self.store.list_entries(parent, kinds=(Kind.ERASED,)):
             if isinstance(entry.body, Erased) and entry.body.seqs:
                 await self._clear_branches(parent, min(entry.body.seqs), before=entry.pos, by=by, why=why)
 
     async def _clear_branches(self, parent: str, first: int, *, before: int, by: str, why: str) -> None:
-        for branch in await self.store.branches(parent):
+        for branch in await self.store.list_branches(parent):
             if branch.parent_at < first:
                 continue  # it branched off before the first of them was there
-            folds = await self.store.entries(branch.id, kinds=(Kind.FOLDED,))
+            folds = await self.store.list_entries(branch.id, kinds=(Kind.COMPRESSED,))
             summaries = [entry.seq for entry in folds if entry.body is not None and entry.pos < before]
-            running = await self.store.operations(branch.id, states=("running",))
-            old = [op for op in running if (await self.store.entry(branch.id, op.op)).pos < before]
+            running = await self.store.list_operations(branch.id, states=("running",))
+            old = [op for op in running if (await self.store.get_entry(branch.id, op.op)).pos < before]
             if summaries or old:
                 # what runs there may have read it; a summary, or the branching itself, stands for what it saw
                 await self._erase(branch.id, summaries, by=by, why=why)
@@ -450,7 +461,7 @@ class Control:
         """
         if self.erasures is None:
             return
-        seals = [_seal(await self.store.entry(session, seq)) for seq in seqs]
+        seals = [_seal(await self.store.get_entry(session, seq)) for seq in seqs]
         record = {"session": session, "seqs": seqs, "seals": seals, "at": self.gates.clock.now()}
         append_line(self.erasures, msgspec.json.encode(record))
 
@@ -480,10 +491,10 @@ class Control:
         again = 0
         for session, seqs in wanted.items():
             try:
-                known = await self.store.session(session)
+                known = await self.store.get_session(session)
             except NotFound:
                 continue
-            held = [await self.store.entry(session, seq) for seq in sorted(seqs) if seq <= known.last_seq]
+            held = [await self.store.get_entry(session, seq) for seq in sorted(seqs) if seq <= known.last_seq]
             left = [e.seq for e in held if e.body is not None and seqs[e.seq] & {"", _seal(e)}]
             if left:
                 again += len(await self.erase(session, left, by="system", why="erased before; the store was restored"))
@@ -493,13 +504,13 @@ class Control:
 
     async def replay(self, ids: Sequence[int] = ()) -> int:
         """Send parked items again; all of them unless told which. How many."""
-        chosen = list(ids) or [item.id for item in await self.store.parked()]
-        count = await self.store.replay(chosen, at=self.gates.clock.now()) if chosen else 0
+        chosen = list(ids) or [item.id for item in await self.store.list_dead_letters()]
+        count = await self.store.replay_dead_letters(chosen, at=self.gates.clock.now()) if chosen else 0
         self.bells.work.set()
         return count
 
     async def _amend(
-        self, session: Session, amendment: amend.Amendment, *, by: str, trigger: str, wakes: tuple[Wake, ...] = ()
+        self, session: Session, amendment: amend.Amendment, *, by: str, trigger: str, wakes: tuple[Wakeup, ...] = ()
     ) -> bool:
         """Commit an amendment as an operation; False if the session moved and it must be decided anew."""
         if not amendment.bodies:
@@ -514,7 +525,7 @@ class Control:
                     at=self.gates.clock.now(),
                     entries=tuple(Draft(body=body, author=by, op=OWN) for body in bodies),
                     seen=session.last_seq,
-                    wakes=runtime.remembers() + wakes,
+                    wakeups=runtime.remembers() + wakes,
                 )
             )
         except Conflict:
@@ -548,23 +559,23 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def summarize_waiting(lanes: Sequence[Lane]) -> list[dict[str, Any]]:
+def summarize_waiting(cursors: Sequence[ConsumerCursor]) -> list[dict[str, Any]]:
     """One row per consumer that has work: in how many sessions, since when, and what went wrong there last."""
     rows: dict[str, dict[str, Any]] = {}
-    for lane in lanes:
+    for cursor in cursors:
         row = rows.setdefault(
-            lane.reader, {"consumer": lane.reader, "sessions": 0, "since": None, "attempts": 0, "error": ""}
+            cursor.consumer, {"consumer": cursor.consumer, "sessions": 0, "since": None, "attempts": 0, "error": ""}
         )
         row["sessions"] += 1
-        row["since"] = min((at for at in (row["since"], lane.since) if at is not None), default=None)
-        row["attempts"] = max(row["attempts"], lane.attempts)
-        row["error"] = row["error"] or lane.error
+        row["since"] = min((at for at in (row["since"], cursor.since) if at is not None), default=None)
+        row["attempts"] = max(row["attempts"], cursor.attempts)
+        row["error"] = row["error"] or cursor.error
     return [rows[consumer] for consumer in sorted(rows)]
 
 
 def fold_json(entry: Entry) -> dict[str, Any]:
     """A compression at a glance; of one that was erased only that it was."""
-    folded = entry.body if isinstance(entry.body, Folded) else Folded(summary="", covers=0)
+    folded = entry.body if isinstance(entry.body, Compressed) else Compressed(summary="", covers=0)
     return {
         "session": entry.session,
         "op": entry.op,
@@ -586,18 +597,18 @@ def session_json(session: Session) -> dict[str, Any]:
         "last_seq": session.last_seq,
         "pending": session.pending,
         "state": session.running or "idle",
-        "compressed_upto": session.folded_upto,
+        "compressed_upto": session.compressed_upto,
     }
 
 
-def parked_json(item: Parked) -> dict[str, Any]:
+def parked_json(item: DeadLetter) -> dict[str, Any]:
     return {
         "id": item.id,
-        "consumer": item.reader,
+        "consumer": item.consumer,
         "session": item.session,
         "seq": item.seq,
         "part": item.part,
         "reason": item.reason,
-        "in_doubt": item.doubtful,
+        "in_doubt": item.in_doubt,
         "at": item.at,
     }

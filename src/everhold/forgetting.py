@@ -17,16 +17,17 @@ from msgspec import Struct
 from everhold.control import Control
 from everhold.core import forgetting
 from everhold.core.attachments import brought
+from everhold.core.consumers import memory_consumer
 from everhold.core.entries import Kind, Thought
 from everhold.core.recall import Why
 from everhold.core.schedule import Schedule
 from everhold.errors import EverholdError, Misuse
-from everhold.flow import plan, remember
 from everhold.flow.perform import hand_over
 from everhold.flow.records import Records
+from everhold.flow.state import update_state_record
 from everhold.home import append_line
 from everhold.ports.memory import Capability
-from everhold.ports.store import Change, Position, Session, Step
+from everhold.ports.store import Change, Session, StateNamespace, StateRecord, Step
 
 MOST_ROUNDS: Final = 5
 """How often it is looked again whether something came back while it was being forgotten."""
@@ -157,7 +158,7 @@ class Forgetful:
             raise Misuse("whom?", remedy="name a person, or an identity such as telegram:1001")
         names = dict.fromkeys((person, *self.people(person)))
         for name in tuple(names):
-            names |= dict.fromkeys(await self.store.identities(name))
+            names |= dict.fromkeys(await self.store.list_identities(name))
         return tuple(names)
 
     async def _forget(self, names: tuple[str, ...], *, at: float, by: str) -> Forgetting:
@@ -217,10 +218,10 @@ class Forgetful:
             await self.store.commit(Change(step=Step.ERASE, session="", at=now, drop_blobs=(*sweep, *blobs)))
         return gone, len(sweep)
 
-    async def _scheduled(self, names: Collection[str], *, before: float) -> list[Position]:
+    async def _scheduled(self, names: Collection[str], *, before: float) -> list[StateRecord]:
         """Where what they had scheduled by then is kept."""
         found = []
-        for kept in await self.store.positions(prefix=plan.PREFIX, platform=plan.PLATFORM):
+        for kept in await self.store.list_state_records(StateNamespace.SCHEDULE):
             schedule = msgspec.json.decode(kept.value, type=Schedule)
             if schedule.made <= before and forgetting.scheduled_by(schedule, names):
                 found.append(kept)
@@ -228,13 +229,20 @@ class Forgetful:
 
     async def _unschedule(self, names: Collection[str], *, at: float) -> None:
         for kept in await self._scheduled(names, before=at):
-            gone, now = msgspec.structs.replace(kept, value=""), self.gates.clock.now()
-            await self.store.commit(Change(step=Step.ERASE, session="", at=now, position=gone))
+            # it goes even if it was said, and so rewritten, in this very moment
+            await update_state_record(
+                self.store,
+                kept.namespace,
+                kept.key,
+                at=self.gates.clock.now(),
+                decide=lambda _: None,
+                step=Step.ERASE,
+            )
 
     async def _plan(self, names: tuple[str, ...], *, before: float) -> Forgetting:
         parts = await self._parts(names, before=before)
         places = {(going.session, seq) for going in parts for seq in going.seqs}
-        parked = sum((item.session, item.seq) in places for item in await self.store.parked())
+        parked = sum((item.session, item.seq) in places for item in await self.store.list_dead_letters())
         remains = [
             "that they were there: the ids of their messages, chats and sessions, and when they spoke",
             "what others said about them",
@@ -262,14 +270,14 @@ class Forgetful:
         others: set[str] = set()
         concerned: list[Session] = []
         for session in sessions:
-            entries = await self.store.entries(session.id)
+            entries = await self.store.list_entries(session.id)
             others |= forgetting.spoken_of(entries, names)
             if any(forgetting.spoken_by(entry, names) for entry in entries):
                 concerned.append(session)
             await asyncio.sleep(0)
         found = []
         for session in concerned:
-            entries = [entry for entry in await self.store.entries(session.id) if entry.at <= before]
+            entries = [entry for entry in await self.store.list_entries(session.id) if entry.at <= before]
             part = forgetting.theirs(entries, names, others=others)
             if part.seqs:
                 found.append(
@@ -294,13 +302,13 @@ class Forgetful:
         """The blobs that tell what a model was shown of it, wherever that was."""
         found: list[str] = []
         async for session in self._sessions():
-            for entry in await self.store.entries(session.id, kinds=(Kind.THOUGHT,)):
+            for entry in await self.store.list_entries(session.id, kinds=(Kind.THOUGHT,)):
                 if not isinstance(entry.body, Thought) or not entry.body.why:
                     continue
-                blob = await self.store.blob(entry.body.why)
+                blob = await self.store.get_blob(entry.body.why)
                 why = msgspec.json.decode(blob, type=Why) if blob else None
                 if why is not None and _tells_of(why, names, places):
-                    found += [it for it in (entry.body.why, entry.body.recall) if it and await self.store.blob(it)]
+                    found += [it for it in (entry.body.why, entry.body.recall) if it and await self.store.get_blob(it)]
             await asyncio.sleep(0)
         return list(dict.fromkeys(found))
 
@@ -309,7 +317,7 @@ class Forgetful:
         if not blobs:
             return blobs
         async for session in self._sessions():
-            for entry in await self.store.entries(session.id, kinds=(Kind.HEARD, Kind.RETURNED)):
+            for entry in await self.store.list_entries(session.id, kinds=(Kind.HEARD, Kind.RETURNED)):
                 blobs -= {attachment.blob for attachment in brought(entry)}
         return blobs
 
@@ -357,11 +365,11 @@ class Forgetful:
 
     async def _settled(self, reach: Reach) -> bool:
         """Whether no flight to a provider holds something that was erased: waits for those that do."""
-        reader = remember.reader_of(reach.memory)
+        reader = memory_consumer(reach.memory)
         until = self.gates.clock.monotonic() + PATIENCE_SECONDS
         while True:
-            lanes = [lane for lane in await self.store.lanes(reader=reader) if lane.flight is not None]
-            if not any(lane.flight is not None and lane.flight.state == "void" for lane in lanes):
+            lanes = [lane for lane in await self.store.list_cursors(consumer=reader) if lane.in_flight is not None]
+            if not any(lane.in_flight is not None and lane.in_flight.state == "voided" for lane in lanes):
                 return True
             if self.gates.clock.monotonic() >= until:
                 return False
@@ -390,7 +398,7 @@ class Forgetful:
 
     async def _sessions(self) -> AsyncIterator[Session]:
         after = ""
-        while page := await self.store.sessions(limit=500, after=after):
+        while page := await self.store.list_sessions(limit=500, after=after):
             for session in page:
                 yield session
             after = page[-1].id

@@ -88,7 +88,7 @@ class Home:
 
     @property
     def ballast(self) -> Path:
-        return self.path / "ballast"
+        return self.path / "disk-reserve"
 
     @property
     def logs(self) -> Path:

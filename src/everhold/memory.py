@@ -12,11 +12,12 @@ import msgspec
 from everhold.config.settings import BUILTIN
 from everhold.control import entry_json
 from everhold.core import forgetting
+from everhold.core.consumers import backfill_consumer, memory_consumer
 from everhold.core.entries import Heard, Kind, Noted, Said
 from everhold.core.facts import Fact
 from everhold.core.recall import Recalled, merge, trace, worth
 from everhold.errors import EverholdError, Misuse, NotFound
-from everhold.flow import backfill, health, memo, recall, remember, replay
+from everhold.flow import backfill, health, memo, recall, replay
 from everhold.flow.perform import hand_over
 from everhold.forgetting import Forgetful
 from everhold.ports.memory import Capability, Found, Query
@@ -98,21 +99,21 @@ class Memory(Forgetful):
 
     async def status(self) -> dict[str, Any]:
         """Every memory of every agent: what waits for it, since when, what was given up, and the last complaint."""
-        lanes = await self.store.lanes(waiting=True)
-        parked = await self.store.parked()
-        again = await self.store.parked(state="replaying")
+        lanes = await self.store.list_cursors(waiting=True)
+        parked = await self.store.list_dead_letters()
+        again = await self.store.list_dead_letters(state="replaying")
         for agent in self.agents():
             self.runtimes.memory(BUILTIN, agent)  # a command without a gateway has used none yet; this one needs nobody
         told = {(it.memory, it.agent): it for it in await health.conditions(self.gates, self.runtimes.attached())}
         agents = {lane.session: "" for lane in lanes} | {item.session: "" for item in (*parked, *again)}
         for session in agents:
-            agents[session] = (await self.store.session(session)).agent
+            agents[session] = (await self.store.get_session(session)).agent
         rows = []
         for agent in self.agents():
             for memory in self._memories(agent):
-                reader = remember.reader_of(memory)
-                readers = (reader, backfill.lane_of(memory))
-                mine = [lane for lane in lanes if lane.reader == reader and agents[lane.session] == agent]
+                reader = memory_consumer(memory)
+                readers = (reader, backfill_consumer(memory))
+                mine = [lane for lane in lanes if lane.consumer == reader and agents[lane.session] == agent]
                 provider = self.runtimes.memory(memory, agent)
                 condition = told.get((memory, agent))
                 rows.append(
@@ -123,9 +124,11 @@ class Memory(Forgetful):
                         "waiting": len(mine),
                         # when the oldest of it was said, not when it was last tried
                         "since": condition.oldest if condition and mine else None,
-                        "in_doubt": sum(lane.flight is not None and lane.flight.state == "doubt" for lane in mine),
-                        "dead_letters": sum(it.reader == reader and agents[it.session] == agent for it in parked),
-                        "replaying": sum(it.reader in readers and agents[it.session] == agent for it in again),
+                        "in_doubt": sum(
+                            lane.in_flight is not None and lane.in_flight.state == "in_doubt" for lane in mine
+                        ),
+                        "dead_letters": sum(it.consumer == reader and agents[it.session] == agent for it in parked),
+                        "replaying": sum(it.consumer in readers and agents[it.session] == agent for it in again),
                         **_account(condition),
                         "says": condition.says if condition else "",
                         "error": next((lane.error for lane in mine if lane.error), ""),
@@ -236,7 +239,7 @@ class Memory(Forgetful):
         """Everything that is a person's, one record each: from the log, then from every provider that can tell."""
         names = await self._names(person)
         async for session in self._sessions():
-            for entry in await self.store.entries(session.id, kinds=(Kind.HEARD, Kind.SAID, Kind.NOTED)):
+            for entry in await self.store.list_entries(session.id, kinds=(Kind.HEARD, Kind.SAID, Kind.NOTED)):
                 if isinstance(entry.body, Heard | Said | Noted) and forgetting.spoken_by(entry, names):
                     yield {"from": "log", "agent": session.agent, "session": session.id, **entry_json(entry)}
             await asyncio.sleep(0)

@@ -6,13 +6,10 @@ that one; only what is sent goes to the id of the day.
 
 from __future__ import annotations
 
-from typing import Final
-
+from everhold.flow.state import update_state_record
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
-from everhold.ports.store import Change, Position, Step, Store
-
-MOVED: Final = "moved/"
+from everhold.ports.store import StateNamespace, Store, make_state_scope, split_state_scope
 
 
 class Moves:
@@ -34,13 +31,20 @@ class Moves:
         first = known.get((platform, old), old)
         if new in ("", first) or known.get((platform, new)) == first:
             return
-        position = Position(platform=platform, account="", name=MOVED + new, value=first)
-        await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
+        # the platform's newest word counts, so what is there is replaced, whoever wrote it
+        await update_state_record(
+            self._store,
+            StateNamespace.CHAT_ALIAS,
+            new,
+            scope=make_state_scope(platform),
+            at=self._clock.now(),
+            decide=lambda _: first,
+        )
         known[platform, new] = first
         self._log.info("chat.moved", platform=platform, old=old, new=new)
 
     async def _known(self) -> dict[tuple[str, str], str]:
         if self._first is None:
-            found = await self._store.positions(prefix=MOVED)
-            self._first = {(it.platform, it.name.removeprefix(MOVED)): it.value for it in found}
+            found = await self._store.list_state_records(StateNamespace.CHAT_ALIAS)
+            self._first = {(split_state_scope(it.scope)[0], it.key): it.value for it in found}
         return self._first

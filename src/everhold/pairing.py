@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -10,17 +12,25 @@ from msgspec import Struct
 from everhold.core import pairing
 from everhold.core.access import Speaker
 from everhold.core.pairing import Grant, Knock, Offer, Tries
-from everhold.errors import Misuse, NotFound
+from everhold.errors import Conflict, Misuse, NotFound
+from everhold.flow.state import MOST_CONFLICTS, update_state_record
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
-from everhold.ports.store import Change, Position, Step, Store
+from everhold.ports.store import (
+    Change,
+    StateNamespace,
+    StateRecord,
+    StateWrite,
+    Step,
+    Store,
+    make_state_scope,
+    split_state_scope,
+)
 
 S = TypeVar("S", bound=Struct)
 
-KNOCK: Final = "knock/"
-GRANT: Final = "grant/direct/"
-OFFER: Final = "link/"
-TRIES: Final = "tries/"
+APPROVE: Final = "approve"
+"""The key of the wrong codes that operators gave. Those of people are kept under their identity, which has a colon."""
 _CHANCE: Final = 64
 """Bytes that a code is made of: so many that enough of them are fair."""
 
@@ -38,28 +48,47 @@ class Pairing:
 
     async def admits(self, platform: str, account: str, sender: str) -> bool:
         """Whether somebody was let in to write directly. A group is another matter."""
-        return await self._read(platform, account, GRANT + sender, Grant) is not None
+        scope = make_state_scope(platform, account)
+        record = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, sender, scope=scope)
+        return record is not None and _decode(record, Grant) is not None
 
     async def knock(self, platform: str, account: str, sender: str, *, name: str, chat: str) -> str:
         """A stranger wrote: the code to tell them, or nothing if they are not to be answered now."""
-        now = self._clock.now()
-        if not pairing.may_answer(await self._read(platform, account, KNOCK + sender, Knock), now):
+        now, scope = self._clock.now(), make_state_scope(platform, account)
+        own = await self._store.get_state_record(StateNamespace.PAIRING_REQUEST, sender, scope=scope)
+        if not pairing.may_answer(None if own is None else _decode(own, Knock), now):
             return ""
-        waiting = 0
-        for position in await self._store.positions(prefix=KNOCK, platform=platform, account=account):
-            other = _decode(position, Knock)
-            if other is None or pairing.may_answer(other, now):
-                await self._write(platform, account, position.name, None)  # long ago: nothing to remember any more
-            elif other.digest and pairing.is_good(other.at, now):
-                waiting += 1
-        if waiting >= pairing.MOST_WAITING:
+        if await self._tidy_requests(scope, now, besides=sender) >= pairing.MOST_WAITING:
             self._log.warning("pairing.crowded", platform=platform, account=account)
             return ""
         code = self._code()
         knock = Knock(at=now, digest=pairing.digest(code, whose=f"{platform}:{sender}"), name=name[:100], chat=chat)
-        await self._write(platform, account, KNOCK + sender, knock)
+        write = StateWrite(
+            namespace=StateNamespace.PAIRING_REQUEST,
+            key=sender,
+            scope=scope,
+            value=_encode(knock),
+            version=0 if own is None else own.version,
+        )
+        try:
+            await self._commit(write)
+        except Conflict:
+            return ""  # another message of theirs is answered in this very moment, and that code is the one that counts
         self._log.info("pairing.asked", platform=platform, account=account, sender=sender)
         return code
+
+    async def _tidy_requests(self, scope: str, now: float, *, besides: str) -> int:
+        """Forget requests of long ago; how many of the others still wait for an answer."""
+        waiting = 0
+        for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST, scope=scope):
+            other = _decode(record, Knock)
+            if other is None or pairing.may_answer(other, now):
+                if record.key != besides:
+                    with contextlib.suppress(Conflict):  # they asked again in this very moment: then it is not old
+                        await self._commit(record.replace_with(None))
+            elif other.digest and pairing.is_good(other.at, now):
+                waiting += 1
+        return waiting
 
     # -- for whoever is in charge ------------------------------------------------------------------------------------
 
@@ -67,72 +96,94 @@ class Pairing:
         """Strangers whose code still counts."""
         now = self._clock.now()
         return [
-            {**_whose(position, KNOCK), "name": knock.name, "since": knock.at, "until": knock.at + pairing.GOOD_SECONDS}
-            for position in await self._store.positions(prefix=KNOCK)
-            if (knock := _decode(position, Knock)) and knock.digest and pairing.is_good(knock.at, now)
+            {**_whose(record), "name": knock.name, "since": knock.at, "until": knock.at + pairing.GOOD_SECONDS}
+            for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST)
+            if (knock := _decode(record, Knock)) and knock.digest and pairing.is_good(knock.at, now)
         ]
 
     async def granted(self) -> list[dict[str, Any]]:
         """Everybody who was let in."""
         return [
-            {**_whose(position, GRANT), "name": grant.name, "since": grant.at}
-            for position in await self._store.positions(prefix=GRANT)
-            if (grant := _decode(position, Grant)) is not None
+            {**_whose(record), "name": grant.name, "since": grant.at}
+            for record in await self._store.list_state_records(StateNamespace.PAIRING_GRANT)
+            if (grant := _decode(record, Grant)) is not None
         ]
 
     async def approve(self, code: str, *, person: str = "") -> dict[str, Any]:
         """Let in whoever was told this code; as `person`, if that is who it is. A code counts once."""
         now = self._clock.now()
-        tries = await self._read("", "", TRIES + "approve", Tries) or Tries()
-        if pairing.is_locked(tries, now):
+        if pairing.is_locked(await self._count_wrong(APPROVE), now):
             raise Misuse("too many wrong codes", remedy="wait ten minutes; whoever waits gets a new code then")
-        for position in await self._store.positions(prefix=KNOCK):
-            knock = _decode(position, Knock)
-            whose = _whose(position, KNOCK)
+        conflicts = 0
+        while True:
+            try:
+                return await self._approve(code, now, person=person)
+            except Conflict:  # the request was renewed, voided or approved in this very moment: look again
+                conflicts += 1
+                if conflicts == MOST_CONFLICTS:
+                    raise
+
+    async def _approve(self, code: str, now: float, *, person: str) -> dict[str, Any]:
+        for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST):
+            knock = _decode(record, Knock)
+            whose = _whose(record)
             if knock is None or not pairing.fits(knock.digest, code, whose=whose["identity"]):
                 continue
             if not pairing.is_good(knock.at, now):
                 raise Misuse("this code is too old", remedy="they get a new one when they write again in an hour")
-            await self._write(
-                position.platform, position.account, position.name, msgspec.structs.replace(knock, digest="")
-            )
-            before = await self._store.person_of(whose["identity"])
+            before = await self._store.get_person(whose["identity"])
             grant = Grant(at=now, name=knock.name, person=person if person != before else "")
+            granted = await self._store.get_state_record(StateNamespace.PAIRING_GRANT, record.key, scope=record.scope)
+            let_in = StateWrite(
+                namespace=StateNamespace.PAIRING_GRANT,
+                key=record.key,
+                scope=record.scope,
+                value=_encode(grant),
+                version=0 if granted is None else granted.version,
+            )
+            used = record.replace_with(_encode(msgspec.structs.replace(knock, digest="")))
             # first what can be taken back, then what it takes back
-            await self._write(position.platform, position.account, GRANT + whose["id"], grant)
+            await self._commit(used, let_in)
             if grant.person:
-                await self._store.link(whose["identity"], person, at=now)
-            self._log.info("pairing.approved", platform=position.platform, account=position.account, sender=whose["id"])
+                await self._store.link_identity(whose["identity"], person, at=now)
+            self._log.info("pairing.approved", platform=whose["platform"], account=whose["account"], sender=record.key)
             return {**whose, "name": knock.name, "person": person, "chat": knock.chat}
-        await self._got_wrong(now, tries)
+        await self._got_wrong(now)
         raise NotFound("nobody waits with this code", remedy="everhold pairing list; codes are good for ten minutes")
 
     async def revoke(self, identity: str) -> int:
         """Let somebody in no longer, nor know them as whom they were let in as; from how many accounts."""
         gone = 0
-        for position in await self._store.positions(prefix=GRANT):
-            if _whose(position, GRANT)["identity"] == identity:
-                grant = _decode(position, Grant)
-                if grant and grant.person and await self._store.person_of(identity) == grant.person:
-                    await self._store.link(identity, "", at=self._clock.now())
-                await self._write(position.platform, position.account, position.name, None)
+        for record in await self._store.list_state_records(StateNamespace.PAIRING_GRANT):
+            if _whose(record)["identity"] == identity:
+                grant = _decode(record, Grant)
+                if grant and grant.person and await self._store.get_person(identity) == grant.person:
+                    await self._store.link_identity(identity, "", at=self._clock.now())
+                # it goes even if it was granted anew in this very moment
+                await self._update(record.namespace, record.key, lambda _: None, Grant, scope=record.scope)
                 gone += 1
         if not gone:
             raise NotFound(f"{identity} was not let in by a code", remedy="everhold pairing list; everhold people list")
         self._log.info("pairing.revoked", identity=identity)
         return gone
 
-    async def _got_wrong(self, now: float, tries: Tries) -> None:
-        tries = pairing.wrong(tries, now)
-        await self._write("", "", TRIES + "approve", tries)
-        if not pairing.is_locked(tries, now):
+    async def _got_wrong(self, now: float) -> None:
+        if not pairing.is_locked(await self._add_wrong(APPROVE, now), now):
             return
-        for position in await self._store.positions(prefix=KNOCK):
-            knock = _decode(position, Knock)
-            if knock is not None and knock.digest:
-                void = msgspec.structs.replace(knock, digest="")
-                await self._write(position.platform, position.account, position.name, void)
+        for record in await self._store.list_state_records(StateNamespace.PAIRING_REQUEST):
+            await self._update(record.namespace, record.key, _void, Knock, scope=record.scope)
         self._log.warning("pairing.locked")
+
+    async def _count_wrong(self, key: str) -> Tries:
+        record = await self._store.get_state_record(StateNamespace.PAIRING_ATTEMPTS, key)
+        return (None if record is None else _decode(record, Tries)) or Tries()
+
+    async def _add_wrong(self, key: str, now: float) -> Tries:
+        """Count one more wrong code. Of two at the same time, each counts."""
+        added = await self._update(
+            StateNamespace.PAIRING_ATTEMPTS, key, lambda tries: pairing.wrong(tries or Tries(), now), Tries
+        )
+        return added or Tries()
 
     # -- one person on two platforms ---------------------------------------------------------------------------------
 
@@ -147,38 +198,42 @@ class Pairing:
             assert admitted, "strangers have nothing to offer"
             code = self._code()
             offer = Offer(at=now, digest=pairing.digest(code, whose="offer"), person=person)
-            await self._write("", "", OFFER + identity, offer)
+            await self._update(StateNamespace.IDENTITY_LINK, identity, lambda _: offer, Offer)  # the last word counts
             return f"On the other platform, say to me: /link {code} (within ten minutes)."
-        tries = await self._read("", "", TRIES + identity, Tries) or Tries()
-        if pairing.is_locked(tries, now):
+        unknown = "I know no such code. Codes are good for ten minutes, and once." if admitted else ""
+        if pairing.is_locked(await self._count_wrong(identity), now):
             return "That was wrong too often. Try again in ten minutes." if admitted else ""
         found = await self._offer(argument, now, identity=identity)
         if found is None:
-            await self._write("", "", TRIES + identity, pairing.wrong(tries, now))
-            return "I know no such code. Codes are good for ten minutes, and once." if admitted else ""
-        partner, offer = found
+            await self._add_wrong(identity, now)
+            return unknown
+        record, offer = found
         if not offer.other and speaker.known and person != offer.person:
             return f"You are {person} here, and {offer.person} there. Whoever runs me can change that under people."
-        if not offer.other:
-            code = self._code()
-            back = Offer(at=now, digest=pairing.digest(code, whose=identity), person=offer.person, other=identity)
-            await self._write("", "", OFFER + partner, back)
-            return f"Now confirm where you began ({partner}): /link {code}"
-        await self._write("", "", OFFER + identity, None)
-        await self._store.link(offer.other, offer.person, at=now)
+        try:
+            if not offer.other:
+                code = self._code()
+                back = Offer(at=now, digest=pairing.digest(code, whose=identity), person=offer.person, other=identity)
+                await self._commit(record.replace_with(_encode(back)))
+                return f"Now confirm where you began ({record.key}): /link {code}"
+            await self._commit(record.replace_with(None))
+        except Conflict:
+            return unknown  # the code was used, or replaced by a newer one, in this very moment
+        await self._store.link_identity(offer.other, offer.person, at=now)
         self._log.info("people.linked", person=offer.person, identity=offer.other)
         return f"{offer.other} and {identity} are one person to me now: {offer.person}."
 
-    async def _offer(self, code: str, now: float, *, identity: str) -> tuple[str, Offer] | None:
+    async def _offer(self, code: str, now: float, *, identity: str) -> tuple[StateRecord, Offer] | None:
         """The offer that this code answers: another's first word, or the last one to one's own."""
-        for position in await self._store.positions(prefix=OFFER, platform="", account=""):
-            offer, whose = _decode(position, Offer), position.name.removeprefix(OFFER)
+        for record in await self._store.list_state_records(StateNamespace.IDENTITY_LINK):
+            offer, whose = _decode(record, Offer), record.key
             if offer is None or not pairing.is_good(offer.at, now):
-                await self._write("", "", position.name, None)
+                with contextlib.suppress(Conflict):  # it was made anew in this very moment: then it is not old
+                    await self._commit(record.replace_with(None))
                 continue
             asked = "offer" if not offer.other and whose != identity else offer.other if whose == identity else ""
             if asked and pairing.fits(offer.digest, code, whose=asked):
-                return whose, offer
+                return record, offer
         return None
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -186,28 +241,50 @@ class Pairing:
     def _code(self) -> str:
         return pairing.code_of(self._chance.bytes(_CHANCE))
 
-    async def _read(self, platform: str, account: str, name: str, kind: type[S]) -> S | None:
-        value = await self._store.position(platform=platform, account=account, name=name)
-        return msgspec.json.decode(value, type=kind) if value else None
+    async def _update(
+        self,
+        namespace: StateNamespace,
+        key: str,
+        decide: Callable[[S | None], S | None],
+        kind: type[S],
+        *,
+        scope: str = "",
+    ) -> S | None:
+        """Write what `decide` makes of what is there, and return it."""
 
-    async def _write(self, platform: str, account: str, name: str, value: Struct | None) -> None:
-        text = "" if value is None else msgspec.json.encode(value).decode()
-        position = Position(platform=platform, account=account, name=name, value=text)
-        await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
+        def decide_text(text: str | None) -> str | None:
+            made = decide(None if text is None else _read(text, kind))
+            return None if made is None else _encode(made)
+
+        text = await update_state_record(
+            self._store, namespace, key, scope=scope, at=self._clock.now(), decide=decide_text
+        )
+        return None if text is None else _read(text, kind)
+
+    async def _commit(self, *writes: StateWrite) -> None:
+        await self._store.commit(Change(step=Step.STATE, session="", at=self._clock.now(), state_writes=writes))
 
 
-def _decode(position: Position, kind: type[S]) -> S | None:
+def _void(knock: Knock | None) -> Knock | None:
+    """A request whose code does not count any more."""
+    return None if knock is None else msgspec.structs.replace(knock, digest="")
+
+
+def _encode(value: Struct) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _read(text: str, kind: type[S]) -> S | None:
     try:
-        return msgspec.json.decode(position.value, type=kind)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError:
         return None
 
 
-def _whose(position: Position, prefix: str) -> dict[str, str]:
-    id = position.name.removeprefix(prefix)
-    return {
-        "platform": position.platform,
-        "account": position.account,
-        "id": id,
-        "identity": f"{position.platform}:{id}",
-    }
+def _decode(record: StateRecord, kind: type[S]) -> S | None:
+    return _read(record.value, kind)
+
+
+def _whose(record: StateRecord) -> dict[str, str]:
+    platform, account = split_state_scope(record.scope)
+    return {"platform": platform, "account": account, "id": record.key, "identity": f"{platform}:{record.key}"}

@@ -83,7 +83,7 @@ async def bring_in(
             session=session.id,
             at=memory.gates.clock.now(),
             entries=(draft,),
-            wakes=runtime.remembers(),
+            wakeups=runtime.remembers(),
         )
         noted += not (await memory.store.commit(change)).duplicate
         await asyncio.sleep(0)
@@ -103,7 +103,7 @@ async def bring_in(
 
 async def _stamp(memory: Memory, session: Session) -> Stamp:
     """Whose session it is: of whoever spoke there last."""
-    for entry in reversed(await memory.store.entries(session.id, kinds=(Kind.HEARD,))):
+    for entry in reversed(await memory.store.list_entries(session.id, kinds=(Kind.HEARD,))):
         if isinstance(entry.body, Heard) and not entry.body.bot:
             return entry.body.stamp
     return Stamp()

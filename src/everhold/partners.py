@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from everhold.core.entries import Heard, Kind
+from everhold.flow.state import update_state_record
 from everhold.ports.clock import Clock
-from everhold.ports.store import Change, Position, Step, Store
+from everhold.ports.store import StateNamespace, Store, make_state_scope, split_state_scope
 
-WHOSE: Final = "whose/"
 LOOK: Final = 200
 """How many of a session's first messages are looked through for one that was said in the chat in question."""
 
@@ -29,8 +29,8 @@ class Partners:
     async def known(self, platform: str, account: str, chat: str) -> str:
         """Who was first in a chat, if that was ever asked."""
         if self._first is None:
-            found = await self._store.positions(prefix=WHOSE)
-            self._first = {(it.platform, it.account, it.name.removeprefix(WHOSE)): it.value for it in found}
+            found = await self._store.list_state_records(StateNamespace.DM_OWNER)
+            self._first = {(*split_state_scope(it.scope), it.key): it.value for it in found}
         return self._first.get((platform, account, chat), "")
 
     async def first(self, platform: str, account: str, chat: str, *, addresses: Sequence[str], sender: str) -> str:
@@ -39,19 +39,25 @@ class Partners:
         if found:
             return found
         spoke = [await self._spoke(address, platform) for address in addresses]
-        found = next(filter(None, spoke), sender)
-        position = Position(platform=platform, account=account, name=WHOSE + chat, value=found)
-        await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
+        first = next(filter(None, spoke), sender)
+        kept = await update_state_record(
+            self._store,
+            StateNamespace.DM_OWNER,
+            chat,
+            scope=make_state_scope(platform, account),
+            at=self._clock.now(),
+            decide=lambda owner: owner or first,  # whoever was written down first keeps the chat
+        )
         assert self._first is not None, "`known` has read them"
-        self._first[platform, account, chat] = found
-        return found
+        self._first[platform, account, chat] = kept or first
+        return kept or first
 
     async def _spoke(self, address: str, platform: str) -> str:
         """Who spoke first at an address, for chats that are older than what is kept about them."""
-        led = await self._store.whereto(address)
+        led = await self._store.get_bound_session(address)
         if led is None:
             return ""
-        heard = await self._store.entries(led[0], kinds=(Kind.HEARD,), limit=LOOK)
+        heard = await self._store.list_entries(led[0], kinds=(Kind.HEARD,), limit=LOOK)
         for entry in heard:
             if isinstance(entry.body, Heard) and entry.body.stamp.address == address:
                 return entry.body.speaker or entry.body.stamp.person.removeprefix(f"{platform}:")

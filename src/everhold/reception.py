@@ -18,23 +18,24 @@ from everhold.core import access
 from everhold.core.access import Admission, Speaker
 from everhold.core.address import derive, parse as parse_address
 from everhold.core.commands import OWNERS_ONLY, parse as parse_command
+from everhold.core.consumers import COMMANDS, TURN
 from everhold.core.entries import Command, Draft, Heard, Kind, Place, Stamp
 from everhold.errors import EverholdError, Transient
 from everhold.flow.accept import dedup_key
+from everhold.flow.state import update_state_record
 from everhold.moves import Moves
 from everhold.pairing import Pairing
 from everhold.partners import Partners
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
 from everhold.ports.platform import SCHEDULED, UNREADABLE, Attended, Incoming, Outgoing, Platform
-from everhold.ports.store import Change, Position, Step, Store, Wake
+from everhold.ports.store import Change, StateNamespace, Step, Store, Wakeup, make_state_scope, split_state_scope
 
 T = TypeVar("T")
 
 AGENTS: Final = "agent"
 LOCAL: Final = frozenset({"terminal", "http", AGENTS})
 """Places whose people were let in by whoever serves them."""
-HALT: Final = "halt/"
 LOOK_BACK: Final = 200
 """How many entries back it is looked for a human's word."""
 MOST_LOOPS: Final = 1_000
@@ -112,7 +113,7 @@ class Reception:
         return Speaker(identity=identity, person=incoming.sender if named else identity, known=local)
 
     async def _person(self, identity: str, settings: Settings) -> str | None:
-        return settings.identities.get(identity) or await self._store.person_of(identity)
+        return settings.identities.get(identity) or await self._store.get_person(identity)
 
     async def _at_the_door(
         self, incoming: Incoming, found: Admission, speaker: Speaker, account: AccountSettings, settings: Settings
@@ -246,17 +247,24 @@ class Reception:
         was obeyed and not kept is obeyed again, which changes nothing.
         """
         key = dedup_key(incoming)
-        return key is not None and await self._store.placed(key) is not None
+        return key is not None and await self._store.find_entry_place(key) is not None
 
     async def _halt(self, incoming: Incoming, found: Admission, speaker: Speaker, order: str) -> None:
         origin = incoming.origin
         halted = await self._halted()
-        value = ""
+        value: str | None = None
         if order == "halt":
             by = {"by": speaker.person, "at": self._clock.now()}
             value = msgspec.json.encode(by).decode()
-        position = Position(platform=origin.platform, account="", name=HALT + found.chat, value=value)
-        await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
+        # the last order counts, whoever gave the one before
+        await update_state_record(
+            self._store,
+            StateNamespace.CHAT_HALT,
+            found.chat,
+            scope=make_state_scope(origin.platform),
+            at=self._clock.now(),
+            decide=lambda _: value,
+        )
         if order == "halt":
             halted[(origin.platform, found.chat)] = speaker.person
             await self._pass_on(incoming, found, speaker)
@@ -270,8 +278,8 @@ class Reception:
     async def _pass_on(self, incoming: Incoming, found: Admission, speaker: Speaker) -> None:
         """Let the word be heard in every conversation of this chat where something is going on or waits."""
         own = self._address(incoming, found)
-        for lane in await self._store.lanes(reader="mind", waiting=True):
-            session = await self._store.session(lane.session)
+        for lane in await self._store.list_cursors(consumer=TURN, waiting=True):
+            session = await self._store.get_session(lane.session)
             address = parse_address(session.address)
             here = (address.platform, address.chat) == (incoming.origin.platform, found.chat)
             if not here or session.address == own:
@@ -284,28 +292,30 @@ class Reception:
             )
             key = f"halt:{session.id}:{incoming.origin.account}:{incoming.origin.message}"
             draft = Draft(body=body, author=f"person:{speaker.person}", dedup=key)
-            wakes = (Wake(reader="desk"),)
+            wakes = (Wakeup(consumer=COMMANDS),)
             at = self._clock.now()
-            await self._store.commit(Change(step=Step.ACCEPT, session=session.id, at=at, entries=(draft,), wakes=wakes))
+            await self._store.commit(
+                Change(step=Step.ACCEPT, session=session.id, at=at, entries=(draft,), wakeups=wakes)
+            )
 
     async def _halted(self) -> dict[tuple[str, str], str]:
         """Which chats are silenced, and by whom."""
         if self._halts is None:
-            found = await self._store.positions(prefix=HALT)
+            found = await self._store.list_state_records(StateNamespace.CHAT_HALT)
             self._halts = {
-                (it.platform, it.name.removeprefix(HALT)): msgspec.json.decode(it.value)["by"] for it in found
+                (split_state_scope(it.scope)[0], it.key): msgspec.json.decode(it.value)["by"] for it in found
             }
         return self._halts
 
     async def _hops(self, incoming: Incoming, found: Admission) -> int:
         """How often agents have answered each other in this conversation, on a platform that does not tell."""
-        led = await self._store.whereto(self._address(incoming, found))
+        led = await self._store.get_bound_session(self._address(incoming, found))
         if led is None:
             return 0
-        session = await self._store.session(led[0])
+        session = await self._store.get_session(led[0])
         kinds = (Kind.HEARD, Kind.SAID)
         return access.hops_so_far(
-            await self._store.entries(session.id, after=max(0, session.last_seq - LOOK_BACK), kinds=kinds)
+            await self._store.list_entries(session.id, after=max(0, session.last_seq - LOOK_BACK), kinds=kinds)
         )
 
     def _address(self, incoming: Incoming, found: Admission) -> str:

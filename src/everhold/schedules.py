@@ -15,12 +15,13 @@ from typing import Any, Final
 import msgspec
 
 from everhold.core.schedule import Schedule, due, local, next_tick
-from everhold.errors import InDoubt, LeaseLost, NotFound, Refused, Transient
-from everhold.flow.plan import PLATFORM, PREFIX
+from everhold.errors import Conflict, InDoubt, NotFound, Refused, Transient
+from everhold.flow.plan import PREFIX
+from everhold.flow.state import update_state_record
 from everhold.ports.clock import Clock
 from everhold.ports.log import Log
 from everhold.ports.platform import SCHEDULED, Accept, Incoming
-from everhold.ports.store import Change, Position, Step, Store
+from everhold.ports.store import StateNamespace, StateRecord, Store
 
 LOOK_SECONDS: Final = 20.0
 """How long at most nobody looks: clocks jump, and schedules are made meanwhile."""
@@ -62,7 +63,7 @@ class Schedules:
                         self._log.warning("schedule.later", schedule=schedule.id, error=error)
                     self._late[schedule.id] = tick
                     continue
-                except LeaseLost:  # it was removed while it was on its way, or said by somebody else
+                except Conflict:  # it was removed in this moment, or said by another process
                     continue
                 self._late.pop(schedule.id, None)
             coming = next_tick(schedule.rule, after=max(now, schedule.last), made=schedule.made, zone=zone)
@@ -70,11 +71,11 @@ class Schedules:
                 wait = min(wait, max(0.05, coming - now))
         return wait
 
-    async def _say(self, kept: Position, schedule: Schedule, tick: float) -> Schedule:
+    async def _say(self, kept: StateRecord, schedule: Schedule, tick: float) -> Schedule:
         said = msgspec.structs.replace(schedule, last=tick)
         over = next_tick(said.rule, after=tick, made=said.made, zone=self._zone()) is None
         # one that never comes again is not kept, or it would count as one for ever
-        value = "" if over else msgspec.json.encode(said).decode()
+        value = None if over else msgspec.json.encode(said).decode()
         place = msgspec.structs.replace(schedule.place, message=f"{PREFIX}{schedule.id}@{tick:.0f}")
         verdict = await self._accept(
             Incoming(
@@ -84,7 +85,7 @@ class Schedules:
                 kind=schedule.kind,
                 event=SCHEDULED,
                 agent=schedule.agent,
-                position=msgspec.structs.replace(kept, value=value, expects=kept.value),
+                state_write=kept.replace_with(value),
             )
         )
         if verdict.outcome == "denied":
@@ -98,11 +99,11 @@ class Schedules:
     async def all(self) -> list[Schedule]:
         return [schedule for _, schedule in await self._kept()]
 
-    async def _kept(self) -> list[tuple[Position, Schedule]]:
+    async def _kept(self) -> list[tuple[StateRecord, Schedule]]:
         found = []
-        for position in await self._store.positions(prefix=PREFIX, platform=PLATFORM):
+        for record in await self._store.list_state_records(StateNamespace.SCHEDULE):
             with contextlib.suppress(msgspec.DecodeError):
-                found.append((position, msgspec.json.decode(position.value, type=Schedule)))
+                found.append((record, msgspec.json.decode(record.value, type=Schedule)))
         return found
 
     async def listed(self) -> list[dict[str, Any]]:
@@ -128,5 +129,5 @@ class Schedules:
     async def remove(self, id: str) -> None:
         if id not in {schedule.id for schedule in await self.all()}:
             raise NotFound(f"there is no schedule {id!r}", remedy="everhold schedules list")
-        position = Position(platform=PLATFORM, account="", name=PREFIX + id, value="")
-        await self._store.commit(Change(step=Step.POSITION, session="", at=self._clock.now(), position=position))
+        # it goes even if it was said, and so rewritten, in this very moment
+        await update_state_record(self._store, StateNamespace.SCHEDULE, id, at=self._clock.now(), decide=lambda _: None)

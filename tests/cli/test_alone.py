@@ -202,7 +202,7 @@ def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(house: House)
     session = house.run("send", "hello", "--json").ok().json["session"]
     with closing(apsw.Connection(str(house.path / "everhold.db"))) as db:
         db.execute(
-            "insert into parked(reader, session, seq, reason, doubtful, at) values (?, ?, 4, 'no room', 1, 0)",
+            "insert into dead_letters(consumer, session, seq, reason, in_doubt, at) values (?, ?, 4, 'no room', 1, 0)",
             ("memory:far", session),
         )
     parked = house.ask("dead-letters", "list", "--json").ok().json["dead_letters"]

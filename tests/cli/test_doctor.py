@@ -106,12 +106,13 @@ def test_what_waits_and_what_was_given_up_on_is_told(lived: House) -> None:
     db = apsw.Connection(str(lived.path / "everhold.db"))
     session = db.execute("select id from sessions").get
     db.execute(
-        "insert into lanes(reader, session, position, since, due, attempts, error) "
+        "insert into cursors(consumer, session, processed_seq, since, due, attempts, error) "
         "values ('memory:far', ?, 0, 5, 5, 3, 'it is down')",
         (session,),
     )
     db.execute(
-        "insert into parked(reader, session, seq, reason, at) values ('memory:far', ?, 1, 'too odd', 1)", (session,)
+        "insert into dead_letters(consumer, session, seq, reason, at) values ('memory:far', ?, 1, 'too odd', 1)",
+        (session,),
     )
     db.close()
     found = doctor(lived)

@@ -143,6 +143,6 @@ def test_a_message_that_came_in_the_middle_stands_behind_the_results() -> None:
         entry(8, "heard", None, text="three"),
         entry(9, "began", 9, what="turn", takes=[8]),
         entry(10, "thought", 9, text="gone"),
-        entry(11, "changed", None, change={"what": "undo", "ops": [9]}),
+        entry(11, "changed", None, change={"type": "operations_undone", "ops": [9]}),
     ]
     assert [m["content"] for m in messages(log)] == ["one", "", "seen", "two", "done"]

@@ -12,8 +12,7 @@ from everhold.cli.commands.status import complaints
 from everhold.core.entries import Place
 from everhold.home import Home
 from everhold.logs import open_log
-from everhold.ports.store import Change, Position, Step
-from everhold.reception import HALT
+from everhold.ports.store import Change, StateNamespace, StateWrite, Step
 from tests.cli.house import House
 from tests.clients import client_of
 
@@ -120,8 +119,14 @@ def test_status_names_chats_where_agents_were_silenced_or_talked_too_much(house:
         origin = Place(platform="telegram", account="main", chat="-100")
         app.reception._broken("main", origin, 8)
         found: dict[str, Any] = await client_of(app).show_status()
-        by = Position(platform="telegram", account="", name=f"{HALT}-200", value='{"by": "ada", "at": 1}')
-        await app.store.commit(Change(step=Step.POSITION, session="", at=1.0, position=by))
+        halt = StateWrite(
+            namespace=StateNamespace.CHAT_HALT,
+            scope="telegram:",
+            key="-200",
+            value='{"by": "ada", "at": 1}',
+            version=0,
+        )
+        await app.store.commit(Change(step=Step.STATE, session="", at=1.0, state_writes=(halt,)))
         await app.stop(seconds=0)
         return found
 

@@ -28,8 +28,8 @@ def test_the_files_of_a_home_have_the_names_of_the_manual(tmp_path: Path) -> Non
     home = Home(tmp_path)
     found = [home.config, home.env, home.store, home.index, home.erasures, home.lock, home.api_socket, home.ballast]
     assert [path.name for path in [*found, home.logs, home.backups]] == [
-        "config.yaml", ".env", "everhold.db", "index.db", "erasures.log", "lock", "api.sock", "ballast", "logs",
-        "backups",
+        "config.yaml", ".env", "everhold.db", "index.db", "erasures.log", "lock", "api.sock", "disk-reserve",
+        "logs", "backups",
     ]  # fmt: skip
 
 

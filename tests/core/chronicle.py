@@ -17,26 +17,26 @@ from everhold.core.entries import (
     VERSION,
     Began,
     Body,
-    Branched,
+    BranchedFrom,
     Call,
     Called,
     Changed,
+    Compressed,
+    ContextReset,
     Draft,
     Ended,
     Entry,
     Erased,
-    Folded,
-    Fresh,
     Heard,
     Kind,
     Noted,
+    OperationsUndone,
     Place,
     Returned,
     Said,
     Stamp,
     Thought,
     Took,
-    Undone,
     kind_of,
 )
 from everhold.ports.store import Change, Opening, Step
@@ -64,7 +64,7 @@ WEIGHTS = {
 STORY: st.SearchStrategy[list[Action]] = st.lists(
     st.tuples(st.sampled_from(sorted(WEIGHTS)), st.integers(0, 2), st.integers(0, 63)), max_size=40
 )
-ERASABLE = {Kind.HEARD, Kind.THOUGHT, Kind.CALLED, Kind.RETURNED, Kind.NOTED, Kind.SAID, Kind.FOLDED}
+ERASABLE = {Kind.HEARD, Kind.THOUGHT, Kind.CALLED, Kind.RETURNED, Kind.NOTED, Kind.SAID, Kind.COMPRESSED}
 STAMP = Stamp(person="ada", audience=("person:ada",), address="agent:main:fake:dm:1")
 HERE = Place(platform="fake", account="main", chat="1")
 MOST_SESSIONS = 3
@@ -192,13 +192,13 @@ class Chronicle:
 
     def command(self, chapter: Chapter, body: Body) -> int:
         """A change as the operation of its own that it is; the seq of the change."""
-        return self.commit(chapter, Began(what="command"), body, Ended(), op=OWN) + 1
+        return self.commit(chapter, Began(type="command"), body, Ended(), op=OWN) + 1
 
     def branch_off(self, parent: str, at: int) -> Chapter:
         chapter = Chapter(id=f"{self.name}{len(self.chapters)}", parent=parent, parent_at=at)
         self.chapters[chapter.id] = chapter
         opens = Opening(agent="main", address=f"test:{chapter.id}", parent=parent, parent_at=at)
-        first = (Changed(change=Branched(parent=parent, at=at)),) if parent else ()
+        first = (Changed(change=BranchedFrom(parent=parent, at=at)),) if parent else ()
         self.commit(chapter, *first, opens=opens)
         return chapter
 
@@ -229,7 +229,9 @@ class Chronicle:
         pin = max((op for op, covers in chapter.folds.items() if covers >= chapter.fresh), default=0)
         op = self.commit(
             chapter,
-            Began(what="turn", takes=tuple(takes), fold=pin, generation=self.generation(chapter), reader="mind"),
+            Began(
+                type="turn", takes=tuple(takes), compression=pin, generation=self.generation(chapter), consumer="turn"
+            ),
         )
         chapter.running = chapter.turns[op] = Turn(op=op, pin=pin, takes=takes)
 
@@ -307,7 +309,7 @@ class Chronicle:
         if chapter.folding or covers is None:
             return
         generation = self.generation(chapter)
-        op = self.commit(chapter, Began(what="fold", generation=generation, reader="fold"))
+        op = self.commit(chapter, Began(type="compression", generation=generation, consumer="compression"))
         chapter.folding = FoldWork(op=op, covers=covers, generation=generation)
 
     def _fold_end(self, chapter: Chapter, number: int) -> None:
@@ -321,7 +323,7 @@ class Chronicle:
         chapter.folding = None
 
     def _folded(self, chapter: Chapter, work: FoldWork) -> None:
-        folded = Folded(summary=f"fold-{chapter.id}-{work.op}", covers=work.covers, generation=work.generation)
+        folded = Compressed(summary=f"fold-{chapter.id}-{work.op}", covers=work.covers, generation=work.generation)
         self.commit(chapter, folded, Ended(), op=work.op)
         chapter.folds[work.op] = work.covers
         chapter.own_generation += 1
@@ -342,9 +344,9 @@ class Chronicle:
         if not before:
             return
         generation = self.generation(chapter)
-        op = self.commit(chapter, Began(what="fold", generation=generation, reader="mind"))
+        op = self.commit(chapter, Began(type="compression", generation=generation, consumer="turn"))
         self._folded(chapter, FoldWork(op=op, covers=before[-1], generation=generation))
-        self.commit(chapter, Took(fold=op), op=turn.op)
+        self.commit(chapter, Took(compression=op), op=turn.op)
         turn.pin = op
 
     # changes of the view
@@ -352,7 +354,7 @@ class Chronicle:
     def _fresh(self, chapter: Chapter, _number: int) -> None:
         if not chapter.last:
             return
-        chapter.fresh = self.command(chapter, Changed(change=Fresh()))
+        chapter.fresh = self.command(chapter, Changed(change=ContextReset()))
         chapter.own_generation += 1
 
     def _undo(self, chapter: Chapter, number: int) -> None:
@@ -362,7 +364,7 @@ class Chronicle:
         self.undo(chapter, turns, again=number % 3 == 0)
 
     def undo(self, chapter: Chapter, turns: list[Turn], *, again: bool = False) -> None:
-        self.command(chapter, Changed(change=Undone(ops=tuple(turn.op for turn in turns), again=again)))
+        self.command(chapter, Changed(change=OperationsUndone(ops=tuple(turn.op for turn in turns), again=again)))
         chapter.own_generation += 1
         for turn in turns:
             turn.undone = True
@@ -375,7 +377,7 @@ class Chronicle:
         if not chapter.folds:
             return
         newest = max(chapter.folds)
-        self.command(chapter, Changed(change=Undone(ops=(newest,))))
+        self.command(chapter, Changed(change=OperationsUndone(ops=(newest,))))
         chapter.own_generation += 1
         del chapter.folds[newest]
 
@@ -392,18 +394,18 @@ class Chronicle:
             if e.op is not None
             and (e.seq in seqs or (isinstance(e.body, Began | Took) and not seqs.isdisjoint(e.body.takes)))
         }
-        summaries = [e.op or 0 for e in chapter.log if e.seq in seqs and e.kind is Kind.FOLDED]
-        made = {e.op: e for e in chapter.log if e.kind is Kind.FOLDED and e.op is not None}
+        summaries = [e.op or 0 for e in chapter.log if e.seq in seqs and e.kind is Kind.COMPRESSED]
+        made = {e.op: e for e in chapter.log if e.kind is Kind.COMPRESSED and e.op is not None}
         folds = {
             op
             for op, e in made.items()
-            if isinstance(e.body, Folded)
+            if isinstance(e.body, Compressed)
             and (any(holder <= e.body.covers for holder in holders) or any(op >= fold for fold in summaries))
         }
         gone = tuple(sorted(seqs | {made[op].seq for op in folds}))
         ends = [work.op for work in (chapter.running, chapter.folding) if work is not None]
         seq = chapter.last + 1
-        drafts = [Draft(body=Erased(seqs=gone, folds=tuple(sorted(folds))), author="agent:main")]
+        drafts = [Draft(body=Erased(seqs=gone, compressions=tuple(sorted(folds))), author="agent:main")]
         drafts += [Draft(body=Ended(outcome="erased"), author="agent:main", op=op) for op in ends]
         for draft in drafts:
             self._append(chapter, draft.body, draft.op)
@@ -422,7 +424,7 @@ class Chronicle:
         assert chapter.log[seq - 1].kind is Kind.ERASED
         for branch in list(self.chapters.values()):
             if branch.parent == chapter.id and branch.parent_at >= min(seqs):
-                theirs = {e.seq for e in branch.log if isinstance(e.body, Folded)}
+                theirs = {e.seq for e in branch.log if isinstance(e.body, Compressed)}
                 if theirs:
                     self.erase(branch, theirs)
 
@@ -436,4 +438,4 @@ class Chronicle:
 
 
 def _is_fresh(entry: Entry) -> bool:
-    return isinstance(entry.body, Changed) and isinstance(entry.body.change, Fresh)
+    return isinstance(entry.body, Changed) and isinstance(entry.body.change, ContextReset)

@@ -11,19 +11,19 @@ from typing import TypeAlias
 
 from everhold.core.entries import (
     Began,
-    Branched,
+    BranchedFrom,
     Changed,
+    Compressed,
+    ContextReset,
     Ended,
     Entry,
     Erased,
-    Folded,
-    Fresh,
     Heard,
     Kind,
+    OperationsUndone,
     Returned,
     Thought,
     Took,
-    Undone,
 )
 from everhold.ports.model import Message
 
@@ -58,7 +58,7 @@ class Reader:
         self.log = logs[session]
         self.before = before
         self.only_ended = ended
-        self.parent: Branched | None = None
+        self.parent: BranchedFrom | None = None
         self.turns: list[int] = []
         self.ends: dict[int, Entry] = {}
         self.folds: list[Entry] = []
@@ -71,28 +71,28 @@ class Reader:
 
     def read(self, entry: Entry) -> None:
         match entry.body:
-            case Began(what="turn"):
+            case Began(type="turn"):
                 self.turns.append(entry.seq)
             case Ended():
                 self.ends[entry.op or 0] = entry
-            case Changed(change=Fresh()):
+            case Changed(change=ContextReset()):
                 self.turns, self.folds, self.parent = [], [], None
                 self.begun_anew = entry.seq
-            case Changed(change=Branched() as branched):
+            case Changed(change=BranchedFrom() as branched):
                 self.parent = branched
-            case Changed(change=Undone(ops=ops)):
+            case Changed(change=OperationsUndone(ops=ops)):
                 turns = [op for op in ops if self.is_turn(op)]
                 self.turns = [op for op in self.turns if op not in ops]
                 self.folds = [
                     fold for fold in self.folds if fold.op not in ops and not any(op <= self.mark(fold) for op in turns)
                 ]
-            case Erased(folds=folds):
+            case Erased(compressions=folds):
                 self.folds = [fold for fold in self.folds if fold.op not in folds]
-            case Folded(covers=covers):
+            case Compressed(covers=covers):
                 # one whose mark lies before a fresh context speaks of what was left behind there
                 if covers >= self.begun_anew:
                     self.folds.append(entry)
-            case None if entry.kind is Kind.FOLDED:
+            case None if entry.kind is Kind.COMPRESSED:
                 self.folds.append(entry)
             case _:
                 pass
@@ -101,21 +101,21 @@ class Reader:
 
     def is_turn(self, op: int) -> bool:
         began = self.log[op - 1].body
-        return isinstance(began, Began) and began.what == "turn"
+        return isinstance(began, Began) and began.type == "turn"
 
     def mark(self, fold: Entry) -> int:
-        return fold.body.covers if isinstance(fold.body, Folded) else 0
+        return fold.body.covers if isinstance(fold.body, Compressed) else 0
 
     def show(self, pin: int | None = None) -> list[Shown]:
         """What is in sight. `pin`: the fold to show it under (0: none), wherever in the log that stands."""
         if pin is None:
             fold = self.folds[-1] if self.folds else None
         else:
-            pinned = [entry for entry in self.log if entry.op == pin and isinstance(entry.body, Folded)]
+            pinned = [entry for entry in self.log if entry.op == pin and isinstance(entry.body, Compressed)]
             fold = pinned[0] if pinned else None
         out: list[Shown] = []
         if fold is not None:
-            assert isinstance(fold.body, Folded)
+            assert isinstance(fold.body, Compressed)
             out.append(("note", fold.body.summary))
         elif self.parent is not None:
             out += Reader(self.logs, self.parent.parent, self.parent.at + 1, ended=True).show()

@@ -12,25 +12,25 @@ from everhold.core.entries import (
     VERSION,
     Began,
     Body,
-    Branched,
+    BranchedFrom,
     Call,
     Called,
     Changed,
+    Compressed,
+    ContextReset,
     Ended,
     Entry,
     Erased,
-    Folded,
-    Fresh,
     Heard,
     Noted,
+    OperationsUndone,
     Place,
     Returned,
     Said,
+    SessionTitled,
     Stamp,
     Thought,
-    Titled,
     Took,
-    Undone,
     kind_of,
 )
 from tests.core.chronicle import Chronicle, story_of
@@ -64,19 +64,19 @@ class Pen:
     def turn(self, *steps: Body, outcome: str = "done") -> int:
         """A message and a whole turn about it; its operation."""
         heard = self.write(HELLO)
-        op = self.write(Began(what="turn", takes=(heard,)))
+        op = self.write(Began(type="turn", takes=(heard,)))
         self.write(*steps, Thought(text="hi"), REPLY, Ended(outcome=outcome), op=op)  # type: ignore[arg-type]
         return op
 
     def fold(self, covers: int, generation: int) -> int:
-        op = self.write(Began(what="fold", generation=generation))
-        self.write(Folded(summary="so far", covers=covers, generation=generation), Ended(), op=op)
+        op = self.write(Began(type="compression", generation=generation))
+        self.write(Compressed(summary="so far", covers=covers, generation=generation), Ended(), op=op)
         return op
 
     def erase(self, *seqs: int, folds: tuple[int, ...] = ()) -> None:
         for seq in seqs:
             self.log[seq - 1] = structs.replace(self.log[seq - 1], body=None)
-        self.write(Erased(seqs=seqs, folds=folds))
+        self.write(Erased(seqs=seqs, compressions=folds))
 
     def find(self) -> list[Finding]:
         return audit("s", self.log)[0]
@@ -96,7 +96,7 @@ def a_line_of_another_session(pen: Pen) -> None:
 
 
 def born_of_a_job(pen: Pen) -> None:
-    op = pen.write(Began(what="job"))
+    op = pen.write(Began(type="job"))
     pen.write(Ended(), op=op)
 
 
@@ -132,29 +132,29 @@ def noted_for_nobody(pen: Pen) -> None:
 def two_turns_at_once(pen: Pen) -> None:
     pen.write(HELLO, HELLO)
     for seq in (1, 2):
-        pen.write(Began(what="turn", takes=(seq,)))
+        pen.write(Began(type="turn", takes=(seq,)))
 
 
 def a_turn_beside_a_blocking_fold(pen: Pen) -> None:
     pen.turn()
-    pen.write(Began(what="fold", blocking=True))
-    pen.write(Began(what="turn"))
+    pen.write(Began(type="compression", blocking=True))
+    pen.write(Began(type="turn"))
 
 
 def a_blocking_fold_beside_a_turn(pen: Pen) -> None:
     pen.write(HELLO)
-    pen.write(Began(what="turn", takes=(1,)))
-    pen.write(Began(what="fold", blocking=True))
+    pen.write(Began(type="turn", takes=(1,)))
+    pen.write(Began(type="compression", blocking=True))
 
 
 def two_folds_at_once(pen: Pen) -> None:
     pen.turn()
-    pen.write(Began(what="fold"), Began(what="fold"))
+    pen.write(Began(type="compression"), Began(type="compression"))
 
 
 def taken_twice(pen: Pen) -> None:
     op = pen.turn()
-    other = pen.write(Began(what="turn", takes=(op - 1,)))
+    other = pen.write(Began(type="turn", takes=(op - 1,)))
     pen.write(Ended(), op=other)
 
 
@@ -184,7 +184,7 @@ def two_results_of_one_call(pen: Pen) -> None:
 
 def ended_over_open_calls(pen: Pen) -> None:
     heard = pen.write(HELLO)
-    op = pen.write(Began(what="turn", takes=(heard,)))
+    op = pen.write(Began(type="turn", takes=(heard,)))
     pen.write(ASKED, Returned(call="a"), Ended(), op=op)
 
 
@@ -198,7 +198,7 @@ def started_for_nobody(pen: Pen) -> None:
 
 def a_fold_of_another_view(pen: Pen) -> None:
     op = pen.turn()
-    pen.write(Changed(change=Fresh()))
+    pen.write(Changed(change=ContextReset()))
     pen.fold(op, generation=0)
 
 
@@ -213,27 +213,27 @@ def a_fold_of_a_view_before_an_erasure(pen: Pen) -> None:
 
 
 def a_branchs_fold_of_an_earlier_view(pen: Pen) -> None:
-    pen.write(Changed(change=Branched(parent="p", at=3)))
+    pen.write(Changed(change=BranchedFrom(parent="p", at=3)))
     op = pen.turn()
-    pen.write(Changed(change=Fresh()))
+    pen.write(Changed(change=ContextReset()))
     pen.fold(op, generation=0)
 
 
 def a_fold_over_a_running_turn(pen: Pen) -> None:
     pen.write(HELLO)
-    op = pen.write(Began(what="turn", takes=(1,)))
+    op = pen.write(Began(type="turn", takes=(1,)))
     pen.fold(op, generation=0)
 
 
 def undone_what_never_was(pen: Pen) -> None:
     pen.turn()
-    pen.write(Changed(change=Undone(ops=(99,))))
+    pen.write(Changed(change=OperationsUndone(ops=(99,))))
 
 
 def undone_while_it_ran(pen: Pen) -> None:
     pen.write(HELLO)
-    op = pen.write(Began(what="turn", takes=(1,)))
-    pen.write(Changed(change=Undone(ops=(op,))))
+    op = pen.write(Began(type="turn", takes=(1,)))
+    pen.write(Changed(change=OperationsUndone(ops=(op,))))
 
 
 DAMAGE = [
@@ -310,12 +310,12 @@ def _moved(entry: Entry, by: int) -> Entry:
             body = structs.replace(body, takes=tuple(seq + by for seq in takes))
         case Took(takes=takes):
             body = structs.replace(body, takes=tuple(seq + by for seq in takes))
-        case Folded(covers=covers):
+        case Compressed(covers=covers):
             body = structs.replace(body, covers=covers + by)
         case Erased(seqs=seqs):
             body = structs.replace(body, seqs=tuple(seq + by for seq in seqs))
-        case Changed(change=Undone(ops=ops, again=again)):
-            body = Changed(change=Undone(ops=tuple(op + by for op in ops), again=again))
+        case Changed(change=OperationsUndone(ops=ops, again=again)):
+            body = Changed(change=OperationsUndone(ops=tuple(op + by for op in ops), again=again))
         case _:
             pass
     op = entry.op + by if entry.op is not None else None
@@ -335,11 +335,11 @@ def test_what_waits_for_an_answer_is_told_as_a_doubt() -> None:
 def test_what_failed_visibly_is_told_as_a_doubt_until_it_is_retried() -> None:
     pen = Pen()
     heard = pen.write(HELLO)
-    op = pen.write(Began(what="turn", takes=(heard,)))
+    op = pen.write(Began(type="turn", takes=(heard,)))
     pen.write(Ended(outcome="failed", reason="no model"), op=op)
     assert [(it.level, it.text) for it in pen.find()] == [("doubt", f"turn {op} failed, visibly: no model")]
-    pen.write(Changed(change=Undone(ops=(op,), again=True)))
-    again = pen.write(Began(what="turn", takes=(heard,)))
+    pen.write(Changed(change=OperationsUndone(ops=(op,), again=True)))
+    again = pen.write(Began(type="turn", takes=(heard,)))
     pen.write(Thought(text="hi"), REPLY, Ended(), op=again)
     assert pen.find() == []
 
@@ -361,17 +361,17 @@ def test_a_thousand_healthy_histories_are_not_doubted() -> None:
 
 def released_and_taken_again(pen: Pen) -> None:
     heard = pen.write(HELLO)
-    op = pen.write(Began(what="turn", takes=(heard,)))
+    op = pen.write(Began(type="turn", takes=(heard,)))
     pen.write(Ended(outcome="released"), op=op)
-    again = pen.write(Began(what="turn", takes=(heard,)))
+    again = pen.write(Began(type="turn", takes=(heard,)))
     pen.write(Thought(text="hi"), REPLY, Ended(), op=again)
 
 
 def a_fold_beside_a_turn(pen: Pen) -> None:
     first = pen.turn()
-    fold = pen.write(Began(what="fold"))
+    fold = pen.write(Began(type="compression"))
     pen.turn()
-    pen.write(Folded(summary="s", covers=first), Ended(), op=fold)
+    pen.write(Compressed(summary="s", covers=first), Ended(), op=fold)
 
 
 def erased_thought(pen: Pen) -> None:
@@ -398,7 +398,7 @@ def erased_fold_before_another(pen: Pen) -> None:
 
 def a_branch_whose_parent_was_erased(pen: Pen) -> None:
     """Its view, and so its generation, changed without a word in its own log."""
-    pen.write(Changed(change=Branched(parent="p", at=3)))
+    pen.write(Changed(change=BranchedFrom(parent="p", at=3)))
     pen.fold(pen.turn(), generation=0)
     pen.turn()
     pen.fold(pen.turn(), generation=4)
@@ -406,13 +406,13 @@ def a_branch_whose_parent_was_erased(pen: Pen) -> None:
 
 
 def a_branch_that_begins_with_its_parents_name(pen: Pen) -> None:
-    pen.write(Changed(change=Branched(parent="p", at=3)), Changed(change=Titled(title="t")))
+    pen.write(Changed(change=BranchedFrom(parent="p", at=3)), Changed(change=SessionTitled(title="t")))
     pen.turn()
 
 
 def cut_short_by_an_erasure(pen: Pen) -> None:
     pen.write(HELLO)
-    op = pen.write(Began(what="turn", takes=(1,)))
+    op = pen.write(Began(type="turn", takes=(1,)))
     pen.write(ASKED, STARTED, op=op)
     pen.erase(1)
     pen.write(Ended(outcome="erased"), op=op)

@@ -30,8 +30,8 @@ from everhold.core.entries import (
     Body,
     Call,
     Called,
+    Compressed,
     Ended,
-    Folded,
     Heard,
     Kept,
     Noted,
@@ -55,8 +55,8 @@ def is_over(view: View) -> list[bool]:
 def apply(chronicle: Chronicle, chapter: Chapter, made: Plan) -> None:
     """Commit the fold that was planned."""
     generation = chronicle.generation(chapter)
-    op = chronicle.commit(chapter, Began(what="fold", generation=generation))
-    folded = Folded(
+    op = chronicle.commit(chapter, Began(type="compression", generation=generation))
+    folded = Compressed(
         summary=f"fold-{op}", covers=made.covers, generation=generation, kept=made.kept, effects=made.effects
     )
     chronicle.commit(chapter, folded, Ended(), op=op)
@@ -164,7 +164,7 @@ def talk(*exchanges: tuple[str | Heard, tuple[Body, ...]], outcome: str = "done"
     for spoken, steps in exchanges:
         body = spoken if isinstance(spoken, Heard) else Heard(origin=HERE, text=spoken, sender="ada", stamp=STAMP)
         heard = chronicle.commit(chapter, body)
-        op = chronicle.commit(chapter, Began(what="turn", takes=(heard,)))
+        op = chronicle.commit(chapter, Began(type="turn", takes=(heard,)))
         chronicle.commit(chapter, *steps, Thought(text="I see"), Ended(outcome=outcome), op=op)  # type: ignore[arg-type]
     return chronicle, chapter
 
@@ -222,12 +222,12 @@ def test_what_stays_is_bounded_and_one_long_question_costs_no_rule() -> None:
     chronicle, chapter = talk(("Never do that.", ()))
     long = Heard(origin=HERE, text="why " * MOST_KEPT, sender="ada", stamp=STAMP)
     heard = chronicle.commit(chapter, long)
-    op = chronicle.commit(chapter, Began(what="turn", takes=(heard,)))
+    op = chronicle.commit(chapter, Began(type="turn", takes=(heard,)))
     chronicle.commit(chapter, Ended(outcome="failed", reason="too long"), op=op)
     assert [kept.text for kept in planned(chronicle, chapter).kept] == ["Never do that."]
     for length in (MOST_KEPT - 10, MOST_ASKED - 20, 20):
         heard = chronicle.commit(chapter, Heard(origin=HERE, text="y" * length, sender="ada", stamp=STAMP))
-        op = chronicle.commit(chapter, Began(what="turn", takes=(heard,)))
+        op = chronicle.commit(chapter, Began(type="turn", takes=(heard,)))
         chronicle.commit(chapter, Ended(outcome="stopped"), op=op)
     assert [len(kept.text) for kept in planned(chronicle, chapter).kept] == [14, MOST_ASKED - 20, 20]
     many = talk(*((f"always {n} {'x' * 900}", ()) for n in range(40)))
@@ -266,7 +266,7 @@ def test_an_ordinary_reply_is_no_deed() -> None:
     places = [structs.replace(HERE, message=str(n)) for n in (1, 2)]
     for place in places:
         chronicle.commit(chapter, Heard(origin=place, text="hi", stamp=STAMP))
-    op = chronicle.commit(chapter, Began(what="turn", takes=(1, 2)))
+    op = chronicle.commit(chapter, Began(type="turn", takes=(1, 2)))
     chronicle.commit(chapter, Thought(text="hi"), Said(text="hi", to=places[1], stamp=STAMP), Ended(), op=op)
     assert planned(chronicle, chapter).effects == ()
 
@@ -368,7 +368,7 @@ def test_a_summary_must_shrink_what_it_replaces(length: int) -> None:
 def test_the_tokens_that_are_left_are_the_summary_and_what_stays() -> None:
     chronicle, chapter = talk(("hello " * 300, ()), ("never " * 30, ()), ("last", ()))
     made = planned(chronicle, chapter, keep=1)
-    folded = Folded(summary="short", covers=made.covers, kept=made.kept, effects=made.effects)
+    folded = Compressed(summary="short", covers=made.covers, kept=made.kept, effects=made.effects)
     apply(chronicle, chapter, made)
     shown = messages(see(chronicle, chapter))
     expected = tokens((Message(role="user", text=rendered("short", made.kept, made.effects)), *shown[1:]))

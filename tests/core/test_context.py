@@ -28,15 +28,15 @@ from everhold.core.entries import (
     Began,
     Body,
     Changed,
+    Compressed,
+    ContextReset,
     Ended,
     Entry,
     Erased,
-    Folded,
-    Fresh,
     Kind,
+    OperationsUndone,
     Returned,
     Took,
-    Undone,
 )
 from everhold.ports.model import Message, ToolSpec
 from everhold.ports.store import Operation
@@ -57,23 +57,31 @@ def operations(chapter: Chapter) -> list[Operation]:
     for entry in chapter.log:
         seq = entry.seq
         match entry.body:
-            case Began(what=what, takes=takes, fold=fold):
+            case Began(type=what, takes=takes, compression=fold):
                 ops[seq] = Operation(
-                    session=chapter.id, op=seq, what=what, state="running", first=min((*takes, seq)), last=0, fold=fold
+                    session=chapter.id,
+                    op=seq,
+                    type=what,
+                    state="running",
+                    first=min((*takes, seq)),
+                    last=0,
+                    compression=fold,
                 )
-            case Changed(change=Fresh()):
-                ops[seq] = Operation(session=chapter.id, op=seq, what="fresh", state="done", first=seq, last=seq)
-            case Folded(covers=covers):
+            case Changed(change=ContextReset()):
+                ops[seq] = Operation(
+                    session=chapter.id, op=seq, type="context_reset", state="done", first=seq, last=seq
+                )
+            case Compressed(covers=covers):
                 change(entry.op or 0, covers=covers)
             case Ended(outcome=outcome):
                 change(entry.op or 0, state=outcome, last=seq)
-            case Changed(change=Undone(ops=undone)):
-                turns = [op for op in undone if ops[op].what == "turn" and not ops[op].undone_at]
-                void = [op for op, it in ops.items() if it.what == "fold" and turns and it.covers >= min(turns)]
+            case Changed(change=OperationsUndone(ops=undone)):
+                turns = [op for op in undone if ops[op].type == "turn" and not ops[op].undone_at]
+                void = [op for op, it in ops.items() if it.type == "compression" and turns and it.covers >= min(turns)]
                 for op in {*undone, *void}:
                     if not ops[op].undone_at:
                         change(op, undone_at=seq)
-            case Erased(folds=folds):
+            case Erased(compressions=folds):
                 for op in folds:
                     if not ops[op].undone_at:
                         change(op, undone_at=seq)
@@ -92,7 +100,7 @@ def see(
     choose_: Choose = choose,
 ) -> View:
     """The view, by way of core."""
-    gone = {entry.op for entry in chapter.log if entry.kind == "folded" and entry.body is None}
+    gone = {entry.op for entry in chapter.log if entry.kind == "compressed" and entry.body is None}
     known = [operation for operation in operations(chapter) if operation.op not in gone]
     selection = choose_(known, at=chapter.last + 1 if at is None else at, fold=fold, over=over)
     view = assemble(selection, chapter.log)
@@ -123,7 +131,7 @@ def agree(story: list[Action], choose_: Choose = choose) -> Chronicle:
 def pins(log: Sequence[Entry], op: int) -> list[int]:
     """The folds a turn was answered under, one after the other."""
     bodies = [entry.body for entry in log if entry.op == op]
-    return [body.fold for body in bodies if isinstance(body, Began | Took) and body.fold is not None]
+    return [body.compression for body in bodies if isinstance(body, Began | Took) and body.compression is not None]
 
 
 def together(shown: Sequence[Message]) -> None:
@@ -151,7 +159,7 @@ def test_a_thousand_histories_by_chance_are_seen_the_same() -> None:
             happened.update(type(entry.body).__name__ for entry in chapter.log)
             happened.update(turn.state for turn in chapter.turns.values())
             happened["branch"] += bool(chapter.parent)
-    for what in ("Folded", "Erased", "Took", "NoneType", "branch", "released", "failed", "stopped", "erased"):
+    for what in ("Compressed", "Erased", "Took", "NoneType", "branch", "released", "failed", "stopped", "erased"):
         assert happened[what] > 50, f"hardly a history with {what}"
 
 
@@ -176,12 +184,12 @@ def same(it: Operation) -> Operation:
 
 
 def takes(what: str, state: str, instead: str) -> Callable[[Operation], Operation]:
-    return lambda it: structs.replace(it, state=instead) if (it.what, it.state) == (what, state) else it
+    return lambda it: structs.replace(it, state=instead) if (it.type, it.state) == (what, state) else it
 
 
 def oldest_fold(known: Sequence[Operation], *, fold: int | None = None, **how: Any) -> Selection:
-    done = [it.op for it in known if it.what == "fold" and it.state == "done"]
-    return choose([it for it in known if it.what != "fold" or it.op in (*done[:1], fold)], fold=fold, **how)
+    done = [it.op for it in known if it.type == "compression" and it.state == "done"]
+    return choose([it for it in known if it.type != "compression" or it.op in (*done[:1], fold)], fold=fold, **how)
 
 
 def out_of_order(known: Sequence[Operation], **how: Any) -> Selection:
@@ -199,9 +207,10 @@ def never_orphans(known: Sequence[Operation], **how: Any) -> Selection:
 
 def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **how: Any) -> Selection:
     """Goes by when a fold was made, not by what it speaks of."""
-    fresh = max((it.op for it in known if it.what == "fresh" and it.op < at), default=0)
+    fresh = max((it.op for it in known if it.type == "context_reset" and it.op < at), default=0)
     moved = [
-        structs.replace(it, covers=max(it.covers, fresh)) if it.what == "fold" and it.op > fresh else it for it in known
+        structs.replace(it, covers=max(it.covers, fresh)) if it.type == "compression" and it.op > fresh else it
+        for it in known
     ]
     return choose(moved, at=at, **how)
 
@@ -209,13 +218,13 @@ def a_late_summary_of_what_was_left(known: Sequence[Operation], *, at: int, **ho
 @pytest.mark.parametrize(
     "bug",
     [
-        pytest.param(every(lambda it: None if it.what == "fresh" else it), id="fresh contexts are not"),
+        pytest.param(every(lambda it: None if it.type == "context_reset" else it), id="fresh contexts are not"),
         pytest.param(every(altering(undone_at=0)), id="undone is not undone"),
         pytest.param(
             every(lambda it: structs.replace(it, undone_at=1) if it.undone_at else it), id="undone before it was"
         ),
-        pytest.param(every(takes("fold", "refused", "done")), id="a refused fold counts"),
-        pytest.param(every(lambda it: None if it.what == "fold" else it), id="folds do not count"),
+        pytest.param(every(takes("compression", "refused", "done")), id="a refused fold counts"),
+        pytest.param(every(lambda it: None if it.type == "compression" else it), id="folds do not count"),
         pytest.param(every(takes("turn", "released", "done")), id="released turns are shown"),
         pytest.param(every(takes("turn", "erased", "done")), id="erased turns are shown"),
         pytest.param(every(takes("turn", "failed", "refused")), id="failed turns are hidden"),

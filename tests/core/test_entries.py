@@ -13,9 +13,13 @@ from everhold.core import entries
 from everhold.core.entries import (
     BODIES,
     OUTCOMES,
+    RESERVED_KINDS,
     VERSION,
+    AddressBound,
     Began,
     Body,
+    Changed,
+    ChangeOf,
     Draft,
     Ended,
     Entry,
@@ -30,6 +34,7 @@ from everhold.core.entries import (
     digest,
     encode,
     kind_of,
+    snake_case,
     takes_of,
 )
 from tests.core.bodies import TEXT, bodies
@@ -53,6 +58,23 @@ def test_every_kind_has_its_own_body_and_every_body_its_kind() -> None:
     assert set(get_args(Body)) == set(BODIES.values())
 
 
+def test_the_stored_name_of_a_body_and_of_a_change_is_its_class_name_in_snake_case() -> None:
+    assert {kind: snake_case(body.__name__) for kind, body in BODIES.items()} == {kind: kind.value for kind in Kind}
+    changes = get_args(ChangeOf)
+    assert {it.__struct_config__.tag for it in changes} == {snake_case(it.__name__) for it in changes}
+    assert encode(Changed(change=AddressBound(address="a"))) == '{"change":{"type":"address_bound","address":"a"}}'
+    assert snake_case("ContextReset") == "context_reset"
+
+
+@pytest.mark.parametrize("kind", sorted(RESERVED_KINDS))
+def test_a_reserved_kind_is_nobodys(kind: str) -> None:
+    assert kind not in {snake_case(it.__name__) for it in (*BODIES.values(), *get_args(ChangeOf))}
+    with pytest.raises(ValueError, match="reserved"):
+        Kind(kind)
+    with pytest.raises(ValueError, match="not a valid Kind"):
+        Kind("dreamt")
+
+
 def test_every_record_is_frozen_and_leaves_out_what_it_need_not_say() -> None:
     records = [it for _, it in inspect.getmembers(entries, inspect.isclass) if issubclass(it, Record)]
     assert len(records) > 25
@@ -70,7 +92,7 @@ def test_a_field_added_later_reads_from_what_was_written_before() -> None:
     ), "and what a later build added is passed over, not choked on"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"text":1}', '{"what":"dream"}', "null", "\ud800"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"text":1}', '{"type":"dream"}', "null", "\ud800"])
 def test_what_is_no_body_is_an_error_and_never_half_a_body(text: str) -> None:
     with pytest.raises((msgspec.DecodeError, UnicodeError)):
         decode(Kind.HEARD, text)
@@ -154,7 +176,7 @@ def test_what_an_operation_took_is_told_in_the_order_it_took_it() -> None:
             session="s", seq=seq, pos=seq, kind=kind, op=2, author="a", at=0.0, version=VERSION, body=body, digest=b""
         )
 
-    log = [entry(2, Began(what="turn", takes=(1,))), entry(5, Took(takes=(4, 3))), entry(6, Ended()), entry(7, None)]
+    log = [entry(2, Began(type="turn", takes=(1,))), entry(5, Took(takes=(4, 3))), entry(6, Ended()), entry(7, None)]
     assert takes_of(log) == (1, 4, 3)
 
 

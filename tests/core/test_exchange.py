@@ -14,18 +14,18 @@ from everhold.core.entries import (
     Body,
     Call,
     Changed,
+    ContextReset,
     Ended,
     Entry,
-    Fresh,
     Heard,
     Kind,
     Noted,
+    OperationsUndone,
     Place,
     Returned,
     Said,
     Stamp,
     Thought,
-    Undone,
     kind_of,
     takes_of,
 )
@@ -133,7 +133,7 @@ def test_a_note_is_what_was_noted_and_names_what_it_replaces() -> None:
 
 
 def test_an_undo_takes_back_the_exchanges_of_its_turns() -> None:
-    entry = line(9, Changed(change=Undone(ops=(2, 5, 7))), at=4.0)
+    entry = line(9, Changed(change=OperationsUndone(ops=(2, 5, 7))), at=4.0)
     made = retraction(entry, agent="main", turns=(2, 5))
     assert made is not None
     assert made.keys == (exchange_key("s", 2), exchange_key("s", 5))
@@ -149,7 +149,7 @@ def test_memory_is_handed_something_only_where_it_looks(kind: Kind, data: st.Dat
     expected = (
         isinstance(body, Noted)
         or (isinstance(body, Ended) and body.outcome in REMEMBERED)
-        or (isinstance(body, Changed) and isinstance(body.change, Undone))
+        or (isinstance(body, Changed) and isinstance(body.change, OperationsUndone))
     )
     assert matters(line(1, body, op=1)) == expected
     if expected:
@@ -160,7 +160,7 @@ def test_what_is_no_turn_and_what_did_not_come_to_pass_is_not_remembered() -> No
     assert not matters(line(1, Ended()))
     for outcome in ("failed", "released", "refused", "erased"):
         assert not matters(line(1, Ended(outcome=outcome), op=1))
-    assert not matters(line(1, Changed(change=Fresh()), op=1))
+    assert not matters(line(1, Changed(change=ContextReset()), op=1))
     assert not matters(structs.replace(line(1, Ended(), op=1), body=None))
 
 
@@ -169,7 +169,7 @@ def test_what_is_no_turn_and_what_did_not_come_to_pass_is_not_remembered() -> No
 
 def memories(chapter: Chapter) -> Iterator[Memory]:
     """Everything that a session has for memory, in order."""
-    whats = {entry.seq: entry.body.what for entry in chapter.log if isinstance(entry.body, Began)}
+    whats = {entry.seq: entry.body.type for entry in chapter.log if isinstance(entry.body, Began)}
     for entry in chapter.log:
         if not matters(entry):
             continue
@@ -178,7 +178,7 @@ def memories(chapter: Chapter) -> Iterator[Memory]:
                 steps = [it for it in chapter.log if it.op == entry.op]
                 heard_ = [chapter.log[seq - 1] for seq in takes_of(steps)]
                 made = exchange(session=chapter.id, agent="main", op=entry.op or 0, heard=heard_, steps=steps)
-            case Changed(change=Undone(ops=ops)):
+            case Changed(change=OperationsUndone(ops=ops)):
                 turns = [op for op in ops if whats[op] == "turn"]
                 yield from filter(None, [retraction(entry, agent="main", turns=turns)])
                 continue

@@ -11,16 +11,16 @@ from everhold.core.entries import (
     Body,
     Call,
     Changed,
+    ContextReset,
     Entry,
-    Fresh,
     Heard,
     Noted,
     Place,
     Said,
+    SessionTitled,
     Stamp,
-    Tasked,
+    TaskRequested,
     Thought,
-    Titled,
     kind_of,
 )
 
@@ -48,11 +48,11 @@ def said(whom: str, text: str, op: int) -> tuple[str, Body, int]:
 def test_a_conversation_of_one_is_all_theirs_but_for_what_holds_it_together() -> None:
     entries = log(
         heard("ada", "hello"),
-        ("system", Began(what="turn", takes=(1,)), OWN),
+        ("system", Began(type="turn", takes=(1,)), OWN),
         ("agent:main", Thought(text="hm"), 2),
         said("ada", "hi", 2),
-        ("system", Changed(change=Titled(title="chat")), None),
-        ("system", Changed(change=Fresh()), None),
+        ("system", Changed(change=SessionTitled(title="chat")), None),
+        ("system", Changed(change=ContextReset()), None),
     )
     assert forgetting.theirs(entries, {"ada"}) == forgetting.Part(seqs=(1, 3, 4, 5), alone=True)
     assert forgetting.theirs(entries, {"bob"}) == forgetting.Part()
@@ -62,14 +62,14 @@ def test_in_company_only_what_is_theirs_goes() -> None:
     entries = log(
         heard("ada", "the code is kumquat99"),
         heard("bob", "what is for lunch"),
-        ("system", Began(what="turn", takes=(1,)), OWN),
+        ("system", Began(type="turn", takes=(1,)), OWN),
         ("agent:main", Thought(text="noted"), 3),
         said("ada", "fine", 3),
-        ("system", Began(what="turn", takes=(2,)), OWN),
+        ("system", Began(type="turn", takes=(2,)), OWN),
         said("bob", "soup for lunch", 6),
         ("agent:main", Thought(calls=(Call(id="1", tool="t", arguments={"q": "Kumquat99"}),)), 6),
         ("agent:main", Noted(text="ada has a code", stamp=Stamp(person="ada")), 6),
-        ("person:bob", Changed(change=Tasked(text="ask about kumquat99", stamp=Stamp(person="bob"))), None),
+        ("person:bob", Changed(change=TaskRequested(text="ask about kumquat99", stamp=Stamp(person="bob"))), None),
     )
     part = forgetting.theirs(entries, {"ada"})
     assert part.seqs == (1, 4, 5, 8, 9)

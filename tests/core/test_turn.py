@@ -24,10 +24,10 @@ from everhold.core.entries import (
     Ended,
     Entry,
     Noted,
+    Notified,
     Returned,
     Said,
     Thought,
-    Told,
     Took,
     Usage,
     kind_of,
@@ -120,7 +120,7 @@ class World:
         self.keys: dict[tuple[int, str], str] = {}
         self.lives = 0
         self.attempts = 0
-        self.append(Began(what="turn", takes=(1, 2)))
+        self.append(Began(type="turn", takes=(1, 2)))
 
     def append(self, *bodies: Body) -> None:
         for body in bodies:
@@ -479,7 +479,7 @@ def test_what_was_replayed_is_what_was_stepped_through(story: Story) -> None:
 
 # -- single promises ---------------------------------------------------------------------------------------------------
 
-START = (Began(what="turn", takes=(1,)),)
+START = (Began(type="turn", takes=(1,)),)
 
 
 def turn_of(*bodies: Body, attempts: int = 1, left_over: bool = False) -> Turn:
@@ -597,7 +597,7 @@ def test_notes_sayings_and_notices_do_not_move_a_turn() -> None:
     spoken: tuple[Body, ...] = (
         Noted(text="n"),
         Said(text="s", to=None),  # type: ignore[arg-type]  # nobody looks at it
-        Told(text="t", about="model"),
+        Notified(text="t", about="model"),
     )
     thought = Thought(calls=(Call(id="a", tool="t"),))
     assert turn_of(thought, *spoken, Returned(call="a"), *spoken) == turn_of(thought, Returned(call="a"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everhold.core.context import View, assemble, choose, messages
-from everhold.core.entries import Call, Ended, Folded, Heard, Kind
+from everhold.core.entries import Call, Compressed, Ended, Heard, Kind
 from everhold.errors import TooLong
 from everhold.flow.view import Seen, Views, view_at
 from everhold.ports.model import Answer, Request
@@ -42,7 +42,7 @@ async def made(store: SqliteStore, chronicle: Chronicle) -> None:
     for change in chronicle.changes:
         await store.commit(change)
     for chapter in chronicle.chapters.values():
-        entries = await store.entries(chapter.id)
+        entries = await store.list_entries(chapter.id)
         assert [(e.seq, e.kind, e.op, e.body) for e in entries] == [(e.seq, e.kind, e.op, e.body) for e in chapter.log]
 
 
@@ -52,7 +52,7 @@ def test_the_view_of_a_store_is_what_a_patient_reader_sees(store: SqliteStore) -
         await made(store, chronicle)
         logs = chronicle.logs()
         for chapter in chronicle.chapters.values():
-            session = await store.session(chapter.id)
+            session = await store.get_session(chapter.id)
             assert session.generation == chronicle.generation(chapter)
             now = await view_at(store, session, at=session.last_seq + 1)
             assert gist(messages(now)) == reader(logs, chapter.id).show()
@@ -78,7 +78,7 @@ def test_a_kept_view_is_the_view_that_would_be_read(store: SqliteStore) -> None:
     grown = 0
 
     async def begin(name: str) -> Seen:
-        glance = await store.glance(name)
+        glance = await store.get_session_snapshot(name)
         seen = await views.now(store, glance)
         read = await view_at(store, glance.session, at=glance.session.last_seq + 1)
         assert seen.messages == messages(read)
@@ -87,13 +87,13 @@ def test_a_kept_view_is_the_view_that_would_be_read(store: SqliteStore) -> None:
 
     async def end(name: str, op: int, seen: Seen) -> None:
         nonlocal grown
-        session = await store.session(name)
+        session = await store.get_session(name)
         if seen.generation != session.generation:
             return
-        operation = next(it for it in await store.operations(name, after=op - 1, before=op + 1))
+        operation = next(it for it in await store.list_operations(name, after=op - 1, before=op + 1))
         if operation.state in ("released", "erased"):
             return
-        alone = assemble(choose([operation], at=session.last_seq + 1), await store.entries(name))
+        alone = assemble(choose([operation], at=session.last_seq + 1), await store.list_entries(name))
         views.keep(name, seen.plus(alone.exchanges[0]))
         grown += 1
 
@@ -125,7 +125,7 @@ def test_a_kept_view_is_the_view_that_would_be_read(store: SqliteStore) -> None:
 
 
 def _turn(body: object) -> bool:
-    return getattr(body, "what", "") == "turn"
+    return getattr(body, "type", "") == "turn"
 
 
 # -- in a whole house --------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def _turn(body: object) -> bool:
 
 def shown(house: House, session: str) -> list[str]:
     async def look() -> View:
-        found = await house.store.session(session)
+        found = await house.store.get_session(session)
         return await view_at(house.store, found, at=found.last_seq + 1)
 
     return [message.text for message in messages(house.run(look()))]
@@ -164,7 +164,7 @@ def test_a_turn_that_outlives_its_context_leaves_no_summary_in_the_next(house: H
     house.tick(1)
     house.say("/new", rest=False)
     house.tick(30)
-    assert house.bodies(session, Folded), "the turn must have folded after the fresh start"
+    assert house.bodies(session, Compressed), "the turn must have folded after the fresh start"
     assert house.heard_back()[-1] == "done"
     assert shown(house, session) == []
     house.say("something new")
@@ -183,7 +183,7 @@ def test_a_branch_of_a_parent_whose_summary_was_erased_sees_the_originals(house:
     session = ""
     for n in range(4):
         session = house.say(f"message {n} {'x' * 200}").session
-    assert house.bodies(session, Folded)
+    assert house.bodies(session, Compressed)
     house.furniture.settings.update(ahead=False, hard=9.0)
     house.say("/branch")
     branch = house.say("in the branch").session
@@ -214,7 +214,7 @@ def test_every_question_asked_is_the_one_the_log_tells_of(house: House) -> None:
     for n in range(40):
         command = {9: "/undo", 14: "/new", 19: "/branch", 24: "/retry", 29: "/undo compress", 34: "/new"}.get(n, "")
         house.say(command or f"{'look' if n % 4 == 1 else 'say'} {n} {'x' * 60}")
-    logs = {session.id: house.log(session.id) for session in house.run(house.store.sessions())}
+    logs = {session.id: house.log(session.id) for session in house.run(house.store.list_sessions())}
     thoughts = [entry for log in logs.values() for entry in log if entry.kind is Kind.THOUGHT]
     asked = list(model.asked)
     assert len(thoughts) == len(asked) > 40

@@ -70,7 +70,7 @@ async def test_thirteen_agents_answer_at_once_and_hear_nothing_of_each_other(
                 if other != own:
                     assert f"secret-of-{other}-" not in text
                     assert f"You are the {other}" not in text
-        sessions = await t.app.store.sessions()
+        sessions = await t.app.store.list_sessions()
         assert len(sessions) == 13
         assert {session.agent for session in sessions} == set(NAMES)
         for session in sessions:
@@ -118,7 +118,7 @@ async def test_one_agent_writes_to_another_and_gets_an_answer(tmp_path: Path, se
         verdict = await t.say("ask the coder")
         assert await t.said(verdict.session, 2) == ["What is it?", "I have asked."]
         await t.rest()
-        sessions = await t.app.store.sessions()
+        sessions = await t.app.store.list_sessions()
         assert len(sessions) == 3
         theirs = next(session.id for session in sessions if session.agent == "coder")
         question, thanks = await t.bodies(theirs, Heard)
@@ -147,7 +147,7 @@ async def test_an_agent_may_write_to_nobody_unless_it_is_said(tmp_path: Path, se
         assert "You may not write to 'agent:cook'" in returned.text
         await t.ask("hello", agent="cook")
         assert "tools" not in server.last.json
-        assert len(await t.app.store.sessions()) == 2
+        assert len(await t.app.store.list_sessions()) == 2
 
 
 async def test_agents_that_answer_each_other_for_ever_fall_silent(tmp_path: Path, server: ModelServer) -> None:
@@ -168,7 +168,7 @@ async def test_agents_that_answer_each_other_for_ever_fall_silent(tmp_path: Path
         silent = len(server.requests)
         await asyncio.sleep(0.5)
         assert len(server.requests) == silent
-        sessions = [it.id for it in await t.app.store.sessions() if it.id != session]
+        sessions = [it.id for it in await t.app.store.list_sessions() if it.id != session]
         hops = sorted([h.hops for it in sessions for h in await t.bodies(it, Heard)])
         assert hops == [1, 2, 3, 4, 5], "every message is one hop further, and the fifth is kept but not answered"
         # a human may speak again at any time

@@ -63,7 +63,7 @@ async def test_no_token_is_found_anywhere_and_everything_is_its_owner_s_alone(tm
             await _write("once more", phone, game, office)
 
             async def refused() -> bool:
-                return len(await town.app.store.parked()) == 3
+                return len(await town.app.store.list_dead_letters()) == 3
 
             await town.until(refused)
             await town.rest()

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from everhold.agents import Held
-from everhold.core.entries import Began, Call, Called, Ended, Folded, Returned, Said, Thought, Told
+from everhold.core.entries import Began, Call, Called, Compressed, Ended, Notified, Returned, Said, Thought
 from everhold.models.openai import OpenAIModel
 from everhold.ports.model import Request
 from everhold.ports.store import Change
@@ -171,17 +171,17 @@ async def test_while_every_model_is_down_messages_are_kept_and_one_turn_answers_
         await t.until(lambda: len(server.requests) >= 6)
 
         async def both_wait() -> bool:
-            found = await t.app.store.pending(session)
+            found = await t.app.store.list_pending(session)
             return [getattr(entry.body, "text", "") for entry in found] == ["one", "two"]
 
         await t.until(both_wait)  # between two attempts; during one, its turn has them
-        (told,) = await t.bodies(session, Told)
+        (told,) = await t.bodies(session, Notified)
         assert "Your message is kept" in told.text
         assert not await t.bodies(session, Said)
         down = False
         assert await t.said(session) == ["Back again, with all of it."]
         await t.rest()
-        assert len(await t.bodies(session, Told)) == 1
+        assert len(await t.bodies(session, Notified)) == 1
         outcomes = [ended.outcome for ended in await t.bodies(session, Ended)]
         assert outcomes.count("done") == 1
         assert set(outcomes) == {"done", "released"}
@@ -203,7 +203,7 @@ async def test_what_is_too_long_is_folded_and_answered(tmp_path: Path, server: M
             session = verdict.session
             assert len(await t.said(session, number + 1)) == number + 1
         await t.rest()
-        assert await t.bodies(session, Folded)
+        assert await t.bodies(session, Compressed)
         assert any(prompt_tokens(request.json) > 2_500 for request in server.requests), "nothing was too long"
         assert not [ended for ended in await t.bodies(session, Ended) if ended.outcome == "failed"]
         assert len(await t.bodies(session, Said)) == 12
@@ -218,7 +218,7 @@ async def test_a_message_that_no_window_holds_fails_and_later_ones_are_answered(
     async with town(tmp_path, server) as t:
         session = (await t.say("word " * 20_000)).session
         await t.until(lambda: _told(t, session))
-        assert "/undo takes it out" in (await t.bodies(session, Told))[0].text
+        assert "/undo takes it out" in (await t.bodies(session, Notified))[0].text
         for number in range(3):
             await t.say(f"short {number}")
             assert len(await t.said(session, number + 1)) == number + 1
@@ -228,7 +228,7 @@ async def test_a_message_that_no_window_holds_fails_and_later_ones_are_answered(
 
 
 async def _told(t: Town, session: str) -> bool:
-    return bool(await t.bodies(session, Told))
+    return bool(await t.bodies(session, Notified))
 
 
 @pytest.mark.parametrize("how", ["drop", "reset", "end", "garbage", "error", "done"])
@@ -314,7 +314,7 @@ async def test_usage_and_cost_are_kept_per_turn_agent_person_and_day(tmp_path: P
         await t.ask("hello", who="ada", agent="other")
         await t.rest()
         usages = []
-        for address in [s.id for s in await t.app.store.sessions()]:
+        for address in [s.id for s in await t.app.store.list_sessions()]:
             thoughts = await t.bodies(address, Thought)
             (ended,) = await t.bodies(address, Ended)
             assert ended.usage == thoughts[0].usage
@@ -323,13 +323,15 @@ async def test_usage_and_cost_are_kept_per_turn_agent_person_and_day(tmp_path: P
         for usage in usages:
             assert usage.usd == pytest.approx((usage.input * 2 + usage.output * 10) / 1e6)
             assert usage.input > 0
-        spent = {purse: await t.app.store.spent(purse, day) for purse in ("agent:main", "agent:other", "person:ada")}
+        spent = {
+            purse: await t.app.store.get_spend(purse, day) for purse in ("agent:main", "agent:other", "person:ada")
+        }
         total = sum(usage.usd for usage in usages)
         assert spent["agent:main"].usd + spent["agent:other"].usd == pytest.approx(total)
-        bob = await t.app.store.spent("person:bob", day)
+        bob = await t.app.store.get_spend("person:bob", day)
         assert spent["person:ada"].usd + bob.usd == pytest.approx(total)
         assert bob.tokens > 0
-        assert (await t.app.store.spent("agent:main", "2001-01-01")).tokens == 0
+        assert (await t.app.store.get_spend("agent:main", "2001-01-01")).tokens == 0
 
 
 async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelServer) -> None:
@@ -345,7 +347,7 @@ async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelSer
         assert "budget of agent:main" in told
         assert "Your message is kept" in told
         assert len(server.requests) == before, "refused after it was paid for"
-        spent = await t.app.store.spent("agent:main", t.app.agents.day())
+        spent = await t.app.store.get_spend("agent:main", t.app.agents.day())
         assert spent.usd <= 0.0441
 
 
@@ -401,7 +403,7 @@ async def test_a_call_that_was_stopped_is_paid_for(tmp_path: Path, server: Model
         (ended,) = [it for it in await t.bodies(verdict.session, Ended) if it.outcome == "stopped"]
         assert ended.usage.input > 20
         assert 0 < ended.usage.output < 20
-        spent = await t.app.store.spent("person:ada", t.app.agents.day())
+        spent = await t.app.store.get_spend("person:ada", t.app.agents.day())
         assert spent.tokens == ended.usage.input + ended.usage.output
         assert spent.usd == pytest.approx(ended.usage.usd)
         assert spent.usd > 0

@@ -61,7 +61,7 @@ async def test_somebody_who_is_let_in_is_answered(tmp_path: Path, telegram: Tele
         assert telegram.typing, "it was seen to be at work"
         (account,) = town.app.about()["accounts"]
         assert (account["platform"], account["listening"]) == ("telegram", True)
-        (session,) = await town.app.store.sessions()
+        (session,) = await town.app.store.list_sessions()
         assert session.address == "agent:main:telegram:dm:1001"
         await town.rest()
         await town.sound()
@@ -162,7 +162,7 @@ async def test_what_is_sent_while_it_is_down_is_answered_once(
     async with town:
         await town.until(lambda: "three" in "".join(telegram.said(1001)))
         await town.rest()
-        (session,) = await town.app.store.sessions()
+        (session,) = await town.app.store.list_sessions()
         assert await town.heard(session.id) == ["one", "two", "three"]
         await town.sound()
 
@@ -219,7 +219,7 @@ async def test_a_group_that_becomes_a_supergroup_keeps_its_session(
         await telegram.upgrade(-100, -1009)
         await telegram.write("@everhold_bot two", chat=-1009)
         assert await said(town, telegram, -1009, 1) == ["You said: Ada: @everhold_bot two"]
-        (session,) = await town.app.store.sessions()
+        (session,) = await town.app.store.list_sessions()
         assert session.address.startswith("agent:main:telegram:group:-100:")
         assert "@everhold_bot one" in str(model.requests[-1].body), "it remembers"
         await town.rest()
@@ -235,7 +235,7 @@ async def test_a_group_that_moved_while_an_answer_was_made_gets_it(
         assert await said(town, telegram, -1009, 1) == ["You said: Ada: @everhold_bot one"]
         await telegram.write("@everhold_bot two", chat=-1009)  # and nobody ever told that it moved
         await said(town, telegram, -1009, 2)
-        assert len(await town.app.store.sessions()) == 1
+        assert len(await town.app.store.list_sessions()) == 1
 
 
 async def test_a_file_goes_with_a_reply(tmp_path: Path, telegram: TelegramServer, model: ModelServer) -> None:

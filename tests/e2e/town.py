@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from everhold.app import App, SystemClock, settings_of
-from everhold.core.entries import Body, Entry, Heard, Place, Said, Told
+from everhold.core.entries import Body, Entry, Heard, Notified, Place, Said
 from everhold.home import Home
 from everhold.logs import open_log
 from everhold.ports.clock import Clock
@@ -74,14 +74,14 @@ class Town:
         verdict = await self.say(text, **more)
         await self.until(lambda: self._answered(verdict), seconds=seconds)
         bodies = [e.body for e in await self.entries(verdict.session) if e.seq > verdict.seq]
-        return next(body.text for body in bodies if isinstance(body, Said | Told))
+        return next(body.text for body in bodies if isinstance(body, Said | Notified))
 
     async def _answered(self, verdict: Verdict) -> bool:
         entries = await self.entries(verdict.session)
-        return any(e.seq > verdict.seq and isinstance(e.body, Said | Told) for e in entries)
+        return any(e.seq > verdict.seq and isinstance(e.body, Said | Notified) for e in entries)
 
     async def entries(self, session: str) -> list[Entry]:
-        return await self.app.store.entries(session)
+        return await self.app.store.list_entries(session)
 
     async def bodies(self, session: str, kind: type[B]) -> list[B]:
         return [entry.body for entry in await self.entries(session) if isinstance(entry.body, kind)]
@@ -101,7 +101,7 @@ class Town:
         async def resting() -> bool:
             if self.app.supervisor.tasks:
                 return False
-            due = await self.app.store.next_due(at=self.app.clock.now())
+            due = await self.app.store.get_next_due(at=self.app.clock.now())
             return due is None
 
         await self.until(resting, seconds=seconds)

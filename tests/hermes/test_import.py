@@ -19,17 +19,17 @@ from everhold.core.audit import audit
 from everhold.core.context import messages
 from everhold.core.entries import (
     Changed,
+    Compressed,
     Draft,
     Ended,
     Erased,
-    Folded,
     Heard,
     Kind,
     Noted,
+    Notified,
     Returned,
+    SessionTitled,
     Thought,
-    Titled,
-    Told,
 )
 from everhold.errors import StoreFull
 from everhold.flow.view import view_at
@@ -85,8 +85,8 @@ class Place:
 
         async def ask(store: SqliteStore) -> list[tuple[Any, ...]]:
             found = []
-            for session in await store.sessions(limit=1000):
-                entries = await store.entries(session.id)
+            for session in await store.list_sessions(limit=1000):
+                entries = await store.list_entries(session.id)
                 assert [f for f in audit(session.id, entries)[0] if f.level == "broken"] == []
                 found += [(e.session, e.seq, e.kind, e.op, e.author, e.at, e.body, e.dedup) for e in entries]
             return found
@@ -96,9 +96,9 @@ class Place:
 
     def context(self, address: str) -> list[tuple[str, str]]:
         async def ask(store: SqliteStore) -> list[tuple[str, str]]:
-            id = await store.resolve(address)
+            id = await store.resolve_address(address)
             assert id, address
-            session = await store.session(id)
+            session = await store.get_session(id)
             return [(m.role, m.text) for m in messages(await view_at(store, session, at=session.last_seq + 1))]
 
         found: list[tuple[str, str]] = self.look(ask)
@@ -106,9 +106,9 @@ class Place:
 
     def session(self, address: str) -> Session:
         async def ask(store: SqliteStore) -> Session:
-            id = await store.resolve(address)
+            id = await store.resolve_address(address)
             assert id, address
-            return await store.session(id)
+            return await store.get_session(id)
 
         found: Session = self.look(ask)
         return found
@@ -142,7 +142,7 @@ def imported(place: Place) -> dict[int, tuple[str, str, str]]:
         _, _, session, row = dedup.split(":")
         roles: dict[type, str] = {Heard: "user", Thought: "assistant", Returned: "tool"}
         role = roles.get(type(body), "other")
-        text = body.summary if isinstance(body, Folded) else body.text
+        text = body.summary if isinstance(body, Compressed) else body.text
         assert int(row) not in found, "twice"
         found[int(row)] = (session, role, text)
     return found
@@ -222,7 +222,7 @@ def test_a_chain_of_compressions_is_one_session_with_folds(tmp_path: Path, place
     assert [text for _, text in place.context(address("r-1"))[1:]] == [
         "question h", "", "saw h", "answer h", "question i", "answer i",
     ]  # fmt: skip
-    assert sum(isinstance(body, Folded) for *_, body, _ in place.all()) == 2
+    assert sum(isinstance(body, Compressed) for *_, body, _ in place.all()) == 2
     assert sum(isinstance(body, Heard) for *_, body, _ in place.all()) == 9
 
 
@@ -347,7 +347,7 @@ def test_odd_rows_are_kept_and_break_nothing(tmp_path: Path, place: Place) -> No
     built.close()
     report = place.bring(tmp_path / "there")
     assert report.complete
-    asides = [body.text for *_, body, _ in place.all() if isinstance(body, Told)]
+    asides = [body.text for *_, body, _ in place.all() if isinstance(body, Notified)]
     assert asides == ["from nowhere", "be nice", "hocus"]
     assert place.context(address("odd"))[1] == ("user", 'see\n{"type": "image_url", "image_url": "x"}')
 
@@ -472,11 +472,11 @@ def test_a_name_given_here_stays_and_what_was_erased_stays_erased(tmp_path: Path
     assert place.session(key).title == "new name"
 
     async def change(store: SqliteStore) -> None:
-        id = await store.resolve(DM)
+        id = await store.resolve_address(DM)
         assert id
-        draft = Draft(body=Changed(change=Titled(title="mine")), author="person:me")
+        draft = Draft(body=Changed(change=SessionTitled(title="mine")), author="person:me")
         await store.commit(Change(step=Step.NOTE, session=id, at=NOW, entries=(draft,)))
-        (first, *_) = await store.entries(id, kinds=(Kind.HEARD,))
+        (first, *_) = await store.list_entries(id, kinds=(Kind.HEARD,))
         gone = Draft(body=Erased(seqs=(first.seq,), why="asked for"), author="system")
         await store.commit(Change(step=Step.ERASE, session=id, at=NOW, entries=(gone,), erase=(first.seq,)))
 
@@ -604,7 +604,7 @@ def test_nothing_wakes_and_nothing_is_sent(tmp_path: Path, place: Place) -> None
     place.bring(tmp_path / "there")
 
     async def ask(store: SqliteStore) -> tuple[int, int]:
-        return len(await store.lanes()), await store.waiting()
+        return len(await store.list_cursors()), await store.count_waiting()
 
     assert place.look(ask) == (0, 0)
 

@@ -125,9 +125,9 @@ def test_its_contexts_are_the_same_here(tmp_path: Path, python: Path) -> None:
         job = Job(path, home, load(home, environ={}), {}, "me", store=store, now=NOW)
         assert (await run(job)).complete
         found = {}
-        for session in await store.sessions(limit=100):
+        for session in await store.list_sessions(limit=100):
             shown = messages(await view_at(store, session, at=session.last_seq + 1))
-            keys = [entry.dedup or "" for entry in await store.entries(session.id)]
+            keys = [entry.dedup or "" for entry in await store.list_entries(session.id)]
             rows = [key.split(":")[2] for key in keys if key.startswith("hermes:")]
             if rows:
                 found[rows[-1]] = [[m.role, m.text] for m in shown]

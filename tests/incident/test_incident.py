@@ -18,7 +18,19 @@ import pytest
 from msgspec import structs
 
 from everhold.core.compression import ASK
-from everhold.core.entries import OWN, Began, Body, Bound, Changed, Draft, Ended, Folded, Fresh, Heard, Place
+from everhold.core.entries import (
+    OWN,
+    AddressBound,
+    Began,
+    Body,
+    Changed,
+    Compressed,
+    ContextReset,
+    Draft,
+    Ended,
+    Heard,
+    Place,
+)
 from everhold.core.ids import session_id
 from everhold.flow import fold as folding
 from everhold.ports.model import Answer, Request
@@ -88,7 +100,7 @@ def storm(house: House, *, agents: int, rounds: int, size: int, within: float = 
 
 def ids_are_stable(house: House, sessions: dict[int, set[str]]) -> None:
     assert all(len(ids) == 1 for ids in sessions.values()), "a chat changed its session"
-    assert len(house.run(house.store.sessions(limit=1_000))) == len(sessions), "a session nobody spoke in appeared"
+    assert len(house.run(house.store.list_sessions(limit=1_000))) == len(sessions), "a session nobody spoke in appeared"
 
 
 def nothing_is_missed(house: House, sessions: dict[int, set[str]], model: TalkingModel) -> None:
@@ -116,7 +128,7 @@ def one_at_a_time(house: House, sessions: dict[int, set[str]]) -> None:
         for session in ids:
             running: set[int] = set()
             for entry in house.log(session):
-                if isinstance(entry.body, Began) and entry.body.what == "fold":
+                if isinstance(entry.body, Began) and entry.body.type == "compression":
                     assert not running, f"two compressions of {session} at once"
                     running.add(entry.seq)
                 elif isinstance(entry.body, Ended) and entry.op in running:
@@ -133,8 +145,8 @@ def lines_pair_up(house: House) -> None:
         entries = {entry.seq: entry for entry in house.log(str(session))}
         body = entries[int(str(op))].body
         assert isinstance(body, Began)
-        assert body.what == "fold"
-        own = {seq for seq, entry in entries.items() if isinstance(entry.body, Began) and entry.body.what == "turn"}
+        assert body.type == "compression"
+        own = {seq for seq, entry in entries.items() if isinstance(entry.body, Began) and entry.body.type == "turn"}
         assert int(str(line["mark"])) in own, "the mark is another session's"
 
 
@@ -202,14 +214,14 @@ def test_two_agents_that_talk_while_both_are_folded_see_each_other_and_fall_sile
     start = Place(platform="agent", account="two", chat="one", message="start")
     house.accept(Incoming(origin=start, text="<turn-0> begin", sender="one", name="one", agent="two"))
     house.rest(60)
-    for session in house.run(house.store.sessions()):
+    for session in house.run(house.store.list_sessions()):
         heard = [int(n) for b in house.bodies(session.id, Heard) for n in re.findall(r"^<turn-(\d+)>", b.text)]
         assert heard == sorted(heard)
-        folded += len(house.bodies(session.id, Folded))
+        folded += len(house.bodies(session.id, Compressed))
         dots = [b for b in house.bodies(session.id, Heard) if b.text == "."]
         assert all(not b.asks for b in dots), "a bare acknowledgement asks for nothing"
     assert folded >= 2
-    assert len(house.run(house.store.sessions())) == 2
+    assert len(house.run(house.store.list_sessions())) == 2
     house.sound()
 
 
@@ -222,12 +234,12 @@ def rotate_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def commit(self: folding.Fold, step: Step, bodies: tuple[Body, ...], **options: Any) -> int:
         seq = await real(self, step, bodies, **options)
-        if any(isinstance(body, Folded) for body in bodies):
-            old = await self.store.session(self.claim.session)
-            bound = Bound(address=old.address, previous=old.id)
+        if any(isinstance(body, Compressed) for body in bodies):
+            old = await self.store.get_session(self.claim.session)
+            bound = AddressBound(address=old.address, previous=old.id)
             await self.store.commit(
                 Change(
-                    step=Step.TIE,
+                    step=Step.BACKLINK,
                     session=session_id(self.gates.clock.now(), self.gates.chance.bytes(10)),
                     at=self.gates.clock.now(),
                     opens=Opening(agent=old.agent, address=old.address, bind=False),
@@ -244,8 +256,10 @@ def late_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     real = folding.Fold._commit
 
     async def commit(self: folding.Fold, step: Step, bodies: tuple[Body, ...], **options: Any) -> int:
-        turns = await self.store.operations(self.claim.session, what=("turn",), states=("done",), newest_first=True)
-        late = tuple(structs.replace(b, covers=turns[0].op) if isinstance(b, Folded) else b for b in bodies)
+        turns = await self.store.list_operations(
+            self.claim.session, types=("turn",), states=("done",), newest_first=True
+        )
+        late = tuple(structs.replace(b, covers=turns[0].op) if isinstance(b, Compressed) else b for b in bodies)
         return await real(self, step, late, **options)
 
     monkeypatch.setattr(folding.Fold, "_commit", commit)
@@ -332,16 +346,16 @@ def test_a_fold_of_a_view_that_is_gone_is_never_applied(
         for number in range(8):
             house.accept(message(0, number, size=3_000))
             house.tick(2)
-        session = house.run(house.store.sessions())[0].id
-        assert house.run(house.store.session(session)).running == "fold"
+        session = house.run(house.store.list_sessions())[0].id
+        assert house.run(house.store.get_session(session)).running == "compression"
         house.run(house.store.commit(_fresh(session, house.clock.now())))
         house.rest(200)
-        stale = [fold for fold in house.bodies(session, Folded) if fold.generation == 0]
+        stale = [fold for fold in house.bodies(session, Compressed) if fold.generation == 0]
         assert bool(stale) is broken
 
 
 def _fresh(session: str, at: float) -> Change:
-    bodies: tuple[Body, ...] = (Began(what="command", reader="desk"), Changed(change=Fresh()), Ended())
+    bodies: tuple[Body, ...] = (Began(type="command", consumer="commands"), Changed(change=ContextReset()), Ended())
     return Change(
         step=Step.COMMAND,
         session=session,

@@ -47,7 +47,7 @@ async def tour(seed: int, stops: list[Gate]) -> Outcome:
 
 def again(gate: Gate) -> bool:
     """Whether a process comes there more than once."""
-    return gate.step not in (Step.SEIZE, Step.HASTEN, Step.REPLAY)
+    return gate.step not in (Step.REVOKE_LEASES, Step.RETRY_NOW, Step.REPLAY)
 
 
 async def test_thirty_kills_lose_double_and_reorder_nothing() -> None:
@@ -69,7 +69,7 @@ async def test_what_runs_at_sigterm_is_resumed() -> None:
     async with Trial(3) as trial:
         life = await trial.start()
         await life.serving()
-        for step in (Step.TAKE, Step.CALL, Step.DRAFT, Step.FOLD_BEGIN, Step.PAUSE):
+        for step in (Step.TAKE, Step.CALL, Step.DRAFT, Step.COMPRESSION_BEGIN, Step.PAUSE):
             trial.people.provoke(step)
         trial.people.start()
         await life.last(0.5)

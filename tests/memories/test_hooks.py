@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Folded, Thought
+from everhold.core.entries import Compressed, Thought
 from everhold.core.pace import pace_of
 from everhold.errors import Misuse
 from everhold.flow.memory import MOST_TOOLS, Attached
@@ -234,7 +234,7 @@ def test_a_lost_answer_about_something_that_was_never_sent_is_no_matter(house: H
     house.rest(60)
     (kept,) = provider.kept.values()
     assert len(kept) == len({item.key for item in kept})
-    assert not house.run(house.store.parked())
+    assert not house.run(house.store.list_dead_letters())
 
 
 # -- where the talk takes a turn ---------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_what_a_memory_is_shown_before_a_summary_is_as_the_log_has_it(
     for _ in range(12):
         house.tick(60)
         session = house.say("and so on " * 20).session
-    folds = house.bodies(session, Folded)
+    folds = house.bodies(session, Compressed)
     assert {fold.trigger for fold in folds} == {trigger}
     log = {entry.seq: entry for entry in house.log(session)}
     shown = [one for _, view in provider.views for one in view]

@@ -294,12 +294,12 @@ async def test_in_doubt_beside_an_agent_s_memory_is_honoured(tmp_path: Path, far
         await t.until(lambda: not lost)
 
         async def settled() -> bool:
-            return bool(await t.app.store.parked()) and len(far.kept) == 1
+            return bool(await t.app.store.list_dead_letters()) and len(far.kept) == 1
 
         await t.until(settled)
-        (parked,) = await t.app.store.parked()
-        assert parked.doubtful
-        assert (await t.app.store.session(parked.session)).agent == "coder"
+        (parked,) = await t.app.store.list_dead_letters()
+        assert parked.in_doubt
+        assert (await t.app.store.get_session(parked.session)).agent == "coder"
 
 
 async def test_one_that_does_not_let_go_holds_up_no_stop(

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from everhold.core.consumers import memory_consumer
 from everhold.core.entries import Heard
 from everhold.core.exchange import report
 from everhold.core.pace import pace_of
 from everhold.errors import InDoubt, Transient
-from everhold.flow.remember import reader_of
 from everhold.memory import Memory
 from everhold.ports.memory import Batch, Capability, Exchange, Job
 from everhold.ports.model import Answer, Request
@@ -81,19 +81,19 @@ def test_nobody_else_hears_of_it_or_is_woken_for_it(house: House) -> None:
     house.furniture.memories["a"] = provider
     house.furniture.model = ScriptedModel(answer)
     session = house.say("hello").session
-    before = house.run(house.store.lane(reader_of("a"), session))
+    before = house.run(house.store.get_cursor(memory_consumer("a"), session))
     house.say("/background what is the answer?")
-    after = house.run(house.store.lane(reader_of("a"), session))
+    after = house.run(house.store.get_cursor(memory_consumer("a"), session))
     assert (len(provider.writes), after) == (1, before)
     house.furniture.settings["overseeing"] = ("a",)  # nobody knew better: its lane is woken, and finds nothing
     house.say("/background and once more?")
     assert len(provider.writes) == 1
-    assert len(house.run(house.store.receipts(session, reader=reader_of("a")))) == 1
+    assert len(house.run(house.store.list_receipts(session, consumer=memory_consumer("a")))) == 1
     house.sound()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("step", [Step.JOB, Step.FLIGHT, Step.LANDED])
+@pytest.mark.parametrize("step", [Step.JOB, Step.DELIVERY_SEND, Step.DELIVERY_DONE])
 def test_a_crash_anywhere_around_it_loses_nothing_and_doubles_nothing(house: House, step: Step, after: bool) -> None:
     provider = oversee(house)
     house.say("hello")

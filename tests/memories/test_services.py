@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Changed, Named, Noted
+from everhold.core.entries import Changed, MemoryNameSet, Noted
 from tests.e2e.town import Town
 from tests.memories.services import NAMES, Services, every_write, one_write
 
@@ -152,12 +152,12 @@ async def test_what_a_service_refuses_costs_nothing_that_came_with_it(
             await services[name].start()
         words.remove("POISON")
         await everywhere(t, services, words, write=write)
-        parked = await t.app.store.parked()
-        assert sorted(one.reader for one in parked) == sorted(f"memory:{name}" for name in NAMES)
+        parked = await t.app.store.list_dead_letters()
+        assert sorted(one.consumer for one in parked) == sorted(f"memory:{name}" for name in NAMES)
         assert len({one.key for one in parked}) == 1
         for name in NAMES:
             services[name].well()
-        await t.app.store.replay([one.id for one in parked], at=t.app.clock.now())
+        await t.app.store.replay_dead_letters([one.id for one in parked], at=t.app.clock.now())
         t.app.bells.work.set()
         await t.until(lambda: all("POISON" in services.said(name) for name in NAMES))
         await t.sound()
@@ -314,6 +314,6 @@ async def test_the_name_over_there_is_recorded_once(tmp_path: Path, services: Se
         await t.ask("one")
         await t.ask("two")
         await t.until(lambda: services.said("honcho") == ["one", "two"])
-        session = (await t.app.store.sessions())[0].id
-        named = [it.change for it in await t.bodies(session, Changed) if isinstance(it.change, Named)]
+        session = (await t.app.store.list_sessions())[0].id
+        named = [it.change for it in await t.bodies(session, Changed) if isinstance(it.change, MemoryNameSet)]
         assert [it.name for it in named] == services.honcho.state.created

@@ -50,7 +50,7 @@ async def only(t: Town, services: Services, wanted: list[tuple[str, str]]) -> No
     await t.until(lambda: not t.app.supervisor.tasks, seconds=60)
     assert {name: rows(services, name) for name in NAMES} == dict.fromkeys(NAMES, wanted)
     for session in dict.fromkeys(session for session, _ in wanted):
-        name = (await t.app.store.session(session)).names["honcho"]
+        name = (await t.app.store.get_session(session)).names["honcho"]
         ours = [row for row in services.honcho.state.messages if row["metadata"]["everhold"].startswith(f"{session}:")]
         assert {row["session_id"] for row in ours} == {name}
 
@@ -92,7 +92,7 @@ async def test_what_waits_for_more_goes_out_once_where_it_was_said(
             # what is said from here on belongs to where it is said, and waits for its own batch
             there = (await t.say("three")).session
             if switch == "/branch":
-                assert (await t.app.store.session(there)).parent == session
+                assert (await t.app.store.get_session(there)).parent == session
             else:
                 assert there == (other if switch == "/resume" else session)
             await t.said(there, {"/resume": 2, "/branch": 1}.get(switch, 3))

@@ -21,7 +21,7 @@ from typing import Any, Final
 import httpx2
 
 from everhold.core.compression import ASK
-from everhold.core.entries import Began, Entry, Folded, Heard, Said
+from everhold.core.entries import Began, Compressed, Entry, Heard, Said
 from everhold.home import Home
 from everhold.platforms.matrix.reading import OURS
 from everhold.stores.sqlite import SqliteStore
@@ -122,7 +122,7 @@ class Gateway:
         """What its store holds, by session."""
         store = SqliteStore.open(self.home.path / "everhold.db", chance=Dice())
         try:
-            return {it.id: await store.entries(it.id) for it in await store.sessions(limit=1_000)}
+            return {it.id: await store.list_entries(it.id) for it in await store.list_sessions(limit=1_000)}
         finally:
             await store.close()
 
@@ -404,9 +404,9 @@ class Room:
 
 def _nearest(at: float, entries: list[Entry]) -> float:
     """When the compression nearest to a moment began."""
-    begun = [entry.at for entry in entries if isinstance(entry.body, Began) and entry.body.what == "fold"]
+    begun = [entry.at for entry in entries if isinstance(entry.body, Began) and entry.body.type == "compression"]
     assert begun, "it compressed nothing"
-    assert any(isinstance(entry.body, Folded) for entry in entries), "it never finished one"
+    assert any(isinstance(entry.body, Compressed) for entry in entries), "it never finished one"
     return min(begun, key=lambda it: abs(it - at))
 
 

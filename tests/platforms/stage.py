@@ -81,7 +81,7 @@ class Door:
         """Say something that is kept; what was kept of it."""
         verdict = await self.say(text, **more)
         assert verdict.outcome == "accepted", verdict
-        entry: Entry = await self.store.entry(verdict.session, verdict.seq)
+        entry: Entry = await self.store.get_entry(verdict.session, verdict.seq)
         assert isinstance(entry.body, Heard)
         return entry.body
 

@@ -15,7 +15,6 @@ from everhold.core.entries import Attachment, Place
 from everhold.errors import InDoubt, Refused, TooLong, Transient
 from everhold.platforms.telegram.adapter import Telegram
 from everhold.ports.platform import Accept, Incoming, Outgoing
-from everhold.ports.store import Position
 from everhold.testing.contracts.platform import PlatformContract, Stage
 from tests.platforms.telegram_stage import telegram_stage
 
@@ -43,8 +42,8 @@ class Altered(Telegram):
     def alter(self, heard: Incoming) -> Incoming:
         return heard
 
-    async def _read(self, raw: Any, position: Position) -> Incoming | None:
-        heard = await super()._read(raw, position)
+    async def _read(self, raw: Any) -> Incoming | None:
+        heard = await super()._read(raw)
         return None if heard is None else self.alter(heard)
 
 
@@ -86,24 +85,24 @@ class DropsFiles(Altered):
 
 
 class StopsAtPoison(Telegram):
-    async def _read(self, raw: Any, position: Position) -> Incoming | None:
-        heard = await super()._read(raw, position)
+    async def _read(self, raw: Any) -> Incoming | None:
+        heard = await super()._read(raw)
         if heard is not None and heard.origin.chat == "unreadable":
             raise ValueError("what is this?")
         return heard
 
 
 class SkipsPoison(Telegram):
-    async def _read(self, raw: Any, position: Position) -> Incoming | None:
-        heard = await super()._read(raw, position)
+    async def _read(self, raw: Any) -> Incoming | None:
+        heard = await super()._read(raw)
         return None if heard is not None and heard.origin.chat == "unreadable" else heard
 
 
 class ChokesOnNews(Telegram):
-    async def _read(self, raw: Any, position: Position) -> Incoming | None:
+    async def _read(self, raw: Any) -> Incoming | None:
         if not {"message", "edited_message"} & set(raw):
             raise KeyError("message")
-        return await super()._read(raw, position)
+        return await super()._read(raw)
 
 
 class Hammers(Telegram):

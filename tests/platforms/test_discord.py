@@ -55,7 +55,7 @@ async def connected(desk: Desk) -> None:
     desk.start()
 
     async def met() -> bool:
-        return await desk.store.position(platform="discord", account="main", name="alive") is not None
+        return await desk.offset("alive") is not None
 
     await desk.until(met, what="connecting")
 

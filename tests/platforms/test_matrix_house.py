@@ -171,7 +171,7 @@ async def test_whoever_takes_over_a_room_hears_nothing_of_who_was_there_before(t
             await ada.say(room, "I am back")
             await town.until(lambda: answered(ada, "I am back"))
             await town.rest()
-            heard = {it.address: await town.heard(it.id) for it in await town.app.store.sessions()}
+            heard = {it.address: await town.heard(it.id) for it in await town.app.store.list_sessions()}
             theirs = {address: [text for text in texts if "invited" not in text] for address, texts in heard.items()}
             assert sorted(theirs.values()) == [
                 ["the number is 4711", "and the other one 4712", "I am back"],

@@ -14,10 +14,10 @@ from everhold.config import parse
 from everhold.core import pairing
 from everhold.core.address import Address, parse as parse_address
 from everhold.core.commands import OWNERS_ONLY
-from everhold.core.entries import Bound, Changed, Command, Draft, Heard, Place
+from everhold.core.entries import AddressBound, Changed, Command, Draft, Heard, Place
 from everhold.errors import Misuse, NotFound
-from everhold.ports.platform import Incoming, Verdict
-from everhold.ports.store import Change, Position, Step
+from everhold.ports.platform import Incoming, PlatformOffset, Verdict
+from everhold.ports.store import Change, StateNamespace, Step
 from tests.platforms.stage import CONFIG, Door
 
 
@@ -36,14 +36,16 @@ async def test_who_is_listed_may_speak_directly_and_a_stranger_may_not(door: Doo
     assert (await door.heard("hello", sender="7")).stamp.person == "fake:7"
     verdict = await door.say("hello", sender="666")
     assert (verdict.outcome, verdict.session) == ("denied", "")
-    assert len(await door.store.sessions()) == 2, "a stranger leaves no session"
+    assert len(await door.store.list_sessions()) == 2, "a stranger leaves no session"
 
 
 async def test_what_is_not_let_in_is_not_brought_again(door: Door) -> None:
     """Nothing of it is kept but how far the platform was read: else it would come with every start, and for ever."""
-    read = Position(platform="fake", account="main", name="offset", value="7")
-    assert (await door.say("hello", sender="666", position=read)).outcome == "denied"
-    assert await door.store.position(platform="fake", account="main", name="offset") == "7"
+    for value in ("7", "8"):
+        read = PlatformOffset(key="offset", value=value)
+        assert (await door.say("hello", sender="666", offset=read)).outcome == "denied"
+        (record,) = await door.store.list_state_records(StateNamespace.PLATFORM_OFFSET, scope="fake:main")
+        assert (record.key, record.value) == ("offset", value)
 
 
 @pytest.mark.parametrize("name", ["ada", "fake:1001", "root", "1001", "*"])
@@ -109,17 +111,17 @@ async def test_whoever_was_let_in_as_somebody_is_a_stranger_again_when_that_is_t
     assert (await door.heard("hello", sender="666")).stamp.person == "ada"
     await pairing.revoke("fake:666")
     assert (await door.say("still here", sender="666")).outcome == "denied"
-    assert await door.store.links() == []
+    assert await door.store.list_identity_links() == []
 
 
 async def test_who_was_somebody_before_they_were_let_in_stays_that(door: Door) -> None:
     """Nobody knows of an old grant, either, what came with it."""
     pairing = door.reception.pairing
     code = await code_for(door)
-    await door.store.link("fake:666", "ada", at=door.clock.at)
+    await door.store.link_identity("fake:666", "ada", at=door.clock.at)
     await pairing.approve(code, person="ada")
     await pairing.revoke("fake:666")
-    assert await door.store.links() == [("fake:666", "ada")]
+    assert await door.store.list_identity_links() == [("fake:666", "ada")]
 
 
 async def test_a_code_counts_once_and_for_ten_minutes(door: Door) -> None:
@@ -167,7 +169,7 @@ async def test_a_crowd_of_strangers_is_not_answered_without_end(door: Door) -> N
     assert len(await door.whispers()) == pairing.MOST_WAITING
     door.clock.at += 4_000
     await door.say("hello", sender="950")
-    kept = await door.store.positions(prefix="knock/")
+    kept = await door.store.list_state_records(StateNamespace.PAIRING_REQUEST)
     assert len(kept) == 1, "strangers are forgotten"
 
 
@@ -226,9 +228,9 @@ async def test_two_sides_are_one_person_once_both_have_said_so(door: Door) -> No
     await door.say(f"/link {first}", sender="55", platform="other")
     await door.whispers()
     second = code_in(door.other.shown[-1].text)
-    assert await door.store.person_of("other:55") is None, "one side alone proves nothing"
+    assert await door.store.get_person("other:55") is None, "one side alone proves nothing"
     await door.say(f"/link {second}")
-    assert await door.store.person_of("other:55") == "ada"
+    assert await door.store.get_person("other:55") == "ada"
     assert (await door.heard("me again", sender="55", platform="other")).stamp.person == "ada"
 
 
@@ -239,7 +241,7 @@ async def test_the_second_word_counts_only_from_whoever_began(door: Door) -> Non
     second = code_in(door.other.shown[-1].text)
     await door.say(f"/link {second}", sender="7")
     await door.say(f"/link {second}", sender="55", platform="other")
-    assert await door.store.person_of("other:55") is None
+    assert await door.store.get_person("other:55") is None
 
 
 async def test_nobody_is_talked_into_being_somebody_else(door: Door) -> None:
@@ -266,7 +268,7 @@ def with_groups(**groups: object) -> str:
 
 async def test_chatter_is_not_kept_unless_it_is_observed(door: Door, tmp_path: Path) -> None:
     assert (await door.say("just talking", chat="room", addressed=False)).outcome == "ignored"
-    assert await door.store.sessions() == []
+    assert await door.store.list_sessions() == []
     (tmp_path / "b").mkdir()
     watching = Door(tmp_path / "b", with_groups(observe=True))
     kept = await watching.heard("just talking", chat="room", addressed=False)
@@ -329,7 +331,7 @@ async def test_a_loop_ends_by_itself_also_where_the_platform_carries_no_count(do
     asked = 0
     for turn in range(40):
         verdict = await door.say(f"and then? {turn}", sender="7", bot=True)
-        entry = await door.store.entry(verdict.session, verdict.seq)
+        entry = await door.store.get_entry(verdict.session, verdict.seq)
         assert isinstance(entry.body, Heard)
         if not entry.body.asks:
             break
@@ -410,10 +412,10 @@ async def test_a_chat_that_gets_another_id_stays_the_conversation_it_was(door: D
         after = await door.say("hello", chat="hall")
         assert (after.outcome, after.session) == ("accepted", before.session)
         assert (await door.say("hello", chat="hall", sender="666")).outcome == "denied"
-        entry = await door.store.entry(after.session, after.seq)
+        entry = await door.store.get_entry(after.session, after.seq)
         assert isinstance(entry.body, Heard)
         assert entry.body.origin.chat == "hall", "the answer goes where it is now"
-        first = await door.store.entry(before.session, before.seq)
+        first = await door.store.get_entry(before.session, before.seq)
         assert isinstance(first.body, Heard)
         assert entry.body.stamp == first.body.stamp, "and memory files it with what was there before"
         door.reception = door.reopened()
@@ -448,9 +450,9 @@ async def test_a_halt_reaches_every_conversation_of_its_chat(door: Door) -> None
     bob = await door.say("do something long", chat="room", sender="7")
     elsewhere = await door.say("do something long", chat="open", sender="7")
     await door.heard("!halt", chat="room")
-    texts = [entry.body.text for entry in await door.store.entries(bob.session)]  # type: ignore[union-attr]
+    texts = [entry.body.text for entry in await door.store.list_entries(bob.session)]  # type: ignore[union-attr]
     assert texts == ["do something long", "!halt"]
-    assert len(await door.store.entries(elsewhere.session)) == 1
+    assert len(await door.store.list_entries(elsewhere.session)) == 1
 
 
 # -- a direct chat that another one takes over -------------------------------------------------------------------------
@@ -468,7 +470,7 @@ async def test_a_direct_chat_stays_with_whoever_was_first_in_it(door: Door) -> N
     ada = await alone(door, "my secret", sender="1001")
     eve = await alone(door, "hello", sender="7")
     assert eve.session != ada.session
-    entry = await door.store.entry(eve.session, eve.seq)
+    entry = await door.store.get_entry(eve.session, eve.seq)
     assert isinstance(entry.body, Heard)
     assert entry.body.stamp.audience == ("person:fake:7",)
     door.reception = door.reopened()
@@ -481,7 +483,7 @@ async def test_a_direct_chat_stays_with_whoever_was_first_in_it(door: Door) -> N
 async def test_a_direct_chat_from_before_that_was_kept_is_whose_it_was(door: Door) -> None:
     """The log knows who spoke first: an older session stays what it is, whoever speaks first after an update."""
     old = await door.say("my secret", chat="!room", kind="dm")
-    assert await door.store.positions(prefix="whose/") == []
+    assert await door.store.list_state_records(StateNamespace.DM_OWNER) == []
     assert (await alone(door, "hello", sender="7")).session != old.session
     assert (await alone(door, "I am back", sender="1001")).session == old.session
 
@@ -490,11 +492,11 @@ async def test_a_direct_chat_that_leads_to_a_session_from_elsewhere_is_its_owner
     """Ada went on here in a session that she began in another chat, before it was kept whose a chat is."""
     began = await door.say("my secret")
     here = await door.say("/resume", chat="!room", kind="dm")
-    entry = await door.store.entry(here.session, here.seq)
+    entry = await door.store.get_entry(here.session, here.seq)
     assert isinstance(entry.body, Heard)
-    bound = Bound(address=entry.body.stamp.address, previous=here.session, by="person:ada")
+    bound = AddressBound(address=entry.body.stamp.address, previous=here.session, by="person:ada")
     draft = Draft(body=Changed(change=bound), author="person:ada")
-    await door.store.commit(Change(step=Step.TIE, session=began.session, at=door.clock.at, entries=(draft,)))
+    await door.store.commit(Change(step=Step.BACKLINK, session=began.session, at=door.clock.at, entries=(draft,)))
     door.accept._known.clear()
     assert (await alone(door, "hello", sender="7")).session not in (began.session, here.session)
     assert (await alone(door, "I am back", sender="1001")).session == began.session
@@ -502,9 +504,9 @@ async def test_a_direct_chat_that_leads_to_a_session_from_elsewhere_is_its_owner
 
 async def test_a_direct_chat_stays_somebody_s_who_gets_a_name_or_another_id(door: Door) -> None:
     mine = await alone(door, "hello", sender="7")
-    await door.store.link("fake:7", "grace", at=door.clock.at)
+    await door.store.link_identity("fake:7", "grace", at=door.clock.at)
     assert (await alone(door, "I am Grace now", sender="7")).session == mine.session
-    await door.store.link("fake:1001b", "ada", at=door.clock.at)
+    await door.store.link_identity("fake:1001b", "ada", at=door.clock.at)
     ada = await alone(door, "hello", sender="1001", chat="!hers")
     door.settings = parse(CONFIG.replace('["fake:1001"]', '["fake:1001", "fake:1001b"]'))
     assert (await alone(door, "from my new account", sender="1001b", chat="!hers")).session == ada.session
@@ -514,7 +516,7 @@ async def test_who_is_not_let_in_takes_no_chat_over(door: Door) -> None:
     refused = await door.say("hello", sender="666", chat="!room", kind="dm", changes_hands=True)
     assert refused.outcome == "denied"
     first = await alone(door, "hello", sender="1001")
-    entry = await door.store.entry(first.session, first.seq)
+    entry = await door.store.get_entry(first.session, first.seq)
     assert isinstance(entry.body, Heard)
     assert parse_address(entry.body.stamp.address).person == ""
 
@@ -526,7 +528,7 @@ async def test_a_thread_in_a_direct_chat_is_whose_the_chat_is(door: Door) -> Non
         door.said += 1
         place = Place(platform="fake", account="main", chat="!room", thread="t", message=str(door.said))
         verdict = await door.accept(Incoming(origin=place, text="hello", sender=sender, kind="dm", changes_hands=True))
-        entry = await door.store.entry(verdict.session, verdict.seq)
+        entry = await door.store.get_entry(verdict.session, verdict.seq)
         assert isinstance(entry.body, Heard)
         return parse_address(entry.body.stamp.address)
 

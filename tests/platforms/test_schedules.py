@@ -14,10 +14,9 @@ from everhold.config import parse as parse_settings
 from everhold.core.entries import Heard, Place
 from everhold.core.schedule import Schedule, parse
 from everhold.errors import NotFound, Transient
-from everhold.flow.plan import PLATFORM, PREFIX
 from everhold.flow.purse import Limit
 from everhold.ports.platform import SCHEDULED, Incoming, Verdict
-from everhold.ports.store import Change, Position, Step
+from everhold.ports.store import Change, StateNamespace, StateWrite, Step
 from everhold.schedules import Schedules
 from everhold.testing.contracts.platform_desk import Killed
 from everhold.testing.fakes import FakePlatform
@@ -51,12 +50,12 @@ async def keep(door: Door, words: str, *, sender: str = "1001", id: str = "s1", 
         sender=sender, kind="dm", made=door.clock.at, agent="main",
     )  # fmt: skip
     value = msgspec.json.encode(it).decode()
-    position = Position(platform=PLATFORM, account="", name=PREFIX + id, value=value)
-    await door.store.commit(Change(step=Step.POSITION, session="", at=door.clock.at, position=position))
+    write = StateWrite(namespace=StateNamespace.SCHEDULE, key=id, value=value, version=0)
+    await door.store.commit(Change(step=Step.STATE, session="", at=door.clock.at, state_writes=(write,)))
 
 
 async def heard(door: Door) -> list[str]:
-    return [entry.body.text for entry in await door.store.feed() if isinstance(entry.body, Heard)]
+    return [entry.body.text for entry in await door.store.read_feed() if isinstance(entry.body, Heard)]
 
 
 async def test_a_tick_is_said_once_also_by_another_process(door: Door) -> None:
@@ -71,7 +70,7 @@ async def test_a_tick_is_said_once_also_by_another_process(door: Door) -> None:
     door.clock.at += 7 * 3600
     await schedules(door).say_due()
     assert await heard(door) == ["hello", "good morning", "good morning"]
-    assert len(await door.store.sessions()) == 1, "it speaks in the conversation it was made in"
+    assert len(await door.store.list_sessions()) == 1, "it speaks in the conversation it was made in"
 
 
 async def test_a_crash_before_or_after_the_commit_loses_no_tick_and_doubles_none(door: Door) -> None:
@@ -233,7 +232,7 @@ async def test_what_somebody_schedules_in_a_chat_that_was_another_s_is_theirs(do
     door.reception = door.reopened()
     door.clock.at += 3600
     await schedules(door).say_due()
-    found = [e.session for e in await door.store.feed() if isinstance(e.body, Heard) and e.body.scheduled]
+    found = [e.session for e in await door.store.read_feed() if isinstance(e.body, Heard) and e.body.scheduled]
     assert found == [second.session]
     assert first.session != second.session
 
@@ -258,7 +257,7 @@ def test_a_schedule_spends_what_background_work_may_and_nobody_else_s(tmp_path: 
     house.furniture.settings["job_limits"] = lambda: [Limit(purse="background:main", tokens=5_000)]
 
     def spent(purse: str) -> int:
-        return house.run(house.store.spent(purse, "")).tokens
+        return house.run(house.store.get_spend(purse, "")).tokens
 
     with house.awake():
         house.say("good morning", event=SCHEDULED, id="schedule/s1@1")

@@ -143,10 +143,9 @@ async def test_a_file_that_takes_long_holds_up_nothing_else(
         await server.held.wait()
     await server.write("and by the way", channel="D1")
     await desk.until_heard("and by the way")
-    assert (
-        await desk.store.position(platform="slack", account="main", name="history/D1")
-        == (await desk.heard())[0].origin.message
-    ), "the position does not pass what is not kept"
+    assert await desk.offset("history/D1") == (await desk.heard())[0].origin.message, (
+        "the position does not pass what is not kept"
+    )
     server.cut()  # the download is lost with the connection, and the message is not
     await desk.until_heard("look")
     body = next(body for body in await desk.heard() if body.text == "look")
@@ -242,7 +241,7 @@ async def test_a_gap_is_not_jumped_over_by_what_is_new(
         await server.held.wait()
     await server.write("new", channel="D1")
     await desk.until_heard("new")
-    assert await desk.store.position(platform="slack", account="main", name="history/D1") == first
+    assert await desk.offset("history/D1") == first
     await desk.restart()
     await desk.until_heard("missed")
     assert sorted(await desk.texts()) == ["before", "missed", "new"]

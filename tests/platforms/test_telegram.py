@@ -210,7 +210,7 @@ async def test_a_wait_that_the_news_are_given_is_kept(desk: Desk, server: Telegr
 async def test_files_of_every_kind_are_kept(desk: Desk, server: TelegramServer, kind: str, media: str) -> None:
     body = await heard(desk, server, "look", file=("a.txt", b"bytes"), kind=kind)
     (file,) = body.attachments
-    assert (file.media, await desk.store.blob(file.blob)) == (media, b"bytes")
+    assert (file.media, await desk.store.get_blob(file.blob)) == (media, b"bytes")
 
 
 async def test_a_file_that_cannot_be_fetched_costs_the_message_nothing(desk: Desk, server: TelegramServer) -> None:
@@ -233,11 +233,15 @@ async def test_a_path_on_this_machine_is_not_opened(desk: Desk, server: Telegram
     assert "not for you" not in body.text
 
 
-async def test_what_is_passed_by_moves_the_position_too(desk: Desk, server: TelegramServer) -> None:
+async def test_what_is_passed_by_is_confirmed_too_and_telegram_alone_keeps_the_offset(
+    desk: Desk, server: TelegramServer
+) -> None:
     desk.start()
-    id = await server.press({"poll_answer": {}})
+    await server.press({"poll_answer": {}})
     await server.quiet(TOKEN)
-    assert await desk.store.position(platform="telegram", account="main", name="offset") == str(id + 1)
+    await heard(desk, server, "hello")
+    await server.quiet(TOKEN)
+    assert await desk.store.list_state_records() == []
 
 
 async def test_a_webhook_somebody_left_is_taken_down_and_costs_nothing(desk: Desk, server: TelegramServer) -> None:

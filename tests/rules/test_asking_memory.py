@@ -78,7 +78,7 @@ class TestWhy:
         furnish(house)
         session = house.say("hello", rest=False).session
         house.tick(2)
-        stored = house.run(house.store.session(session))
+        stored = house.run(house.store.get_session(session))
         assert house.run(reason(house.store, stored, present=("person:ada",))) is not None
         assert house.run(reason(house.store, stored, present=("person:ada", "person:bob"))) is None
         assert house.run(reason(house.store, stored, present=())) is None
@@ -101,9 +101,12 @@ class TestWhy:
         first = house.say("hello", rest=False)
         house.tick(2)
         thoughts = house.bodies(first.session, Thought)
-        assert all(house.run(house.store.blob(it.why)) for it in thoughts)
+        assert all(house.run(house.store.get_blob(it.why)) for it in thoughts)
         house.run(house.control.erase(first.session, [first.seq]))
-        assert [house.run(house.store.blob(blob)) for it in thoughts for blob in (it.why, it.recall)] == [None, None]
+        assert [house.run(house.store.get_blob(blob)) for it in thoughts for blob in (it.why, it.recall)] == [
+            None,
+            None,
+        ]
 
     def test_without_any_recall_it_says_so(self, house: House) -> None:
         assert "Nothing was recalled" in ask(house)

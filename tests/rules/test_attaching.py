@@ -55,7 +55,7 @@ class TestWhatIsAttached:
             desk.say("send it back")
             assert sent(desk.platform) == ["Here you are.", "letter.txt"]
             (file,) = [out.file for out in desk.platform.shown if out.file]
-            assert desk.run(desk.store.blob(file.blob)) == LETTER
+            assert desk.run(desk.store.get_blob(file.blob)) == LETTER
 
     def test_a_text_becomes_a_file(self, desk: House) -> None:
         desk.furniture.model = asks({"name": "../../a/table.csv", "text": "a,b\n1,2\n"})
@@ -63,7 +63,7 @@ class TestWhatIsAttached:
         (said,) = desk.bodies(session, Said)
         (file,) = said.attachments
         assert (file.name, file.media, file.size) == ("table.csv", "text/csv", 8)
-        assert desk.run(desk.store.blob(file.blob)) == b"a,b\n1,2\n"
+        assert desk.run(desk.store.get_blob(file.blob)) == b"a,b\n1,2\n"
         assert sent(desk.platform) == ["Here you are.", "table.csv"]
 
     def test_what_a_tool_gives_back_is_kept_and_can_be_attached_in_a_later_turn(self, desk: House) -> None:
@@ -76,7 +76,7 @@ class TestWhatIsAttached:
         session = desk.say("draw something").session
         assert sent(desk.platform) == ["done"], "nobody asked for it to be sent"
         returned = next(body for body in desk.bodies(session, Returned) if body.files)
-        assert desk.run(desk.store.blob(returned.files[0].blob)) == b"\x89PNG dots"
+        assert desk.run(desk.store.get_blob(returned.files[0].blob)) == b"\x89PNG dots"
         desk.furniture.model = asks({"file": "dots.png"})
         desk.say("now send it")
         assert sent(desk.platform)[-1] == "dots.png"
@@ -148,7 +148,7 @@ class TestWhatIsTooLarge:
             "Here you are.",
             "[a.txt was not sent: its 3 bytes are more than this chat takes]",
         ]
-        assert desk.run(desk.store.parked()) == []
+        assert desk.run(desk.store.list_dead_letters()) == []
 
 
 class TestOnce:
@@ -167,10 +167,10 @@ class TestOnce:
         desk.platform.faults.fail(Refused("not this one"))
         desk.say("both")
         assert sent(desk.platform) == ["Here you are.", "b.txt"]
-        assert [item.reason for item in desk.run(desk.store.parked())] == ["not this one"]
+        assert [item.reason for item in desk.run(desk.store.list_dead_letters())] == ["not this one"]
 
     @pytest.mark.parametrize("after", [False, True])
-    @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END, Step.FLIGHT, Step.LANDED])
+    @pytest.mark.parametrize("step", [Step.THINK, Step.RETURN, Step.END, Step.DELIVERY_SEND, Step.DELIVERY_DONE])
     def test_it_arrives_once_wherever_the_process_dies(self, desk: House, step: Step, after: bool) -> None:
         def answer(request: Request) -> Answer:
             if request.messages[-1].role == "tool":

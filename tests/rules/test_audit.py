@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from everhold.core.entries import Began, Changed, Ended, Entry, Folded, Fresh, Heard
+from everhold.core.entries import Began, Changed, Compressed, ContextReset, Ended, Entry, Heard
 from everhold.testing.fakes import ScriptedModel
 from everhold.testing.house import House
 
@@ -73,7 +73,7 @@ class Scene:
             entry
             for entry in self.log()
             if isinstance(entry.body, kind)
-            and (not what or (isinstance(entry.body, Began) and entry.body.what == what))
+            and (not what or (isinstance(entry.body, Began) and entry.body.type == what))
         ]
         return found[-1 if last else 0]
 
@@ -91,10 +91,10 @@ def scene(tmp_path: Path, house: House) -> Scene:
 def overtaken(scene: Scene) -> tuple[Entry, int, int]:
     """The fold that was made beside turns: its entry, a turn that ended meanwhile, and one that was still running."""
     log = scene.log()
-    folded = next(entry for entry in log if isinstance(entry.body, Folded) and entry.body.summary == "short")
+    folded = next(entry for entry in log if isinstance(entry.body, Compressed) and entry.body.summary == "short")
     began = folded.op or 0
     ends = {entry.op: entry.seq for entry in log if isinstance(entry.body, Ended)}
-    turns = [e.seq for e in log if isinstance(e.body, Began) and e.body.what == "turn"]
+    turns = [e.seq for e in log if isinstance(e.body, Began) and e.body.type == "turn"]
     meanwhile = next(op for op in turns if op > began and ends[op] < folded.seq)
     running = next(op for op in turns if op < folded.seq < ends[op])
     return folded, meanwhile, running
@@ -106,10 +106,10 @@ def overtaken(scene: Scene) -> tuple[Entry, int, int]:
 def the_id_changes_under_a_compression(scene: Scene) -> None:
     """What came after the fold goes on in a new session under the old address, numbered as if it had begun there."""
     db = scene.forger.db
-    after = scene.first(Folded).seq + 1
+    after = scene.first(Compressed).seq + 1
     moved = [entry for entry in scene.log() if entry.seq > after]
     start = next(entry.seq for entry in moved if isinstance(entry.body, Heard))
-    old = scene.house.run(scene.house.store.session(scene.session))
+    old = scene.house.run(scene.house.store.get_session(scene.session))
     db.execute(
         "insert into sessions(id, agent, address, created, next_seq) values ('rotated', ?, ?, ?, ?)",
         (old.agent, old.address, old.created, len(moved)),
@@ -123,26 +123,26 @@ def the_id_changes_under_a_compression(scene: Scene) -> None:
 
 def a_fold_covers_a_running_turn(scene: Scene) -> None:
     folded, _, running = overtaken(scene)
-    assert isinstance(folded.body, Folded)
+    assert isinstance(folded.body, Compressed)
     scene.forger.rewrite(scene.session, folded.seq, structs.replace(folded.body, covers=running))
 
 
 def the_mark_is_taken_after_the_call(scene: Scene) -> None:
     folded, meanwhile, _ = overtaken(scene)
-    assert isinstance(folded.body, Folded)
+    assert isinstance(folded.body, Compressed)
     scene.forger.rewrite(scene.session, folded.seq, structs.replace(folded.body, covers=meanwhile))
 
 
 def a_fold_covers_what_is_no_turn_here(scene: Scene) -> None:
-    folded = scene.first(Folded)
-    assert isinstance(folded.body, Folded)
+    folded = scene.first(Compressed)
+    assert isinstance(folded.body, Compressed)
     scene.forger.rewrite(scene.session, folded.seq, structs.replace(folded.body, covers=folded.body.covers - 1))
 
 
 def two_folds_at_once(scene: Scene) -> None:
     last = scene.log()[-1].seq
-    generation = scene.house.run(scene.house.store.session(scene.session)).generation
-    began = Began(what="fold", generation=generation, reader="fold")
+    generation = scene.house.run(scene.house.store.get_session(scene.session)).generation
+    began = Began(type="compression", generation=generation, consumer="compression")
     scene.forger.append(
         scene.session, (began, None), (began, None), (Ended(outcome="refused"), last + 1), (Ended(), last + 2)
     )
@@ -152,28 +152,28 @@ def a_turn_beside_a_blocking_fold(scene: Scene) -> None:
     last = scene.log()[-1].seq
     scene.forger.append(
         scene.session,
-        (Began(what="fold", blocking=True, reader="fold"), None),
-        (Began(what="turn", reader="mind"), None),
+        (Began(type="compression", blocking=True, consumer="compression"), None),
+        (Began(type="turn", consumer="turn"), None),
         (Ended(), last + 2),
         (Ended(outcome="refused"), last + 1),
     )
 
 
 def a_fold_of_another_generation(scene: Scene) -> None:
-    folded = scene.first(Folded, last=True)
-    assert isinstance(folded.body, Folded)
+    folded = scene.first(Compressed, last=True)
+    assert isinstance(folded.body, Compressed)
     body = structs.replace(folded.body, generation=folded.body.generation - 1)
     scene.forger.rewrite(scene.session, folded.seq, body)
 
 
 def a_fresh_context_slipped_in_before_a_fold(scene: Scene) -> None:
-    titled = next(e for e in scene.log() if isinstance(e.body, Began) and e.body.what == "fold")
+    titled = next(e for e in scene.log() if isinstance(e.body, Began) and e.body.type == "compression")
     before = next(e for e in reversed(scene.log()) if e.seq < titled.seq and isinstance(e.body, Ended))
-    scene.forger.rewrite(scene.session, before.seq, Changed(change=Fresh()))
+    scene.forger.rewrite(scene.session, before.seq, Changed(change=ContextReset()))
 
 
 def a_message_is_consumed_twice(scene: Scene) -> None:
-    turns = [e for e in scene.log() if isinstance(e.body, Began) and e.body.what == "turn"]
+    turns = [e for e in scene.log() if isinstance(e.body, Began) and e.body.type == "turn"]
     first, later = turns[0].body, turns[5].body
     assert isinstance(first, Began)
     assert isinstance(later, Began)
@@ -181,7 +181,7 @@ def a_message_is_consumed_twice(scene: Scene) -> None:
 
 
 def a_message_is_consumed_by_nobody(scene: Scene) -> None:
-    turn = next(e for e in scene.log() if isinstance(e.body, Began) and e.body.what == "turn")
+    turn = next(e for e in scene.log() if isinstance(e.body, Began) and e.body.type == "turn")
     assert isinstance(turn.body, Began)
     scene.forger.rewrite(scene.session, turn.seq, structs.replace(turn.body, takes=()))
 
@@ -203,7 +203,7 @@ def the_end_of_the_log_is_deleted(scene: Scene) -> None:
 
 
 def a_summary_is_exchanged(scene: Scene) -> None:
-    seq = scene.first(Folded).seq
+    seq = scene.first(Compressed).seq
     scene.forger.db.execute(
         "update entries set body = replace(body, 'the story so far', 'another story') where session = ? and seq = ?",
         (scene.session, seq),
@@ -218,7 +218,7 @@ def a_message_is_archived_unread(scene: Scene) -> None:
 
 
 def an_undone_fold_is_put_back_by_hand(scene: Scene) -> None:
-    scene.forger.db.execute("update operations set covers = covers + 1 where what = 'fold'")
+    scene.forger.db.execute("update operations set covers = covers + 1 where type = 'compression'")
 
 
 DAMAGE: dict[Callable[[Scene], None], tuple[str, str]] = {

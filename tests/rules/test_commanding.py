@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from everhold.core.entries import Changed, Chose, Heard
+from everhold.core.entries import Changed, Heard, SettingChosen
 from everhold.errors import Overloaded
 from everhold.flow import waits
 from everhold.ports.model import Answer, Request
@@ -55,7 +55,7 @@ def test_a_model_that_is_not_there_is_refused_and_nothing_changes(models: House)
     session = models.say("/model second").session
     assert say(models, "/model nonsense") == "There is no model 'nonsense'."
     assert say(models, "who?") == "I am the second"
-    assert [body.change for body in models.bodies(session, Changed)] == [Chose(setting="model", value="second")]
+    assert [body.change for body in models.bodies(session, Changed)] == [SettingChosen(setting="model", value="second")]
 
 
 def test_the_word_alone_shows_the_model_and_changes_nothing(models: House) -> None:
@@ -87,7 +87,7 @@ def test_what_one_model_asked_for_does_not_hold_up_another(models: House) -> Non
     models.say("/model second", rest=False)
     models.tick(1)
     assert models.heard_back()[-1] == "I am the second"
-    assert models.run(models.store.session(session)).pending == 0
+    assert models.run(models.store.get_session(session)).pending == 0
     models.sound()
 
 
@@ -127,7 +127,7 @@ def test_another_configuration_ends_a_wait_that_concerns_nobody_any_more(models:
     models.furniture.model = models.furniture.others["second"]
     look()
     assert models.heard_back()[-1] == "I am the second"
-    assert models.run(models.store.session(session)).pending == 0
+    assert models.run(models.store.get_session(session)).pending == 0
 
 
 # -- /queue, /usage ----------------------------------------------------------------------------------------------------

@@ -61,15 +61,15 @@ class TestRule9Lanes:
         house.tick(30)
         assert len(alive.kept) == 3
         assert len(house.heard_back()) == 3
-        lanes = house.run(house.store.lanes(reader="memory:dead"))
+        lanes = house.run(house.store.list_cursors(consumer="memory:dead"))
         assert all(lane.error and lane.attempts for lane in lanes), "a failing provider shows"
 
     def test_what_is_refused_is_parked_with_its_reason_and_the_next_goes_on(self, house: House) -> None:
         house.platform.faults.fail(Refused("chat is gone"))
         house.say("one")
         house.say("two")
-        parked = house.run(house.store.parked())
-        assert [(item.reason, item.doubtful) for item in parked] == [("chat is gone", False)]
+        parked = house.run(house.store.list_dead_letters())
+        assert [(item.reason, item.in_doubt) for item in parked] == [("chat is gone", False)]
         assert house.heard_back() == ["You said: two"]
 
     def test_what_was_parked_is_sent_on_command(self, house: House) -> None:
@@ -78,7 +78,7 @@ class TestRule9Lanes:
         assert house.run(house.control.replay()) == 1
         house.rest(1)
         assert house.heard_back() == ["You said: one"]
-        assert house.run(house.store.parked()) == []
+        assert house.run(house.store.list_dead_letters()) == []
 
     def test_a_part_that_is_sent_again_on_command_goes_once_while_the_others_are_on_their_way(
         self, house: House
@@ -115,7 +115,7 @@ class TestRule10Doubt:
         self, house: House, delivery: Delivery, after: bool
     ) -> None:
         use(house, delivery)
-        die_at(house, Step.LANDED, after=after)
+        die_at(house, Step.DELIVERY_DONE, after=after)
         house.say("hello", rest=False)
         house.tick(5)
         house.start()
@@ -127,8 +127,8 @@ class TestRule10Doubt:
         session = house.say("hello", rest=False).session
         house.rest(2 * DEADLINE_SECONDS)
         assert house.heard_back() == ["You said: hello"] * 2
-        receipts = house.run(house.store.receipts(session))
-        assert [receipt.doubtful for receipt in receipts] == [True]
+        receipts = house.run(house.store.list_receipts(session))
+        assert [receipt.in_doubt for receipt in receipts] == [True]
         assert house.diary.of("delivery.in_doubt")
 
     def test_under_hold_a_blind_platform_is_never_sent_twice(self, house: House) -> None:
@@ -139,7 +139,7 @@ class TestRule10Doubt:
         house.say("next", rest=False)
         house.rest(1)
         assert house.heard_back() == ["You said: hello", "You said: next"]
-        assert [item.doubtful for item in house.run(house.store.parked())] == [True]
+        assert [item.in_doubt for item in house.run(house.store.list_dead_letters())] == [True]
 
     def test_what_may_have_arrived_and_is_sent_again_on_command_is_counted(self, house: House) -> None:
         house.furniture.policy = "hold"
@@ -149,16 +149,16 @@ class TestRule10Doubt:
         assert house.run(house.control.replay()) == 1
         house.rest(1)
         assert house.heard_back() == ["You said: hello"] * 2
-        assert [receipt.doubtful for receipt in house.run(house.store.receipts(session))] == [True]
+        assert [receipt.in_doubt for receipt in house.run(house.store.list_receipts(session))] == [True]
 
     def test_a_second_try_that_stood_still_before_it_left_is_counted_all_the_same(self, house: House) -> None:
         use(house, Delivery.BLIND).faults.lose()
         session = house.say("hello", rest=False).session
         house.tick(1)
-        stand_still(house, Step.FLIGHT, seconds=DEADLINE_SECONDS)
+        stand_still(house, Step.DELIVERY_SEND, seconds=DEADLINE_SECONDS)
         house.rest(3 * DEADLINE_SECONDS)
         assert house.heard_back() == ["You said: hello"] * 2
-        assert [receipt.doubtful for receipt in house.run(house.store.receipts(session))] == [True]
+        assert [receipt.in_doubt for receipt in house.run(house.store.list_receipts(session))] == [True]
 
     def test_after_a_take_over_an_unkeyed_item_holds_its_lane_for_the_deadline(self, house: House) -> None:
         """A stalled predecessor's request may still land: nothing may overtake it."""
@@ -198,7 +198,7 @@ class TestRule10Doubt:
     @pytest.mark.parametrize("error", [StoreFull("no room"), StoreBusy("locked")])
     def test_what_was_sent_is_written_down_as_soon_as_there_is_room(self, house: House, error: StoreError) -> None:
         use(house, Delivery.BLIND)
-        trouble = Trouble(house, error).with_commits(Step.LANDED)
+        trouble = Trouble(house, error).with_commits(Step.DELIVERY_DONE)
         house.say("hello", rest=False)
         house.tick(600)
         assert trouble.met > 1
@@ -216,7 +216,7 @@ class TestRule10Doubt:
 
         house.platform = Late(Delivery.BLIND)
         house.furniture.platforms[("fake", "main")] = house.platform
-        stand_still(house, Step.FLIGHT, seconds=DEADLINE_SECONDS)
+        stand_still(house, Step.DELIVERY_SEND, seconds=DEADLINE_SECONDS)
         house.say("hello", rest=False)
         house.rest(3 * DEADLINE_SECONDS)
         assert house.heard_back() == ["You said: hello"]
@@ -430,7 +430,7 @@ class TestRule12Destinations:
 
         async def commit(change: Change) -> Committed:
             if change.step is Step.BEGIN:
-                lasting.append(not change.redone)
+                lasting.append(change.durable)
             return await real(change)
 
         disk.commit = commit  # type: ignore[method-assign]  # a disk that loses nothing does not tell
@@ -547,7 +547,7 @@ def test_what_waits_after_a_failure_is_tried_at_once_when_something_was_mended(h
     house.say("hello", rest=False)
     house.tick(40)
     assert house.heard_back() == []
-    assert house.run(house.store.hasten(at=house.clock.now())) == 1
+    assert house.run(house.store.retry_now(at=house.clock.now())) == 1
     house.tick(6)
     assert house.heard_back() == ["You said: hello"]
 
@@ -556,6 +556,6 @@ def test_a_wait_the_far_side_asked_for_is_not_hastened(house: House) -> None:
     house.platform.faults.fail(Transient("slow down", retry_after=600.0))
     house.say("hello", rest=False)
     house.tick(5)
-    assert house.run(house.store.hasten(at=house.clock.now())) == 0
+    assert house.run(house.store.retry_now(at=house.clock.now())) == 0
     house.tick(60)
     assert house.heard_back() == []

@@ -17,7 +17,7 @@ from everhold.errors import Overloaded, StoreBusy, StoreError, StoreFull, Transi
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.ports.platform import Incoming
-from everhold.ports.store import Change, Claim, Committed, Step, Wake
+from everhold.ports.store import Change, Claim, Committed, Step, Wakeup
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.dice import Dice
 from everhold.testing.house import Diary, House
@@ -31,14 +31,14 @@ def looks(house: House) -> list[dict[str, Any]]:
     process, asked = house.process, list[dict[str, Any]]()
     process.supervisor.poll = 1e6
     house.say("wake up")
-    real = process.disk.next_due
+    real = process.disk.get_next_due
 
     async def next_due(**options: Any) -> float | None:
         if "skip" in options:
             asked.append(options)
         return await real(**options)
 
-    process.disk.next_due = next_due  # type: ignore[method-assign]
+    process.disk.get_next_due = next_due  # type: ignore[method-assign]
     return asked
 
 
@@ -227,7 +227,11 @@ def test_once_there_is_room_everything_goes_on_within_seconds(house: House, erro
     house.say("one", chat="a", rest=False)
     house.say("two", chat="b", rest=False)
     house.tick()
-    trouble = Trouble(house, error).with_all("claim", "renew", "hasten").with_commits(*(set(Step) - {Step.ACCEPT}))
+    trouble = (
+        Trouble(house, error)
+        .with_all("claim_cursors", "renew_leases", "retry_now")
+        .with_commits(*(set(Step) - {Step.ACCEPT}))
+    )
     held.free = True
     house.tick(600)
     assert house.heard_back() == []
@@ -245,7 +249,7 @@ def test_a_clock_that_is_set_gives_nobody_else_what_is_worked_on_here(house: Hou
     house.tick()
     house.clock.skew += jump
     house.tick(house.process.supervisor.poll)
-    assert house.run(house.store.claim(owner="peer", at=house.clock.now, lease=60.0, limit=9)) == []
+    assert house.run(house.store.claim_cursors(owner="peer", at=house.clock.now, lease=60.0, limit=9)) == []
     held.free = True
     house.rest(5)
     assert house.heard_back() == ["at last"]
@@ -256,10 +260,10 @@ async def test_whoever_leaves_in_the_middle_of_a_message_leaves_its_lane_in_some
     taken: list[Claim] = []
 
     class Hand:
-        def offer(self, wake: Wake) -> Wake:
+        def offer(self, wake: Wakeup) -> Wakeup:
             return structs.replace(wake, owner="me", lease=120.0)
 
-        def take(self, wakes: tuple[Wake, ...], claims: tuple[Claim, ...]) -> None:
+        def take(self, wakes: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
             taken.extend(claims)
 
     async def reception(_: Incoming) -> Admission:
@@ -278,5 +282,5 @@ async def test_whoever_leaves_in_the_middle_of_a_message_leaves_its_lane_in_some
     assert leaving.cancelled()
     for _ in range(3):
         await store.pulse()
-    assert [claim.reader for claim in taken] == ["mind"]
+    assert [claim.consumer for claim in taken] == ["turn"]
     await store.close()

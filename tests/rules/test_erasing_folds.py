@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from everhold.core.entries import Draft, Folded
+from everhold.core.entries import Compressed, Draft
 from everhold.errors import TooLong
 from everhold.flow import amend
 from everhold.ports.model import Answer, Request
@@ -39,7 +39,7 @@ def erase_and_fall(house: House, session: str, seq: int) -> None:
     """Only the commit that erases; whoever made it falls before the branches are done."""
 
     async def work() -> None:
-        plan = await amend.erasure(house.store, await house.store.session(session), [seq], by="operator", why="")
+        plan = await amend.erasure(house.store, await house.store.get_session(session), [seq], by="operator", why="")
         drafts = tuple(Draft(body=body, author="operator") for body in plan.bodies)
         await house.store.commit(
             Change(step=Step.ERASE, session=session, at=house.clock.now(), entries=drafts, erase=plan.seqs)
@@ -69,7 +69,7 @@ def test_it_folds_what_is_there_now(house: House, branched: bool, forget: Callab
     forget(house, first.session, first.seq)
     held.free = True
     house.tick(30)
-    assert CANARY not in str(house.bodies(session, Folded))
+    assert CANARY not in str(house.bodies(session, Compressed))
     assert all(CANARY not in str(request) for request in house.furniture.summariser.asked)
     assert everywhere(house.path, CANARY) == []
 

@@ -42,7 +42,7 @@ def records(house: House, session: str) -> list[bytes | None]:
     """The records of what the turns of a session were shown."""
     blobs = [blob for thought in house.bodies(session, Thought) for blob in (thought.why, thought.recall) if blob]
     assert blobs, "nothing was recalled"
-    return [house.run(house.store.blob(blob)) for blob in blobs]
+    return [house.run(house.store.get_blob(blob)) for blob in blobs]
 
 
 @PLACED
@@ -108,7 +108,7 @@ def test_a_thought_takes_its_own_record_with_it(house: House) -> None:
     (thought,) = house.bodies(other, Thought)
     (seq,) = (entry.seq for entry in house.log(other) if entry.kind is Kind.THOUGHT)
     house.run(house.control.erase(other, [seq]))
-    assert [house.run(house.store.blob(blob)) for blob in (thought.why, thought.recall)] == [None, None]
+    assert [house.run(house.store.get_blob(blob)) for blob in (thought.why, thought.recall)] == [None, None]
 
 
 def test_records_that_are_read_once_serve_many_erasures(house: House) -> None:

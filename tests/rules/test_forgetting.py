@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from everhold.core import naming
 from everhold.core.entries import Attachment, Heard, Said
 from everhold.errors import Refused, Transient
-from everhold.flow.plan import PLATFORM, PREFIX
 from everhold.memories.builtin import Builtin, Index
 from everhold.memory import Memory
 from everhold.ports.memory import Batch, Capability, Exchange, Forgotten, Found, Note, Query
 from everhold.ports.model import Answer
-from everhold.ports.store import Change, Step
+from everhold.ports.store import Change, StateNamespace, Step
 from everhold.testing.fakes import FakeProvider, ScriptedModel, wording
 from everhold.testing.house import House
 
@@ -109,7 +109,7 @@ async def collected(found: AsyncIterator[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def live(house: House) -> str:
-    return " ".join(str(entry.body) for s in house.run(house.store.sessions()) for entry in house.log(s.id))
+    return " ".join(str(entry.body) for s in house.run(house.store.list_sessions()) for entry in house.log(s.id))
 
 
 def tell_everything(house: House) -> None:
@@ -174,22 +174,22 @@ class TestForgetting:
     def test_what_they_had_scheduled_is_never_said_again(self, house: House) -> None:
         house.say(f"/schedule daily 09:00 {CANARY}")
         house.say(f"/schedule daily 10:00 {OTHER}", chat="bobs", who="bob")
-        kept = house.run(house.store.positions(prefix=PREFIX, platform=PLATFORM))
+        kept = house.run(house.store.list_state_records(StateNamespace.SCHEDULE))
         exported = house.run(collected(memory(house).export("ada")))
         assert [CANARY in str(it) for it in exported if it["from"] == "schedules"] == [True]
         forgetful = memory(house)
         forgetful.control.erasures = house.path / "erasures.log"
         assert house.run(forgetful.plan("ada")).schedules == 1
         assert house.run(forgetful.forget("ada")).schedules == 1
-        left = house.run(house.store.positions(prefix=PREFIX, platform=PLATFORM))
+        left = house.run(house.store.list_state_records(StateNamespace.SCHEDULE))
         assert [OTHER in it.value for it in left] == [True]
         assert everywhere(house.path, CANARY) == []
-        for position in kept:  # as a copy of the store does that was put back
-            house.run(
-                house.store.commit(Change(step=Step.POSITION, session="", at=house.clock.now(), position=position))
-            )
+        now = house.clock.now()
+        (again,) = [it for it in kept if CANARY in it.value]  # as a copy of the store has it that was put back
+        write = msgspec.structs.replace(again.replace_with(again.value), version=0)
+        house.run(house.store.commit(Change(step=Step.STATE, session="", at=now, state_writes=(write,))))
         house.run(forgetful.take_up())
-        assert house.run(house.store.positions(prefix=PREFIX, platform=PLATFORM)) == left
+        assert house.run(house.store.list_state_records(StateNamespace.SCHEDULE)) == left
 
     def test_an_index_that_no_agent_asks_lets_go_of_it_too(self, house: House) -> None:
         index = builtin(house)
@@ -255,14 +255,14 @@ class TestForgetting:
         house.furniture.settings["naming"] = lambda _memory, origin: naming.name(origin, naming.Rule()).text
         house.say(f"/title all about {CANARY}")
         session = house.say("hello").session
-        assert CANARY in house.run(house.store.session(session)).names["a"]
+        assert CANARY in house.run(house.store.get_session(session)).names["a"]
         house.run(memory(house).forget("ada"))
-        assert house.run(house.store.session(session)).names == {}
+        assert house.run(house.store.get_session(session)).names == {}
         assert everywhere(house.path, CANARY) == []
         house.sound()
         # what comes later is filed under what is known then
         assert house.say("hello again").session == session
-        name = house.run(house.store.session(session)).names["a"]
+        name = house.run(house.store.get_session(session)).names["a"]
         assert name
         assert CANARY not in name
         house.sound()
@@ -270,10 +270,10 @@ class TestForgetting:
     def test_a_name_that_was_made_of_no_title_stays(self, house: House) -> None:
         house.furniture.memories = {"a": Forgetful()}
         session = house.say("hello").session
-        before = house.run(house.store.session(session)).names
+        before = house.run(house.store.get_session(session)).names
         assert before
         house.run(memory(house).forget("ada"))
-        assert house.run(house.store.session(session)).names == before
+        assert house.run(house.store.get_session(session)).names == before
 
     def test_what_is_said_afterwards_is_kept(self, house: House) -> None:
         furnish(house)
@@ -310,15 +310,15 @@ class TestForgetting:
         def put(data: bytes) -> str:
             import hashlib
 
-            house.run(house.store.commit(Change(step=Step.POSITION, session="", at=1.0, blobs=(data,))))
+            house.run(house.store.commit(Change(step=Step.STATE, session="", at=1.0, blobs=(data,))))
             return hashlib.sha256(data).hexdigest()
 
         hers, shared = put(CANARY.encode()), put(b"a picture of both")
         house.say("mine", attachments=(Attachment(blob=hers), Attachment(blob=shared)))
         house.say("mine, too", attachments=(Attachment(blob=shared),), who="bob", chat="bobs")
         house.run(memory(house).forget("ada"))
-        assert house.run(house.store.blob(hers)) is None
-        assert house.run(house.store.blob(shared)) is not None
+        assert house.run(house.store.get_blob(hers)) is None
+        assert house.run(house.store.get_blob(shared)) is not None
 
     def test_what_somebody_else_was_shown_of_it_is_not_on_record_any_more(self, house: House) -> None:
         finding = Finding()
@@ -341,9 +341,9 @@ class TestForgetting:
         house.furniture.memories = {"a": provider}
         furnish(house)
         session = house.say(f"/memory note {CANARY}").session
-        assert house.run(house.store.parked())
+        assert house.run(house.store.list_dead_letters())
         house.run(memory(house).forget("ada"))
-        assert house.run(house.store.parked()) == []
+        assert house.run(house.store.list_dead_letters()) == []
         assert everywhere(house.path, CANARY) == []
         assert house.run(house.control.replay()) == 0
         house.rest()

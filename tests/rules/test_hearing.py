@@ -10,7 +10,17 @@ import pytest
 from msgspec import structs
 
 from everhold.core.context import messages
-from everhold.core.entries import Bound, Branched, Changed, Ended, Heard, Kind, Sprouted, Told, Unbound
+from everhold.core.entries import (
+    AddressBound,
+    AddressUnbound,
+    BranchCreated,
+    BranchedFrom,
+    Changed,
+    Ended,
+    Heard,
+    Kind,
+    Notified,
+)
 from everhold.errors import StoreFull
 from everhold.flow.view import view_at
 from everhold.models.transcript import spoken
@@ -28,7 +38,7 @@ def texts(house: House, session: str) -> list[str]:
     """What a model would be shown next."""
 
     async def look() -> list[str]:
-        found = await house.store.session(session)
+        found = await house.store.get_session(session)
         return [message.text for message in messages(await view_at(house.store, found, at=found.last_seq + 1))]
 
     return house.run(look())
@@ -126,14 +136,14 @@ class TestRule4OneSessionPerCommit:
         house.crash()
         house.start()
         house.rest(300)
-        branches = [s for s in house.run(house.store.sessions()) if s.parent == session]
+        branches = [s for s in house.run(house.store.list_sessions()) if s.parent == session]
         assert len(branches) == 1
         new = branches[0].id
         changes = [body.change for body in house.bodies(session, Changed)]
-        assert changes.count(Sprouted(session=new, at=branches[0].parent_at)) == 1
-        assert len([change for change in changes if isinstance(change, Unbound)]) == 1
+        assert changes.count(BranchCreated(session=new, at=branches[0].parent_at)) == 1
+        assert len([change for change in changes if isinstance(change, AddressUnbound)]) == 1
         gained = [body.change for body in house.bodies(new, Changed)]
-        assert [type(change) for change in gained] == [Branched, Bound]
+        assert [type(change) for change in gained] == [BranchedFrom, AddressBound]
         assert house.say("where am I?").session == new
         house.sound()
 
@@ -156,7 +166,7 @@ class TestRule4OneSessionPerCommit:
         house.say(f"/resume {private}", **ROOM)
         house.say("/branch", **ROOM, who="bob")
         assert "not yours to branch" in house.heard_back()[-1]
-        assert [one.id for one in house.run(house.store.sessions()) if one.parent] == []
+        assert [one.id for one in house.run(house.store.list_sessions()) if one.parent] == []
         assert house.say("still there?", **ROOM, who="bob").session == private
         house.say(f"/resume {group}", **ROOM, who="bob")
         assert house.say("back among us", **ROOM).session == group, "it began here: it may be led back to"
@@ -166,7 +176,7 @@ class TestRule4OneSessionPerCommit:
         group = house.say("I speak first", **ROOM).session
         house.say("I am here, too", **ROOM, who="bob")
         house.say("/branch", **ROOM, who="bob")
-        (branch,) = [one.id for one in house.run(house.store.sessions()) if one.parent == group]
+        (branch,) = [one.id for one in house.run(house.store.list_sessions()) if one.parent == group]
         assert house.say("on in the branch", **ROOM).session == branch
         for who in ("ada", "bob"):
             own = house.say("hello", chat=who, who=who).session
@@ -216,11 +226,11 @@ class TestRule5Consumption:
     def test_chatter_starts_no_turn_and_is_seen_by_the_next(self, house: House) -> None:
         session = house.say("just talking", addressed=False, kind="group").session
         assert house.heard_back() == []
-        assert house.run(house.store.session(session)).pending == 1
+        assert house.run(house.store.get_session(session)).pending == 1
         house.say("hey agent", kind="group")
         assert texts(house, session)[:2] == ["just talking", "hey agent"]
         assert len(house.heard_back()) == 1
-        assert house.run(house.store.session(session)).pending == 0
+        assert house.run(house.store.get_session(session)).pending == 0
 
     @pytest.mark.parametrize("text", [".", "..", "ok", "OK!", "👍", "thanks"])
     def test_a_bare_acknowledgement_of_a_bot_is_not_answered(self, house: House, text: str) -> None:
@@ -232,7 +242,7 @@ class TestRule5Consumption:
         house.say("/status")
         house.say("bye")
         assert texts(house, session) == ["hello", "You said: hello", "bye", "You said: bye"]
-        assert [body.about for body in house.bodies(session, Told)] == ["status"]
+        assert [body.about for body in house.bodies(session, Notified)] == ["status"]
 
     def test_commands_do_not_wait_behind_a_running_turn(self, house: House) -> None:
         house.furniture.model = HeldModel()
@@ -240,16 +250,16 @@ class TestRule5Consumption:
         house.tick()
         house.say("/whoami", rest=False)
         house.tick()
-        assert [body.about for body in house.bodies(session, Told)] == ["whoami"]
-        told = house.bodies(session, Told)[0].text
+        assert [body.about for body in house.bodies(session, Notified)] == ["whoami"]
+        told = house.bodies(session, Notified)[0].text
         assert told == f"You are ada at fake:chat, in session {session}.", "what one needs to let others in"
-        assert house.run(house.store.session(session)).running == "turn"
+        assert house.run(house.store.get_session(session)).running == "turn"
 
     def test_nothing_consumed_is_ever_consumed_again(self, house: House) -> None:
         for n in range(20):
             house.say(f"message {n}", rest=n % 3 == 0)
         house.rest()
-        session = house.run(house.store.sessions())[0].id
+        session = house.run(house.store.list_sessions())[0].id
         began = [entry.body.takes for entry in house.log(session) if entry.kind is Kind.BEGAN]  # type: ignore[union-attr]
         taken = [seq for takes in began for seq in takes]
         assert len(taken) == len(set(taken)) == 20
@@ -276,7 +286,7 @@ class TestWhatMustNotStopADoor:
         house.tick(600)
         house.furniture.runtime = real  # type: ignore[method-assign]
         house.say("/whoami")
-        assert [body.about for body in house.bodies(session, Told)] == ["command", "whoami"]
+        assert [body.about for body in house.bodies(session, Notified)] == ["command", "whoami"]
         house.sound()
 
     def test_undo_reaches_no_further_back_than_the_fresh_context(self, house: House) -> None:
@@ -284,7 +294,7 @@ class TestWhatMustNotStopADoor:
         house.say("/new")
         house.say("/undo")
         assert "nothing to undo" in house.heard_back()[-1]
-        assert not [op for op in house.run(house.store.operations(session)) if op.undone_at]
+        assert not [op for op in house.run(house.store.list_operations(session)) if op.undone_at]
 
 
 def test_whoever_calls_themselves_like_the_gateway_is_not_taken_for_it(house: House) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from everhold.core import review
 from everhold.core.claims import absence, contradicts
-from everhold.core.entries import Began, Call, Folded, Heard, Noted, Thought, Told
+from everhold.core.entries import Began, Call, Compressed, Heard, Noted, Notified, Thought
 from everhold.errors import Overloaded
 from everhold.ports.model import Answer, Request
 from everhold.ports.store import Step
@@ -45,7 +45,7 @@ class TestBackground:
         house.furniture.model = ScriptedModel()
         house.say("thanks")
         assert any("forty-two" in text for text in texts(house, session))
-        assert len(house.run(house.store.sessions())) == 1
+        assert len(house.run(house.store.list_sessions())) == 1
         house.sound()
 
     def test_it_uses_only_tools_that_change_nothing(self, house: House) -> None:
@@ -72,7 +72,7 @@ class TestBackground:
         house.tick(5)
         house.start()
         house.rest(30)
-        told = [body for body in house.bodies(session, Told) if "forty-two" in body.text]
+        told = [body for body in house.bodies(session, Notified) if "forty-two" in body.text]
         heard = [body for body in house.bodies(session, Heard) if body.origin.platform == "job"]
         assert len(told) == len(heard) == 1
         house.sound()
@@ -173,9 +173,9 @@ class TestReview:
         for n in range(5):
             session = house.say(f"I live in Berlin {n} {LONG}").session
         kinds = [str(entry.kind) for entry in house.log(session)]
-        assert house.bodies(session, Folded)
-        assert kinds.index("noted") < kinds.index("folded")
-        assert next(b.trigger for b in house.bodies(session, Began) if b.what == "job") == "flush"
+        assert house.bodies(session, Compressed)
+        assert kinds.index("noted") < kinds.index("compressed")
+        assert next(b.trigger for b in house.bodies(session, Began) if b.type == "job") == "flush"
         house.sound()
 
     def test_a_review_that_fails_never_holds_a_fold_up(self, house: House) -> None:
@@ -191,7 +191,7 @@ class TestReview:
         session = ""
         for n in range(5):
             session = house.say(f"{n} {LONG}").session
-        assert house.bodies(session, Folded)
+        assert house.bodies(session, Compressed)
 
 
 @pytest.mark.parametrize(

@@ -331,7 +331,7 @@ def test_an_answer_that_comes_late_is_shown_where_it_belongs_or_nowhere(
     house.say("third", rest=False)
     house.tick(30)
     house.rest()
-    for session in house.run(house.store.sessions()):
+    for session in house.run(house.store.list_sessions()):
         for entry in house.log(session.id):
             if entry.kind != "thought" or entry.body is None:
                 continue
@@ -358,7 +358,7 @@ def test_an_answer_for_a_view_that_is_gone_is_dropped_and_asked_for_again(house:
     house.say("/new", rest=False)
     house.tick(10)
     assert [line["session"] for line in house.diary.of("recall.dropped")] == [session]
-    stored = house.run(house.store.session(session))
+    stored = house.run(house.store.get_session(session))
     found = house.run(memo.reason(house.store, stored))
     assert found is not None
     assert found[1].asked.generation == stored.generation

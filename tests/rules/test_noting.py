@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from everhold.core.entries import Call, Noted, Returned, Stamp, Told
+from everhold.core.entries import Call, Noted, Notified, Returned, Stamp
 from everhold.errors import Transient
 from everhold.ports.memory import Found, Note
 from everhold.ports.model import Answer, Request
@@ -160,7 +160,7 @@ class TestNotices:
     def test_a_committed_write_is_told_in_the_chat_it_was_made_in(self, house: House) -> None:
         furnish(house)
         session = house.say(asked_for(add("likes tea"), ("remember", {"text": "x" * 200}))).session
-        told = house.bodies(session, Told)
+        told = house.bodies(session, Notified)
         assert told[0].text == "(Noted: likes tea)"
         assert told[0].about == "memory"
         assert told[1].text.endswith("x…)")
@@ -171,7 +171,7 @@ class TestNotices:
         session = house.say(asked_for(add("likes tea"))).session
         furnish(house)
         house.say(asked_for(add("likes tea"), ("memory", {"action": "remove", "old_text": "x"})))
-        assert house.bodies(session, Told) == []
+        assert house.bodies(session, Notified) == []
 
 
 class TestNotes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everhold.core.entries import Told
+from everhold.core.entries import Notified
 from everhold.errors import InDoubt, Refused, Transient
 from everhold.flow.pulse import LONGEST_REST_SECONDS, MOST_FAILURES
 from everhold.memory import Memory
@@ -58,7 +58,7 @@ def memory(house: House) -> dict[str, Any]:
 
 
 def notices(house: House, session: str) -> list[str]:
-    return [told.text for told in house.bodies(session, Told) if told.about == "memory"]
+    return [told.text for told in house.bodies(session, Notified) if told.about == "memory"]
 
 
 def test_the_status_says_how_far_behind_a_memory_is_since_when_and_why(house: House, provider: Asked) -> None:
@@ -232,7 +232,7 @@ def test_what_a_provider_refuses_is_parked_and_no_outage(house: House, provider:
     house.say("one")
     house.say("two")
     assert memory(house)["state"] == "well"
-    (parked,) = house.run(house.store.parked())
+    (parked,) = house.run(house.store.list_dead_letters())
     assert parked.reason == "too long"
 
 

@@ -104,7 +104,7 @@ def test_it_is_asked_for_those_who_are_present(house: House) -> None:
         ("person:ada",),
         ("chat:agent:main:fake:group:room",),
     ]
-    assert [query.session for query in provider.asked] == [s.id for s in house.run(house.store.sessions())]
+    assert [query.session for query in provider.asked] == [s.id for s in house.run(house.store.list_sessions())]
 
 
 async def falls(query: Query) -> Sequence[Found]:

@@ -11,7 +11,7 @@ from everhold.core.pace import REST_SECONDS, pace_of
 from everhold.errors import InDoubt, Partial, Refused, Transient
 from everhold.ports.memory import Batch
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Parked
+from everhold.ports.store import DeadLetter
 from everhold.testing.fakes import FakeProvider, wording
 from everhold.testing.house import House
 
@@ -54,8 +54,8 @@ def picky(house: House, delivery: Delivery, *, keeps_before: bool = False, write
     return provider
 
 
-def parked(house: House) -> list[Parked]:
-    return house.run(house.store.parked())
+def parked(house: House) -> list[DeadLetter]:
+    return house.run(house.store.list_dead_letters())
 
 
 def say_all(house: House, words: list[str] = WORDS) -> None:
@@ -71,7 +71,7 @@ def test_only_what_is_to_blame_is_parked(house: House, delivery: Delivery, keeps
     house.rest(60)
     assert provider.words() == ["one", "two", "four", "five"]
     (one,) = parked(house)
-    assert (one.reason, one.doubtful) == ("no bad", False)
+    assert (one.reason, one.in_doubt) == ("no bad", False)
     assert provider.batches[0] == WORDS
     assert all(len(batch) == 1 for batch in provider.batches[1:])
     house.sound()
@@ -146,7 +146,7 @@ def test_where_nobody_can_tell_what_was_kept_goes_twice_and_says_so(house: House
     say_all(house)
     house.rest(60)
     assert provider.words() == ["one", "two", "one", "two", "four", "five"]
-    assert house.run(house.store.gambled()) == 4
+    assert house.run(house.store.count_receipts_in_doubt()) == 4
     assert [one.reason for one in parked(house)] == ["no bad"]
 
 
@@ -158,14 +158,14 @@ def test_one_item_that_is_kept_in_part_is_parked_as_doubtful(house: House) -> No
     house.say("next")
     assert provider.words() == ["next"]
     (one,) = parked(house)
-    assert one.doubtful
+    assert one.in_doubt
 
 
 def test_a_replay_of_the_bad_one_is_refused_again_and_holds_up_nobody(house: House) -> None:
     provider = picky(house, Delivery.KEYED)
     say_all(house)
     (one,) = parked(house)
-    house.run(house.store.replay([one.id], at=house.clock.now()))
+    house.run(house.store.replay_dead_letters([one.id], at=house.clock.now()))
     house.rest(5)
     say_all(house, "six seven eight nine ten".split())
     assert provider.words()[-5:] == "six seven eight nine ten".split()
@@ -210,7 +210,7 @@ def test_what_is_erased_while_it_waits_to_go_a_second_time_where_nobody_can_tell
     assert house.run(house.control.erase(session, gone))
     house.rest(60)
     assert not any("four" in batch for batch in provider.batches[1:])
-    assert [(one.doubtful, one.reason.partition(",")[0]) for one in parked(house)] == [
+    assert [(one.in_doubt, one.reason.partition(",")[0]) for one in parked(house)] == [
         (True, "no bad"),
         (True, "it was erased on its way"),
     ]
@@ -246,7 +246,7 @@ def test_what_is_not_seen_where_nobody_can_tell_goes_again_and_is_counted(house:
     say_all(house)
     house.rest(60)
     assert provider.batches == [WORDS, WORDS[2:]]
-    assert house.run(house.store.gambled()) == 3, "not seen is not the same as not there"
+    assert house.run(house.store.count_receipts_in_doubt()) == 3, "not seen is not the same as not there"
     assert parked(house) == []
     house.sound()
 
@@ -267,7 +267,7 @@ def test_what_is_erased_while_nobody_can_tell_whether_it_arrived_is_named(house:
     assert house.run(house.control.erase(session, gone))
     house.rest(60)
     assert not {word for batch in provider.batches[1:] for word in batch} & set(WORDS[-erased:])
-    assert [(one.doubtful, one.reason.partition(",")[0]) for one in parked(house)] == [
+    assert [(one.in_doubt, one.reason.partition(",")[0]) for one in parked(house)] == [
         (True, "it was erased on its way")
     ] * erased
     house.sound()

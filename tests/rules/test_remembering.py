@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everhold.core.entries import Call, Changed, Named, Noted
+from everhold.core.entries import Call, Changed, MemoryNameSet, Noted
 from everhold.core.naming import Origin, Rule, name
 from everhold.errors import Transient
 from everhold.ports.model import Answer
@@ -18,8 +18,8 @@ def remembering(house: House, *instances: str) -> dict[str, FakeProvider]:
     return providers
 
 
-def named(house: House, session: str) -> list[Named]:
-    return [body.change for body in house.bodies(session, Changed) if isinstance(body.change, Named)]
+def named(house: House, session: str) -> list[MemoryNameSet]:
+    return [body.change for body in house.bodies(session, Changed) if isinstance(body.change, MemoryNameSet)]
 
 
 def test_all_turns_of_a_chat_go_on_in_one_memory_session(house: House) -> None:
@@ -34,7 +34,7 @@ def test_all_turns_of_a_chat_go_on_in_one_memory_session(house: House) -> None:
     house.say("four", chat="77")
     assert list(provider.kept) == ["a-agent-main-fake-dm-77"]
     assert len(provider.kept["a-agent-main-fake-dm-77"]) == 4
-    assert named(house, session) == [Named(memory="a", name="a-agent-main-fake-dm-77")]
+    assert named(house, session) == [MemoryNameSet(memory="a", name="a-agent-main-fake-dm-77")]
     house.sound()
 
 

@@ -63,8 +63,8 @@ def test_what_was_lost_after_it_was_handed_over_goes_again_in_order_and_under_it
     house.rest(60)
     assert words(provider) == [f"turn {number}" for number in range(45)]
     assert provider.writes == before * 2, "the same names and keys"
-    assert house.run(house.store.parked(state="replaying")) == []
-    assert house.run(house.store.parked()) == []
+    assert house.run(house.store.list_dead_letters(state="replaying")) == []
+    assert house.run(house.store.list_dead_letters()) == []
     house.sound()
 
 
@@ -190,9 +190,9 @@ def test_what_was_erased_does_not_come_back(house: House) -> None:
     attach(house, provider)
     house.say("my secret")
     house.say("harmless")
-    session = house.run(house.store.find_session("last"))[0]
+    session = house.run(house.store.find_sessions("last"))[0]
     provider.forget_all()
-    entries = house.run(house.store.entries(session, kinds=(Kind.HEARD, Kind.THOUGHT, Kind.SAID)))
+    entries = house.run(house.store.list_entries(session, kinds=(Kind.HEARD, Kind.THOUGHT, Kind.SAID)))
     secret = [entry.seq for entry in entries if "my secret" in str(entry.body)]
     house.run(house.control.erase(session, secret, by="ada", why="asked"))
     replay(house)

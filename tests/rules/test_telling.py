@@ -8,7 +8,7 @@ import pytest
 
 from everhold.config.loader import load
 from everhold.config.watch import Watcher
-from everhold.core.entries import Changed, Sprouted
+from everhold.core.entries import BranchCreated, Changed
 from everhold.errors import InDoubt, Refused
 from everhold.home import Home
 from everhold.ports.model import Answer
@@ -69,7 +69,7 @@ def test_every_event_that_users_grep_for_is_told_with_its_session_and_operation(
     assert not [event for event, lines in told.items() if not lines]
     sessions = {
         session,
-        *(b.change.session for b in house.bodies(session, Changed) if isinstance(b.change, Sprouted)),
+        *(b.change.session for b in house.bodies(session, Changed) if isinstance(b.change, BranchCreated)),
     }
     assert len(sessions) == 2
     for event, lines in told.items():
@@ -95,7 +95,7 @@ def test_a_memory_and_a_reply_that_are_given_up_are_told_apart(house: House) -> 
     platform.faults.fail(Refused("blocked"))
     house.say("hello")
     (reply,), (memory,) = house.diary.of("delivery.parked"), house.diary.of("memory.parked")
-    assert (reply["reader"], reply["reason"]) == ("voice:fake:main", "blocked")
+    assert (reply["reader"], reply["reason"]) == ("platform:fake:main", "blocked")
     assert (memory["reader"], memory["reason"]) == ("memory:a", "too strange")
     assert not house.diary.of("delivery.done")
     assert not house.diary.of("memory.stored")

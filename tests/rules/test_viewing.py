@@ -10,7 +10,20 @@ import pytest
 from msgspec import structs
 
 from everhold.core.context import messages
-from everhold.core.entries import Began, Call, Ended, Erased, Folded, Heard, Noted, Returned, Said, Thought, Took, Usage
+from everhold.core.entries import (
+    Began,
+    Call,
+    Compressed,
+    Ended,
+    Erased,
+    Heard,
+    Noted,
+    Returned,
+    Said,
+    Thought,
+    Took,
+    Usage,
+)
 from everhold.errors import Misuse, NotFound, Overloaded, TooLong, Transient
 from everhold.flow.view import view_at
 from everhold.ports.memory import Batch, Retraction
@@ -72,13 +85,13 @@ class TestRule13Folds:
         session = ""
         for n in range(6):
             session = house.say(f"{n} {LONG}").session
-        folds = house.bodies(session, Folded)
+        folds = house.bodies(session, Compressed)
         assert folds
         assert folds[0].trigger == "soft"
         shown = texts(house, session)
         assert "the story so far" in shown[0]
         assert not any(text.startswith("0 ") for text in shown)
-        assert house.run(house.store.session(session)).id == session
+        assert house.run(house.store.get_session(session)).id == session
         house.sound()
 
     def test_a_summary_near_the_mark_is_not_made_anew_with_every_turn(self, house: House) -> None:
@@ -90,7 +103,9 @@ class TestRule13Folds:
         session = ""
         for n in range(40):
             session = house.say(f"{n} {LONG if n < 12 else 'x' * 60}").session
-        folds = [op for op in house.run(house.store.operations(session, what=("fold",))) if op.state == "done"]
+        folds = [
+            op for op in house.run(house.store.list_operations(session, types=("compression",))) if op.state == "done"
+        ]
         assert 1 <= len(folds) <= 6, f"{len(folds)} folds in 40 turns"
         house.sound()
 
@@ -99,7 +114,7 @@ class TestRule13Folds:
         session = ""
         for n in range(6):
             session = house.say(f"{n} {LONG}").session
-        began = [body for body in house.bodies(session, Began) if body.what == "fold"]
+        began = [body for body in house.bodies(session, Began) if body.type == "compression"]
         assert began
         assert all(body.blocking and body.trigger == "hard" for body in began)
         assert [text[:10] for text in house.heard_back()].count("You said: ") == 6
@@ -120,7 +135,7 @@ class TestRule13Folds:
         house.tick(1)
         held.free = True
         house.tick(5)
-        assert all(fold.generation > 0 for fold in house.bodies(session, Folded)), "made of another view"
+        assert all(fold.generation > 0 for fold in house.bodies(session, Compressed)), "made of another view"
         assert "the view changed" in next(b.reason for b in house.bodies(session, Ended) if b.outcome == "refused")
         house.sound()
 
@@ -132,13 +147,13 @@ class TestRule13Folds:
         for n in range(4):
             session = house.say(f"{n} {LONG}", rest=False).session
             house.tick(1)
-        assert house.bodies(session, Folded) == []
+        assert house.bodies(session, Compressed) == []
         assert house.diary.of("compression.refused")
         assert texts(house, session)[0].startswith("0 ")
 
     def test_a_fold_cut_short_by_a_crash_is_closed_and_made_again(self, house: House) -> None:
         folding(house)
-        die_at(house, Step.FOLD_END, after=False)
+        die_at(house, Step.COMPRESSION_END, after=False)
         session = ""
         for n in range(2):
             session = house.say(f"{n} {LONG}", rest=False).session
@@ -149,7 +164,7 @@ class TestRule13Folds:
             house.say(f"{n} {LONG}")
         outcomes = [body.outcome for body in house.bodies(session, Ended)]
         assert "refused" in outcomes
-        assert house.bodies(session, Folded)
+        assert house.bodies(session, Compressed)
         house.sound()
 
     def test_a_resumed_turn_builds_the_same_request_although_a_fold_came_between(self, house: House) -> None:
@@ -167,7 +182,7 @@ class TestRule13Folds:
         summariser.text = "short"
         summariser.free = True
         house.tick(3)
-        assert house.bodies(session, Folded), "the fold must land while the turn runs"
+        assert house.bodies(session, Compressed), "the fold must land while the turn runs"
         house.crash()
         house.start()
         house.tick(3)
@@ -184,8 +199,8 @@ class TestRule13Folds:
         house.say("meanwhile", rest=False)
         house.tick(1)
         assert held.asked
-        running = [op for op in house.run(house.store.operations(session)) if op.state == "running"]
-        assert [(op.what, op.blocking) for op in running] == [("fold", True)]
+        running = [op for op in house.run(house.store.list_operations(session)) if op.state == "running"]
+        assert [(op.type, op.blocking) for op in running] == [("compression", True)]
         held.free = True
         held.text = "short"
         house.rest(10)
@@ -198,13 +213,13 @@ class TestRule13Folds:
         house.say("two")
         cramped(house, 4_000)
         house.furniture.summariser = ScriptedModel(lambda request: Answer(text="short"))
-        die_at(house, Step.FOLD_END, after=False)
+        die_at(house, Step.COMPRESSION_END, after=False)
         house.say("z" * 1_500, rest=False)
         house.tick(5)
         house.start()
         house.rest(30)
         assert house.heard_back()[-1] == "done"
-        assert [body.trigger for body in house.bodies(session, Folded)] == ["too long"]
+        assert [body.trigger for body in house.bodies(session, Compressed)] == ["too long"]
         ended = [body.reason for body in house.bodies(session, Ended) if body.outcome == "refused"]
         assert ended == ["cut short by a restart"]
         house.sound()
@@ -214,7 +229,7 @@ class TestRule13Folds:
         held.free = True
         house.rest(10)
         assert house.heard_back()[-1] == "done"
-        assert [body.trigger for body in house.bodies(session, Folded)] == ["soft", "too long"]
+        assert [body.trigger for body in house.bodies(session, Compressed)] == ["soft", "too long"]
         house.sound()
 
     def test_a_turn_that_waits_for_a_summary_can_be_stopped(self, house: House) -> None:
@@ -248,8 +263,8 @@ class TestRule13Folds:
         house.furniture.summariser = ScriptedModel(lambda request: Answer(text="short"))
         house.say("z" * 1_500)
         assert house.heard_back()[-1] == "done"
-        assert [body.trigger for body in house.bodies(session, Folded)] == ["too long"]
-        assert [body.fold for body in house.bodies(session, Took) if body.fold is not None]
+        assert [body.trigger for body in house.bodies(session, Compressed)] == ["too long"]
+        assert [body.compression for body in house.bodies(session, Took) if body.compression is not None]
         house.say("z" * 5_000)
         assert "does not fit" in house.heard_back()[-1]
         house.sound()
@@ -286,7 +301,7 @@ class TestRule13Messages:
         assert "the message does not fit the model" in house.heard_back()[-1]
         assert "/undo" in house.heard_back()[-1]
         assert "/retry tries it again" not in house.heard_back()[-1]
-        assert house.bodies(session, Folded) == [], "a summary of the rest would not have helped"
+        assert house.bodies(session, Compressed) == [], "a summary of the rest would not have helped"
         assert house.bodies(session, Ended)[-1].stubs == (giant,)
         asked.clear()
         house.say("and now?")
@@ -327,7 +342,7 @@ class TestRule13Messages:
         house.say("and then?")
         assert len(asked) == 3, "what was shortened stays so"
         assert asked[2].messages[: len(asked[1].messages)] == asked[1].messages
-        assert house.bodies(session, Folded) == []
+        assert house.bodies(session, Compressed) == []
         assert self.exact(house, session) == [True, True, True]
         house.sound()
 
@@ -349,7 +364,7 @@ class TestRule13Messages:
         house.furniture.settings["review_every"] = 1
         house.say("and now?")
         house.say("/compress here 0")
-        assert [folded.messages for folded in house.bodies(session, Folded)] == [2]
+        assert [folded.messages for folded in house.bodies(session, Compressed)] == [2]
         assert not house.diary.of("compression.refused")
         assert not house.diary.of("review.skipped")
         assert all(sum(len(m.text) for m in request.messages) <= 8_000 for request in asked[1:])
@@ -360,7 +375,7 @@ class TestRule13Messages:
         session = house.say(self.GIANT).session
         narrow(house, most=8_000)
         house.say("/compress here 0")
-        assert [folded.messages for folded in house.bodies(session, Folded)] == [1]
+        assert [folded.messages for folded in house.bodies(session, Compressed)] == [1]
         house.say("and now?")
         assert house.bodies(session, Ended)[-1].outcome == "done"
         house.sound()
@@ -411,7 +426,7 @@ class TestRule14Undo:
         before = texts(house, session)
         house.furniture.settings.update(ahead=True)
         house.say(f"3 {LONG}")
-        assert house.bodies(session, Folded)
+        assert house.bodies(session, Compressed)
         house.furniture.settings.update(ahead=False)
         house.say("/undo compress")
         assert texts(house, session)[: len(before)] == before
@@ -422,7 +437,7 @@ class TestRule14Undo:
         session = ""
         for n in range(3):
             session = house.say(f"{n} {LONG}").session
-        assert house.bodies(session, Folded)
+        assert house.bodies(session, Compressed)
         house.furniture.settings.update(ahead=False, hard=9.0)
         house.say("/undo 2")
         assert "the story so far" not in " ".join(texts(house, session))
@@ -471,7 +486,7 @@ class TestRule15Erasure:
         house.furniture.summariser = ScriptedModel(lambda request: Answer(text="they spoke of 4711"))
         session = house.say(f"{SECRET} {LONG}").session
         house.say(f"more {LONG}")
-        assert house.bodies(session, Folded)
+        assert house.bodies(session, Compressed)
         seqs = [e.seq for e in house.log(session) if e.kind in ("heard", "said", "thought") and "4711" in str(e.body)]
         house.run(house.control.erase(session, seqs))
         assert b"4711" not in self.everywhere(house)
@@ -553,8 +568,8 @@ class TestRule15Erasure:
         house.crash()
         house.start()
         house.rest(300)
-        (parked,) = house.run(house.store.parked(session=session))
-        assert parked.doubtful
+        (parked,) = house.run(house.store.list_dead_letters(session=session))
+        assert parked.in_doubt
         assert "4711" not in str(batches[2:])
         assert "harmless" in str(batches[2:])
         house.sound()
@@ -582,8 +597,8 @@ class TestRule15Erasure:
         house.say("/branch")
         branch = house.say(f"in the branch {LONG}").session
         house.say(f"more {LONG}")
-        assert house.bodies(branch, Folded)
-        assert not house.bodies(parent, Folded)
+        assert house.bodies(branch, Compressed)
+        assert not house.bodies(parent, Compressed)
         house.furniture.summariser = ScriptedModel(lambda request: Answer(text="nothing worth telling"))
         seqs = [e.seq for e in house.log(parent) if e.body is not None and "4711" in str(e.body)]
         die_at(house, Step.ERASE, after=True)
@@ -672,7 +687,7 @@ class TestRule16Limits:
         house.tick(30)
         assert "You said: elsewhere" in house.heard_back()
         assert other in provider.kept
-        lanes = house.run(house.store.lanes(session=session))
+        lanes = house.run(house.store.list_cursors(session=session))
         assert any("dreamt" in lane.error for lane in lanes)
 
     def test_ten_thousand_pending_are_drained_in_order(self, house: House) -> None:
@@ -691,7 +706,7 @@ class TestRule16Limits:
         house.rest(60)
         heard = [body.text for body in house.bodies(session, Heard)]
         assert heard == [str(n) for n in range(10_000)]
-        assert house.run(house.store.session(session)).pending == 0
+        assert house.run(house.store.get_session(session)).pending == 0
         shown = [text for text in texts(house, session) if text.isdigit()]
         assert shown == heard
 
@@ -744,7 +759,7 @@ class TestBusy:
         house.tick(5)
         outcomes = [body.outcome for body in house.bodies(session, Ended)]
         assert outcomes.count("stopped") == 1
-        assert house.run(house.store.session(session)).running == ""
+        assert house.run(house.store.get_session(session)).running == ""
 
     def test_stop_waits_for_a_tool_that_changes_something(self, house: House) -> None:
         class Slow(FakeTool):
@@ -769,7 +784,7 @@ class TestBusy:
         house.tick(5)
         house.say("/stop", rest=False)
         house.tick(5)
-        assert house.run(house.store.session(session)).pending == 0
+        assert house.run(house.store.get_session(session)).pending == 0
         house.furniture.model.faults = type(house.furniture.model.faults)()
         house.tick(600)
         assert not any("You said: hello?" in text for text in house.heard_back())
@@ -806,7 +821,7 @@ def test_the_view_of_a_session_is_the_same_read_at_once_or_grown(house: House) -
         session = house.say(f"message {n}").session
 
     async def look() -> list[str]:
-        found = await house.store.session(session)
+        found = await house.store.get_session(session)
         return [m.text for m in messages(await view_at(house.store, found, at=found.last_seq + 1))]
 
     assert [m.text for m in house.furniture.model.asked[-1].messages] == house.run(look())[:-1]
@@ -820,7 +835,7 @@ def test_a_branch_that_folded_what_it_inherited_forgets_with_its_parent(house: H
     house.furniture.settings["ahead"] = True
     branch = house.say(f"on we go {LONG}").session
     assert branch != parent
-    assert [fold.summary for fold in house.bodies(branch, Folded)] == ["they spoke of 4711"]
+    assert [fold.summary for fold in house.bodies(branch, Compressed)] == ["they spoke of 4711"]
     seqs = [e.seq for e in house.log(parent) if e.body is not None and "4711" in str(e.body)]
     house.run(house.control.erase(parent, seqs))
     house.say("and now?")
@@ -842,10 +857,10 @@ def test_a_branch_folds_its_inheritance_whole_and_loses_nothing(house: House, ke
         branch = house.say(f"child {n} {LONG}").session
     shown = " ".join(texts(house, branch))
     for n in range(4):
-        assert (f"child {n} " in shown) or house.bodies(branch, Folded)
-    folds = house.bodies(branch, Folded)
+        assert (f"child {n} " in shown) or house.bodies(branch, Compressed)
+    folds = house.bodies(branch, Compressed)
     assert folds
-    covered = [op for op in house.run(house.store.operations(branch, what=("turn",))) if op.op > folds[-1].covers]
+    covered = [op for op in house.run(house.store.list_operations(branch, types=("turn",))) if op.op > folds[-1].covers]
     assert len(covered) >= min(keep, 4)
     assert shown.count("child 3 ") >= (1 if keep else 0)
     assert "parent 0 " not in shown

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Heard, Noted, Returned, Said, Thought, Told
+from everhold.core.entries import OUTAGE, Call, Called, Draft, Ended, Heard, Noted, Notified, Returned, Said, Thought
 from everhold.core.turn import MOST_ATTEMPTS
 from everhold.errors import LeaseLost, Overloaded, Refused, StoreBusy, StoreError, StoreFull
 from everhold.ports.model import Answer, Request
-from everhold.ports.store import Change, Committed, Step, Wake
+from everhold.ports.store import Change, Committed, Step, Wakeup
 from everhold.ports.tool import Effect, Result, ToolContext
 from everhold.testing.fakes import FakeTool, ScriptedModel
 from everhold.testing.house import House
@@ -127,7 +127,7 @@ class TestRule6Fences:
         house.rest(10)
         ended = house.bodies(session, Ended)
         assert [body.outcome for body in ended] == ["failed"]
-        assert house.bodies(session, Told)[0].text in house.heard_back()
+        assert house.bodies(session, Notified)[0].text in house.heard_back()
         house.furniture.model = ScriptedModel()
         house.say("/retry")
         assert house.heard_back()[-1] == "You said: this kills you"
@@ -156,7 +156,7 @@ class TestRule6Fences:
         house.say("hello?", rest=False)
         house.tick(3_600 * 8)
         assert {body.outcome for body in house.bodies(session, Ended)} == {"released", "done"}
-        assert [body.about for body in house.bodies(session, Told)] == [OUTAGE]
+        assert [body.about for body in house.bodies(session, Notified)] == [OUTAGE]
         assert house.heard_back()[1:] == ["You said: hello?"]
         assert [body.outcome for body in house.bodies(session, Ended)].count("done") == 1
         house.sound()
@@ -298,7 +298,7 @@ class TestRule7Tools:
         house.furniture.model = ScriptedModel(calling("pay"))
         session = house.say("go", rest=False).session
         house.tick(0.2)
-        real = disk.claim
+        real = disk.claim_cursors
         found: list[int] = []
 
         async def claim(**options: Any) -> Any:
@@ -307,8 +307,12 @@ class TestRule7Tools:
             found.append(len(claims))
             return claims
 
-        disk.claim = claim  # type: ignore[method-assign]  # the worst moment is between two lines
-        house.run(disk.commit(Change(step=Step.SETTLE, session=session, at=0.0, wakes=(Wake(reader="fold"),))))
+        disk.claim_cursors = claim  # type: ignore[method-assign]  # the worst moment is between two lines
+        house.run(
+            disk.commit(
+                Change(step=Step.CURSOR_SETTLE, session=session, at=0.0, wakeups=(Wakeup(consumer="compression"),))
+            )
+        )
         looking(house)
         house.rest(60)
         assert found[0] == 1, "the one that was due, and nothing else"
@@ -338,7 +342,7 @@ class TestRule7Tools:
         house.sound()
 
     def test_a_lane_that_could_not_be_read_is_soon_taken_up_again(self, house: House) -> None:
-        trouble = Trouble(house, StoreError("the disk hiccups")).with_all("glance")
+        trouble = Trouble(house, StoreError("the disk hiccups")).with_all("get_session_snapshot")
         house.say("hello", rest=False)
         house.tick()
         trouble.over = True
@@ -428,7 +432,7 @@ class TestRule8OneEnd:
         session = house.say("remember", rest=False).session
         house.tick(5)
         assert house.process is not None
-        assert not [e for e in house.run(house.process.disk.entries(session)) if e.kind == "noted"]
+        assert not [e for e in house.run(house.process.disk.list_entries(session)) if e.kind == "noted"]
         house.start()
         house.rest(10)
         notes = house.bodies(session, Noted)

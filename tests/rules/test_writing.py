@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from everhold.core.entries import Changed, Named
+from everhold.core.entries import Changed, MemoryNameSet
 from everhold.core.pace import REST_SECONDS, pace_of
 from everhold.errors import InDoubt, Transient
 from everhold.ports.memory import Batch, Found, Query
@@ -104,7 +104,7 @@ def test_whatever_became_of_an_answer_it_is_there_once(
     house.say("five")
     settle(house)
     assert provider.words() == ["one", "two", "three", "four", "five"]
-    assert not house.run(house.store.parked())
+    assert not house.run(house.store.list_dead_letters())
     house.sound()
 
 
@@ -141,7 +141,7 @@ def test_nothing_but_talk_is_filed_and_all_of_it_under_one_name(house: House, wr
     settle(house)
     house.say("two")
     settle(house)
-    named = [it.change for it in house.bodies(session, Changed) if isinstance(it.change, Named)]
+    named = [it.change for it in house.bodies(session, Changed) if isinstance(it.change, MemoryNameSet)]
     assert [it.name for it in named] == list(provider.kept)
     assert provider.words() == ["one", "two"]
 

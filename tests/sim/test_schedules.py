@@ -72,12 +72,12 @@ def test_every_step_is_aimed_at_or_named_with_a_reason() -> None:
 
 WRITES: dict[str, tuple[Step, Callable[[Store], Awaitable[object]]]] = {
     "commit": (Step.NOTE, lambda store: store.commit(Change(step=Step.NOTE, session="", at=1.0))),
-    "claim": (Step.CLAIM, lambda store: store.claim(owner="me", at=1.0, lease=1.0, limit=1)),
-    "renew": (Step.RENEW, lambda store: store.renew([], owner="me", at=1.0, lease=1.0)),
-    "seize": (Step.SEIZE, lambda store: store.seize(owner="me", at=1.0)),
-    "hasten": (Step.HASTEN, lambda store: store.hasten(at=1.0)),
-    "replay": (Step.REPLAY, lambda store: store.replay([], at=1.0)),
-    "link": (Step.PEOPLE, lambda store: store.link("x", "ada", at=1.0)),
+    "claim_cursors": (Step.CLAIM, lambda store: store.claim_cursors(owner="me", at=1.0, lease=1.0, limit=1)),
+    "renew_leases": (Step.RENEW, lambda store: store.renew_leases([], owner="me", at=1.0, lease=1.0)),
+    "revoke_leases": (Step.REVOKE_LEASES, lambda store: store.revoke_leases(owner="me", at=1.0)),
+    "retry_now": (Step.RETRY_NOW, lambda store: store.retry_now(at=1.0)),
+    "replay_dead_letters": (Step.REPLAY, lambda store: store.replay_dead_letters([], at=1.0)),
+    "link_identity": (Step.PEOPLE, lambda store: store.link_identity("x", "ada", at=1.0)),
 }
 """Every way to write that the port has, and the step it goes by."""
 
@@ -180,7 +180,7 @@ def test_a_story_can_be_read() -> None:
         [sys.executable, "-m", "everhold.testing.sim", "--story", "3"], capture_output=True, text=True, check=True
     ).stdout
     assert "commits accept" in story
-    assert "commits begin for mind" in story
+    assert "commits begin for turn" in story
     assert run(3).trace in story
 
 

@@ -39,7 +39,7 @@ async def staged(path: Path, **options: Any) -> tuple[SqliteStore, Scene]:
     """A store with session `s` in it, and the stage around it."""
     store = opened(path, **options)
     scene = Scene(store)
-    if not await store.sessions():
+    if not await store.list_sessions():
         await scene.open("s")
     return store, scene
 

@@ -9,10 +9,10 @@ from everhold.errors import Conflict, LeaseLost, NotFound
 
 @dataclass
 class Op:
-    what: str
+    type: str
     takes: list[int]
     first: int
-    reader: str = ""
+    consumer: str = ""
     fence: int = 0
     attempts: int = 1
     paused: bool = False
@@ -24,11 +24,11 @@ class Op:
 
 
 @dataclass
-class Lane:
-    position: int
+class Cursor:
+    processed_seq: int
     since: float | None = None
     wait: float = 0.0
-    firm: bool = False
+    mandatory: bool = False
     attempts: int = 0
     owner: str = ""
     lease_since: float = 0.0
@@ -41,7 +41,7 @@ class Lane:
     def due(self, now: float) -> bool:
         if self.since is None:
             return False
-        return now >= self.since + self.wait or (now < self.since and not self.firm)
+        return now >= self.since + self.wait or (now < self.since and not self.mandatory)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Log:
     pending: set[int] = field(default_factory=set)
     erased: set[int] = field(default_factory=set)
     ops: dict[int, Op] = field(default_factory=dict)
-    lanes: dict[str, Lane] = field(default_factory=dict)
+    lanes: dict[str, Cursor] = field(default_factory=dict)
     generation: int = 0
     title: str = ""
 
@@ -61,6 +61,10 @@ class Model:
         self.logs = {session: Log() for session in sessions}
         self.keys: dict[str, tuple[str, int, str]] = {}
         self.bindings = {f"test:{session}": session for session in sessions}
+        self.state: dict[str, tuple[str, int]] = {}
+        """State records by key: value and version."""
+        self.state_floor = 0
+        """The highest version of any record that was deleted."""
 
     # -- writing
 
@@ -85,20 +89,20 @@ class Model:
             self.wake(session, *wake, at=at, before=before_this)
         return session, seq, False, False
 
-    def begin(self, session: str, what: str, takes: list[int], *, reader: str, fence: int, blocking: bool) -> int:
+    def begin(self, session: str, what: str, takes: list[int], *, consumer: str, fence: int, blocking: bool) -> int:
         log = self.logs[session]
         if len(set(takes)) != len(takes) or not set(takes) <= log.pending:
             raise Conflict("not pending")
         for op in log.ops.values():
             if op.state != "running":
                 continue
-            if (what == "turn" or blocking) and (op.what == "turn" or op.blocking):
+            if (what == "turn" or blocking) and (op.type == "turn" or op.blocking):
                 raise Conflict("a turn runs")
-            if what == op.what == "fold":
-                raise Conflict("a fold runs")
+            if what == op.type == "compression":
+                raise Conflict("a compression runs")
         log.pending -= set(takes)
         seq = self.append(session, "began")
-        log.ops[seq] = Op(what, list(takes), min([*takes, seq]), reader, fence, blocking=blocking)
+        log.ops[seq] = Op(what, list(takes), min([*takes, seq]), consumer, fence, blocking=blocking)
         return seq
 
     def guard(self, session: str, number: int, fence: int | None) -> Op:
@@ -127,7 +131,7 @@ class Model:
         if generation != self.logs[session].generation:
             raise Conflict("the view changed")
         op = self.guard(session, number, fence)
-        self.append(session, "folded")
+        self.append(session, "compressed")
         op.covers = covers
         self.logs[session].generation += 1
         op.state, op.last = "done", self.append(session, "ended")
@@ -138,18 +142,18 @@ class Model:
             raise NotFound("no such operation")
         seq = self.append(session, "changed")
         log.generation += 1
-        turns = [n for n in numbers if log.ops[n].what == "turn" and not log.ops[n].undone_at]
+        turns = [n for n in numbers if log.ops[n].type == "turn" and not log.ops[n].undone_at]
         for n in numbers:
             log.ops[n].undone_at = log.ops[n].undone_at or seq
             if again:
                 self.give_back(session, log.ops[n])
         for op in log.ops.values():
-            if op.what == "fold" and turns and op.covers >= min(turns) and not op.undone_at:
+            if op.type == "compression" and turns and op.covers >= min(turns) and not op.undone_at:
                 op.undone_at = seq
 
     def fresh(self, session: str) -> None:
         seq = self.append(session, "changed")
-        self.logs[session].ops[seq] = Op("fresh", [], seq, attempts=0, state="done", last=seq)
+        self.logs[session].ops[seq] = Op("context_reset", [], seq, attempts=0, state="done", last=seq)
         self.logs[session].generation += 1
 
     def erase(self, session: str, seq: int) -> None:
@@ -169,37 +173,53 @@ class Model:
         log = self.logs[session]
         log.pending |= {seq for seq in op.takes if seq not in log.erased}
 
-    # -- lanes
+    # -- state records
 
-    def wake(self, session: str, reader: str, wait: float, firm: bool, *, at: float, before: int) -> None:
-        lane = self.logs[session].lanes.setdefault(reader, Lane(before))
+    def get_state_version(self, key: str) -> int:
+        return self.state[key][1] if key in self.state else 0
+
+    def write_state(self, key: str, value: str | None, version: int) -> None:
+        if version != self.get_state_version(key):
+            raise Conflict("another version")
+        if value is not None:
+            self.state[key] = (value, version + 1 if version else self.state_floor + 1)
+        elif version:
+            del self.state[key]
+            self.state_floor = max(self.state_floor, version)
+
+    # -- cursors
+
+    def wake(self, session: str, consumer: str, wait: float, firm: bool, *, at: float, before: int) -> None:
+        lane = self.logs[session].lanes.setdefault(consumer, Cursor(before))
         if lane.since is not None:
-            if lane.firm or lane.attempts or at + wait >= lane.since + lane.wait:
+            if lane.mandatory or lane.attempts or at + wait >= lane.since + lane.wait:
                 return
-        lane.since, lane.wait, lane.firm = at, wait, firm
+        lane.since, lane.wait, lane.mandatory = at, wait, firm
 
     def claim(self, owner: str, at: float, lease: float, limit: int) -> list[tuple[str, str, int, bool]]:
-        """(session, reader, fence, taken over)"""
-        lanes = [(session, reader, lane) for session, log in self.logs.items() for reader, lane in log.lanes.items()]
+        """(session, consumer, fence, taken over)"""
+        lanes = [
+            (session, consumer, lane) for session, log in self.logs.items() for consumer, lane in log.lanes.items()
+        ]
         for _, _, lane in lanes:
-            if lane.since is not None and lane.firm and lane.since > at:
+            if lane.since is not None and lane.mandatory and lane.since > at:
                 lane.since = at
         ready = [one for one in lanes if one[2].due(at) and not one[2].held(at)]
         ready.sort(key=lambda one: ((one[2].since or 0.0) + one[2].wait, one[0], one[1]))
         claims = []
-        for session, reader, lane in ready[:limit]:
+        for session, consumer, lane in ready[:limit]:
             lane.fence += 1
-            claims.append((session, reader, lane.fence, lane.owner != ""))
+            claims.append((session, consumer, lane.fence, lane.owner != ""))
             lane.owner, lane.lease_since, lane.lease = owner, at, lease
             for op in self.logs[session].ops.values():
-                if op.state == "running" and op.reader == reader:
+                if op.state == "running" and op.consumer == consumer:
                     op.fence = lane.fence
                     op.attempts += 0 if op.paused else 1
                     op.paused = False
         return claims
 
-    def holds(self, session: str, reader: str, owner: str, fence: int) -> Lane:
-        lane = self.logs[session].lanes.get(reader)
+    def holds(self, session: str, consumer: str, owner: str, fence: int) -> Cursor:
+        lane = self.logs[session].lanes.get(consumer)
         if lane is None or lane.owner != owner or lane.fence != fence:
             raise LeaseLost("not yours")
         return lane
@@ -211,7 +231,7 @@ class Model:
                 if lane.since is None or lane.held(at):
                     continue
                 if lane.since > at:
-                    waits.append(lane.wait if lane.firm else 0.0)
+                    waits.append(lane.wait if lane.mandatory else 0.0)
                 else:
                     waits.append(max(0.0, lane.since + lane.wait - at))
         return min(waits, default=None)

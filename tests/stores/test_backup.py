@@ -8,9 +8,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from everhold.core.entries import Bound, Call, Changed, Draft, Erased, Kind, Returned, Thought, Titled
+from everhold.core.entries import AddressBound, Call, Changed, Draft, Erased, Kind, Returned, SessionTitled, Thought
 from everhold.errors import StoreDamaged, StoreFull, StoreNewer
-from everhold.ports.store import Flight, Item, Opening, Step
+from everhold.ports.store import InFlightBatch, Item, Opening, Step
 from everhold.stores.sqlite import SqliteStore, backup, connect, migrate, rebuild
 from everhold.testing.contracts.scene import Dice, Scene
 from tests.stores.home import opened, run, staged
@@ -123,10 +123,10 @@ def test_going_back_leaves_a_log_that_is_whole_at_every_position(tmp_path: Path)
         path = tmp_path / "log.db"
         store, scene = await staged(path)
         first = await scene.turn("one")
-        await scene.alter(Titled(title="early"))
+        await scene.alter(SessionTitled(title="early"))
         second = await scene.turn("two")
         await scene.fold(first)
-        await scene.alter(Titled(title="late"))
+        await scene.alter(SessionTitled(title="late"))
         await scene.open("t", address="there")
         await scene.turn("three", session="t")
         running = await scene.begin(await scene.hear("four"))
@@ -142,7 +142,7 @@ def test_going_back_leaves_a_log_that_is_whole_at_every_position(tmp_path: Path)
             assert found.wrong == [], f"at {pos}"
             assert found.pos >= min(done.pos, copy.pos)
             store = opened(target)
-            assert [e.pos for e in await store.feed()] == list(range(1, found.pos + 1))
+            assert [e.pos for e in await store.read_feed()] == list(range(1, found.pos + 1))
             await store.close()
 
     run(play())
@@ -153,10 +153,10 @@ def test_going_back_takes_titles_folds_and_sessions_back(tmp_path: Path) -> None
         path = tmp_path / "log.db"
         store, scene = await staged(path)
         op = await scene.turn("one")
-        await scene.alter(Titled(title="early"), at=2.0)
+        await scene.alter(SessionTitled(title="early"), at=2.0)
         pos = await store.last_pos()
         await scene.fold(op)
-        await scene.alter(Titled(title="late"))
+        await scene.alter(SessionTitled(title="late"))
         await scene.open("t", address="there")
         await scene.hear("three", session="t")
         copy = await store.copy(tmp_path / "copy.db")
@@ -164,9 +164,9 @@ def test_going_back_takes_titles_folds_and_sessions_back(tmp_path: Path) -> None
         done = cut(copy.path, pos)
         assert (done.entries, done.sessions, done.stopped) == (copy.pos - pos, 1, 0)
         store = opened(copy.path)
-        (session,) = await store.sessions()
-        assert (session.id, session.title, session.folded_upto) == ("s", "early", 0)
-        assert await store.resolve("there") is None
+        (session,) = await store.list_sessions()
+        assert (session.id, session.title, session.compressed_upto) == ("s", "early", 0)
+        assert await store.resolve_address("there") is None
         await store.close()
 
     run(play())
@@ -186,10 +186,10 @@ def test_a_turn_that_ran_at_that_moment_ends_there_and_what_waits_is_due(tmp_pat
         await store.close()
         assert cut(copy.path, pos).stopped == 1
         store, scene = await staged(copy.path)
-        (ended,) = await store.operations("s")
+        (ended,) = await store.list_operations("s")
         assert (ended.op, ended.state) == (op, "interrupted")
         assert await scene.pending() == [waits]
-        assert await scene.claimed(at=1e7) == ["mind"]
+        assert await scene.claimed(at=1e7) == ["turn"]
         await store.close()
 
     run(play())
@@ -210,7 +210,9 @@ def test_calls_of_a_turn_that_ends_there_have_results(tmp_path: Path) -> None:
         assert cut(copy.path, pos).stopped == 1
         assert not [it for it in backup.inspect(copy.path).broken if "P2" in it]
         store, scene = await staged(copy.path)
-        results = [e.body for e in await store.entries("s", kinds=(Kind.RETURNED,)) if isinstance(e.body, Returned)]
+        results = [
+            e.body for e in await store.list_entries("s", kinds=(Kind.RETURNED,)) if isinstance(e.body, Returned)
+        ]
         assert [(it.call, it.unknown) for it in results] == [("a", False), ("b", True)]
         await store.close()
 
@@ -221,7 +223,7 @@ def test_a_session_that_was_led_to_by_an_entry_of_its_own_is_there_afterwards(tm
     async def play() -> None:
         store, scene, _ = await talked(tmp_path / "log.db")
         opens = Opening(agent="main", address="test:brought", bind=False)
-        bound = Changed(change=Bound(address="test:brought"))
+        bound = Changed(change=AddressBound(address="test:brought"))
         await scene.commit(bound, session="b", at=1.0, step=Step.ACCEPT, opens=opens)
         pos = await store.last_pos()
         await scene.hear("later", at=99.0)
@@ -230,7 +232,7 @@ def test_a_session_that_was_led_to_by_an_entry_of_its_own_is_there_afterwards(tm
         assert cut(copy.path, pos).entries == 1
         assert backup.inspect(copy.path).wrong == []
         store, _ = await staged(copy.path)
-        assert await store.resolve("test:brought") == "b"
+        assert await store.resolve_address("test:brought") == "b"
         await store.close()
 
     run(play())
@@ -239,18 +241,18 @@ def test_a_session_that_was_led_to_by_an_entry_of_its_own_is_there_afterwards(tm
 def test_what_a_lane_had_in_the_air_behind_that_moment_is_not_sent_again(tmp_path: Path) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
-        await scene.hear("one", wake="voice", at=1.0)
+        await scene.hear("one", wake="platform", at=1.0)
         pos = await store.last_pos()
-        last = await scene.hear("two", wake="voice", at=2.0)
-        claim = await scene.claim("voice", at=3.0)
-        flight = Flight(items=(Item(seq=last, key="k"),), upto=last, digest="d")
-        await scene.update(claim, position=last, flight=flight)
+        last = await scene.hear("two", wake="platform", at=2.0)
+        claim = await scene.claim("platform", at=3.0)
+        flight = InFlightBatch(items=(Item(seq=last, key="k"),), upto=last, digest="d")
+        await scene.update(claim, processed_seq=last, in_flight=flight)
         copy = await store.copy(tmp_path / "copy.db")
         await store.close()
         cut(copy.path, pos)
         store, scene = await staged(copy.path)
-        lane = await scene.lane("voice")
-        assert (lane.flight, lane.position, lane.owner) == (None, 1, "")
+        lane = await scene.lane("platform")
+        assert (lane.in_flight, lane.processed_seq, lane.owner) == (None, 1, "")
         await store.close()
 
     run(play())
@@ -276,7 +278,7 @@ def test_numbers_that_were_used_are_not_given_out_again(tmp_path: Path) -> None:
     async def play() -> None:
         store, scene, marks = await talked(tmp_path / "log.db")
         copy = await store.copy(tmp_path / "copy.db")
-        last = (await store.session("s")).last_seq
+        last = (await store.get_session("s")).last_seq
         await store.close()
         cut(copy.path, marks[1])
         db = connect.for_writing(copy.path, synchronous="FULL")
@@ -286,7 +288,7 @@ def test_numbers_that_were_used_are_not_given_out_again(tmp_path: Path) -> None:
         assert backup.inspect(copy.path).wrong == []
         store, scene = await staged(copy.path)
         assert await scene.hear("next") == last + 2
-        (gone,) = [e.body for e in await store.entries("s", kinds=(Kind.ERASED,))]
+        (gone,) = [e.body for e in await store.list_entries("s", kinds=(Kind.ERASED,))]
         assert isinstance(gone, Erased)
         assert gone.seqs == tuple(range(7, last + 1))
         assert await store.verify() == []
@@ -299,11 +301,11 @@ def test_an_erased_structure_does_not_keep_anybody_from_going_back(tmp_path: Pat
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
         op = await scene.turn("one")
-        await scene.alter(Titled(title="secret"))
+        await scene.alter(SessionTitled(title="secret"))
         fold = await scene.fold(op)
-        folded = next(e.seq for e in await store.entries("s", kinds=(Kind.FOLDED,)))
-        titled = next(e.seq for e in await store.entries("s", kinds=(Kind.CHANGED,)))
-        await scene.erase(folded, titled, folds=(fold,))
+        folded = next(e.seq for e in await store.list_entries("s", kinds=(Kind.COMPRESSED,)))
+        titled = next(e.seq for e in await store.list_entries("s", kinds=(Kind.CHANGED,)))
+        await scene.erase(folded, titled, compressions=(fold,))
         pos = await store.last_pos()
         await scene.turn("two")
         copy = await store.copy(tmp_path / "copy.db")

@@ -13,22 +13,23 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 from msgspec import structs
 
-from everhold.core.entries import Draft, Noted, Thought, Titled
+from everhold.core.entries import Draft, Noted, SessionTitled, Thought
 from everhold.errors import Conflict, Refused
 from everhold.ports.store import (
     Change,
     Claim,
     Committed,
-    Lane,
-    LaneUpdate,
+    ConsumerCursor,
+    CursorUpdate,
+    DeadLetter,
     Opening,
-    Parked,
-    Position,
     Receipt,
+    RetryDelay,
     Spend,
+    StateNamespace,
+    StateWrite,
     Step,
-    Wait,
-    Wake,
+    Wakeup,
 )
 from everhold.stores.sqlite import SqliteStore, bulk, commit, mark
 from everhold.testing.contracts.scene import Dice, Scene, heard
@@ -41,11 +42,11 @@ PLACES = {"s": "test:s", "t": ODD, "u": "test:u", "branch": "test:branch"}
 
 def message(
     session: str = "s", text: str = "hello", *, at: float = 10.0, title: str = "", address: str = "",
-    dedup: str | None = None, asks: bool = True, wakes: tuple[Wake, ...] = (Wake(reader="mind"),), **rest: Any,
+    dedup: str | None = None, asks: bool = True, wakes: tuple[Wakeup, ...] = (Wakeup(consumer="turn"),), **rest: Any,
 ) -> Change:  # fmt: skip
     draft = Draft(body=heard(text, asks=asks), author="person:ada", dedup=dedup)
     bound = (address or PLACES[session], title)
-    return Change(step=Step.ACCEPT, session=session, at=at, bound=bound, entries=(draft,), wakes=wakes, **rest)
+    return Change(step=Step.ACCEPT, session=session, at=at, bound=bound, entries=(draft,), wakeups=wakes, **rest)
 
 
 def crowd(store: SqliteStore, changes: Sequence[Change]) -> Any:
@@ -58,17 +59,19 @@ async def furnish(store: SqliteStore) -> Scene:
     scene = Scene(store)
     for session in ("s", "t", "u"):
         await scene.open(session, address=PLACES[session])
-    await scene.alter(Titled(title="hers"), session="u")
+    await scene.alter(SessionTitled(title="hers"), session="u")
     secret = await scene.hear("secret")
     await scene.open("branch", address=PLACES["branch"], parent="s", parent_at=secret)
     await scene.erase(secret)
-    await scene.hear(session="t", wake="desk")
+    await scene.hear(session="t", wake="commands")
     await scene.hear(session="t", at=2.0)
-    for claim in await store.claim(owner="me", at=2.0, lease=60.0, limit=9, only=("mind",)):
-        waits = Wait(seconds=1.0, firm=True, whom="another" if claim.lane.session == "t" else "")
-        await scene.update(claim, session=claim.lane.session, at=2.0, wait=waits, release=True)
-    await scene.commit(session="u", at=2.0, wakes=(Wake(reader="mind", wait=Wait(seconds=60.0, firm=True)),))
-    await scene.commit(session="branch", at=2.0, wakes=(Wake(reader="mind", wait=Wait(seconds=60.0)),))
+    for claim in await store.claim_cursors(owner="me", at=2.0, lease=60.0, limit=9, only=("turn",)):
+        waits = RetryDelay(seconds=1.0, mandatory=True, waits_for="another" if claim.cursor.session == "t" else "")
+        await scene.update(claim, session=claim.cursor.session, at=2.0, wait=waits, release=True)
+    await scene.commit(
+        session="u", at=2.0, wakeups=(Wakeup(consumer="turn", wait=RetryDelay(seconds=60.0, mandatory=True)),)
+    )
+    await scene.commit(session="branch", at=2.0, wakeups=(Wakeup(consumer="turn", wait=RetryDelay(seconds=60.0)),))
     return scene
 
 
@@ -88,22 +91,29 @@ def told(outcome: Any) -> Any:
     return (type(outcome), str(outcome)) if isinstance(outcome, BaseException) else outcome
 
 
-ANOTHER = (Wake(reader="mind", whom="model"),)
+ANOTHER = (Wakeup(consumer="turn", waits_for="model"),)
 wakes = st.sampled_from(
     [
         (),
-        (Wake(reader="mind"),),
-        (Wake(reader="mind"),),
-        (Wake(reader="desk"),),
-        (Wake(reader="mind", owner="me", lease=60.0),),
-        (Wake(reader="mind", wait=Wait(seconds=5.0)),),
+        (Wakeup(consumer="turn"),),
+        (Wakeup(consumer="turn"),),
+        (Wakeup(consumer="commands"),),
+        (Wakeup(consumer="turn", owner="me", lease=60.0),),
+        (Wakeup(consumer="turn", wait=RetryDelay(seconds=5.0)),),
         ANOTHER,
-        (Wake(reader="mind"), Wake(reader="desk", start=0)),
+        (Wakeup(consumer="turn"), Wakeup(consumer="commands", start=0)),
     ]
 )
-positions = st.one_of(
-    st.none(), st.builds(Position, platform=st.just("p"), account=st.just("a"), name=st.just("n"), value=st.text("ab"))
-)
+state_writes = st.lists(
+    st.builds(
+        StateWrite,
+        namespace=st.just(StateNamespace.PLATFORM_OFFSET),
+        key=st.sampled_from(["n", "m"]),
+        value=st.sampled_from(["a", "b", None]),
+        version=st.integers(0, 3),
+    ),
+    max_size=2,
+).map(tuple)
 
 
 def mostly(usual: Any, *rare: Any) -> st.SearchStrategy[Any]:
@@ -121,7 +131,7 @@ def messages(draw: st.DrawFn) -> Change:
         address=draw(mostly("", "test:s", "test:nowhere")),
         dedup=draw(st.one_of(st.none(), st.integers(0, 60).map(str))),
         wakes=draw(wakes),
-        position=draw(positions),
+        state_writes=draw(state_writes),
         asks=draw(st.booleans()),
     )
 
@@ -155,8 +165,8 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @example(batches=[[message("t", wakes=ANOTHER), message("s")]])
 @example(batches=[[message("t", wakes=ANOTHER, at=100.0), message("t")]])
-@example(batches=[[message("s", wakes=(Wake(reader="desk"),)), message("s")]])
-@example(batches=[[message("s", wakes=(Wake(reader="mind", owner="me", lease=60.0),)), message("s")]])
+@example(batches=[[message("s", wakes=(Wakeup(consumer="commands"),)), message("s")]])
+@example(batches=[[message("s", wakes=(Wakeup(consumer="turn", owner="me", lease=60.0),)), message("s")]])
 def test_a_crowd_leaves_what_they_would_have_left_one_by_one(
     furnished: Path, tmp_path_factory: pytest.TempPathFactory, batches: list[list[Change]]
 ) -> None:
@@ -187,8 +197,8 @@ def test_what_a_crowd_says_is_written_as_one(tmp_path: Path, monkeypatch: pytest
             done = await crowd(store, [message("s", dedup="1"), message("t", dedup="2"), message("s", dedup="3")])
         assert [(one.session, one.seqs) for one in done] == [("s", (3,)), ("t", (3,)), ("s", (4,))]
         assert [one.pos for one in done] == list(range(done[0].pos, done[0].pos + 3))
-        assert [entry.pos for entry in await store.entries("s")][-2:] == [done[0].pos, done[2].pos]
-        assert (await store.session("s")).last_seq == 4
+        assert [entry.pos for entry in await store.list_entries("s")][-2:] == [done[0].pos, done[2].pos]
+        assert (await store.get_session("s")).last_seq == 4
         ((salts,),) = store.writer.db.execute("select count(distinct salt) from entries where pos >= ?", (done[0].pos,))
         assert salts == 3
         await store.close()
@@ -240,8 +250,8 @@ def test_a_crowd_from_before_the_clock_went_back_is_due(tmp_path: Path) -> None:
         store, scene = await staged(tmp_path / "log.db")
         await scene.open("u", address=PLACES["u"])
         await crowd(store, [message("s", at=1_000.0), message("u", at=1_000.0)])
-        assert await store.next_due(at=400.0) == 0.0
-        assert len(await store.claim(owner="me", at=400.0, lease=60.0, limit=8)) == 2
+        assert await store.get_next_due(at=400.0) == 0.0
+        assert len(await store.claim_cursors(owner="me", at=400.0, lease=60.0, limit=8)) == 2
         await store.close()
 
     run(play())
@@ -253,27 +263,27 @@ def test_after_a_power_cut_a_crowd_gets_no_position_that_somebody_may_have_seen(
         await scene.hear("kept")
         found = crash_image(store.path, tmp_path / "after")
         for n in range(20):
-            await scene.hear(f"lost {n}", redone=True)
+            await scene.hear(f"lost {n}", durable=False)
         seen = await store.last_pos()
         await store.close()
 
         store, scene = await staged(found)
         done = [one for _ in range(2) for one in await crowd(store, [message("s"), message("s"), message("s")])]
         assert all(one.pos > seen for one in done)
-        assert [entry.pos for entry in await store.feed(after=seen)] == [one.pos for one in done]
+        assert [entry.pos for entry in await store.read_feed(after=seen)] == [one.pos for one in done]
         assert await store.verify() == []
         await store.close()
 
     run(play())
 
 
-CLAIM = Claim(lane=Lane(reader="mind", session="s"), agent="main")
+CLAIM = Claim(cursor=ConsumerCursor(consumer="turn", session="s"), agent="main")
 MORE: dict[str, Any] = {
     "opens": Opening(agent="main", address="test:s"), "claim": CLAIM, "op": 1, "generation": 0, "seen": 0, "read": 0,
-    "lane": LaneUpdate(), "parks": (Parked(reader="mind", session="s", seq=1, at=1.0),), "unparks": (1,),
-    "receipts": (Receipt(session="s", seq=1, part=0, reader="voice"),),
-    "spends": (Spend(purse="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",), "erase": (1,),
-    "drop_blobs": ("x",), "pause": True, "redone": True,
+    "cursor": CursorUpdate(), "dead_letters": (DeadLetter(consumer="turn", session="s", seq=1, at=1.0),),
+    "replayed": (1,), "receipts": (Receipt(session="s", seq=1, part=0, consumer="platform"),),
+    "spends": (Spend(budget="p", day="2026-11-17", usd=1.0),), "blobs": (b"x",), "records": (b"x",), "erase": (1,),
+    "drop_blobs": ("x",), "pause": True, "durable": False,
 }  # fmt: skip
 
 

@@ -90,9 +90,9 @@ def test_a_large_file_is_served_as_far_as_it_is_sound(tmp_path: Path, monkeypatc
         data[at : at + 4096] = bytes(byte ^ 0x5A for byte in data[at : at + 4096])
         path.write_bytes(data)
         store, scene = await staged(path)
-        assert len(await store.entries("other")) == 20
+        assert len(await store.list_entries("other")) == 20
         with pytest.raises(StoreDamaged, match="session s cannot be read whole") as caught:
-            await store.entries("s")
+            await store.list_entries("s")
         assert "everhold restore" in caught.value.remedy
         await store.close()
 
@@ -142,8 +142,8 @@ def test_a_body_that_no_longer_parses_stops_who_reads_it(tmp_path: Path) -> None
     async def play() -> None:
         store = opened(path)
         with pytest.raises(StoreDamaged, match="session s: entry 3"):
-            await store.entries("s")
-        assert len(await store.entries("s", after=3)) == 47
+            await store.list_entries("s")
+        assert len(await store.list_entries("s", after=3)) == 47
         assert any("entry 3" in line for line in await store.verify())
         await store.close()
 
@@ -272,8 +272,8 @@ def told(path: Path) -> object:
         try:
             if found := await store.verify():
                 return found
-            sessions = await store.sessions(limit=100)
-            entries = [(e.seq, e.kind, e.at, e.body) for s in sessions for e in await store.entries(s.id)]
+            sessions = await store.list_sessions(limit=100)
+            entries = [(e.seq, e.kind, e.at, e.body) for s in sessions for e in await store.list_entries(s.id)]
             return [(s.id, s.address, s.last_seq, s.title) for s in sessions], entries
         finally:
             await store.close()
@@ -359,17 +359,17 @@ def test_an_entry_of_a_later_build_stops_whoever_would_walk_past_it(tmp_path: Pa
     async def play() -> None:
         store = opened(path)
         with pytest.raises(Poisoned, match="entry 10"):
-            await store.entries("s")
+            await store.list_entries("s")
         with pytest.raises(Poisoned):
-            await store.entries("s", kinds=(Kind.SAID,))
+            await store.list_entries("s", kinds=(Kind.SAID,))
         with pytest.raises(Poisoned):
-            await store.entry("s", 10)
+            await store.get_entry("s", 10)
         with pytest.raises(Poisoned):
-            await store.feed()
+            await store.read_feed()
         with pytest.raises(Poisoned):
-            await store.pending("s")
-        assert len(await store.entries("s", upto=9)) == 9
-        assert await store.entries("s", after=10, kinds=(Kind.SAID,)) == []
+            await store.list_pending("s")
+        assert len(await store.list_entries("s", upto=9)) == 9
+        assert await store.list_entries("s", after=10, kinds=(Kind.SAID,)) == []
         assert any("newer everhold" in line for line in await store.verify())
         await store.close()
 

@@ -68,7 +68,7 @@ def test_after_a_failed_fsync_nobody_is_told_anything_was_kept(tmp_path: Path, v
         with pytest.raises(StoreError, match="disk"):
             await scene.hear("a later success would prove nothing")
         with pytest.raises(StoreError):
-            await store.claim(owner="me", at=1.0, lease=1.0, limit=1)
+            await store.claim_cursors(owner="me", at=1.0, lease=1.0, limit=1)
         assert set(acked) <= set(await scene.texts())
         await store.close()
 
@@ -110,10 +110,10 @@ def test_a_disk_that_cannot_be_read_is_said_to_be_so(tmp_path: Path, vfs: Faulty
         store = opened(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.reads_fail = True
         with pytest.raises(StoreError, match="disk") as caught:
-            await store.entries("s")
+            await store.list_entries("s")
         assert "the system's log" in caught.value.remedy
         vfs.disk.reads_fail = False
-        assert len(await store.entries("s")) == 1
+        assert len(await store.list_entries("s")) == 1
         await store.close()
 
     run(play())
@@ -336,7 +336,7 @@ def test_a_full_disk_takes_nothing_in_until_it_has_room_for_the_ballast_again(sm
             house.fill()  # there is a last word the next time, too
             await until_full(house.hear)
             await app.control.note(session, "another", by="person:ada")
-            heard = await app.store.entries(session, kinds=(Kind.HEARD,))
+            heard = await app.store.list_entries(session, kinds=(Kind.HEARD,))
             assert len(heard) == len(house.kept)
             assert await app.store.verify() == []
 

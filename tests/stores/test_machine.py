@@ -20,27 +20,39 @@ from hypothesis.stateful import (
 )
 
 from everhold.core.entries import (
+    AddressBound,
     Began,
-    Bound,
     Changed,
+    Compressed,
+    ContextReset,
     Draft,
     Ended,
     Erased,
-    Folded,
-    Fresh,
+    Noted,
+    OperationsUndone,
     Thought,
     Took,
-    Undone,
 )
 from everhold.errors import EverholdError
-from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Operation, Step, Wait, Wake
+from everhold.ports.store import (
+    Change,
+    Claim,
+    CursorUpdate,
+    Opening,
+    Operation,
+    RetryDelay,
+    StateNamespace,
+    StateWrite,
+    Step,
+    Wakeup,
+)
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.scene import Dice, heard
 from tests.stores.model import Model, Op
 
 T = TypeVar("T")
 SESSIONS = ["s", "t"]
-READERS = ["fold", "mind", "voice"]
+READERS = ["compression", "turn", "platform"]
 
 sessions = st.sampled_from(SESSIONS)
 readers = st.sampled_from(READERS)
@@ -118,11 +130,32 @@ class StoreMachine(RuleBasedStateMachine):
         wake=st.one_of(st.none(), st.tuples(readers, waits, st.booleans())),
     )
     def hear(self, session: str, text: str, key: str | None, wake: tuple[str, float, bool] | None) -> None:
-        wakes = () if wake is None else (Wake(reader=wake[0], wait=Wait(seconds=wake[1], firm=wake[2])),)
+        wakes = () if wake is None else (Wakeup(consumer=wake[0], wait=RetryDelay(seconds=wake[1], mandatory=wake[2])),)
         draft = Draft(body=heard(text), author="person:ada", dedup=key)
-        done = now(self.store.commit(self.change(session, draft, wakes=wakes)))
+        done = now(self.store.commit(self.change(session, draft, wakeups=wakes)))
         wanted = self.model.hear(session, text, key, at=self.clock, wake=wake)
         assert (done.session, done.seqs[0], done.duplicate, done.differs) == wanted
+
+    # -- state records
+
+    @rule(
+        key=st.sampled_from(["k1", "k2"]),
+        value=st.sampled_from(["a", "b", None]),
+        by=st.sampled_from([0, 0, 0, -1, 1, None]),
+        session=st.sampled_from(["", *SESSIONS]),
+    )
+    def write_state(self, key: str, value: str | None, by: int | None, session: str) -> None:
+        """Write or delete under the version there is, or under another one; `by` None: it must not exist."""
+        version = 0 if by is None else max(0, self.model.get_state_version(key) + by)
+        write = StateWrite(namespace=StateNamespace.SCHEDULE, key=key, value=value, version=version)
+        draft = () if not session else (Draft(body=Noted(text="with it"), author="person:ada"),)
+
+        def expected() -> None:
+            self.model.write_state(key, value, version)
+            if session:
+                self.model.append(session, "noted")
+
+        self.both(self.change(session, *draft, state_writes=(write,)), expected)
 
     @rule(session=sessions, data=st.data())
     def erase(self, session: str, data: st.DataObject) -> None:
@@ -136,20 +169,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- operations
 
-    @rule(session=sessions, what=st.sampled_from(["turn", "turn", "fold", "command"]), data=st.data())
+    @rule(session=sessions, what=st.sampled_from(["turn", "turn", "compression", "command"]), data=st.data())
     def begin(self, session: str, what: Any, data: st.DataObject) -> None:
         log = self.model.logs[session]
         takes = data.draw(st.lists(st.sampled_from(sorted(log.pending) or [1]), max_size=3, unique=True), "takes")
-        blocking = what == "fold" and data.draw(st.booleans(), "blocking")
+        blocking = what == "compression" and data.draw(st.booleans(), "blocking")
         claim = self.pick(data)
-        reader = "fold" if what == "fold" else "mind"
-        body = Began(what=what, takes=tuple(takes), reader=reader, blocking=blocking)
+        reader = "compression" if what == "compression" else "turn"
+        body = Began(type=what, takes=tuple(takes), consumer=reader, blocking=blocking)
 
         def expected() -> int:
             if claim is not None:
-                self.model.holds(claim.session, claim.reader, claim.lane.owner, claim.fence)
+                self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
             fence = 0 if claim is None else claim.fence
-            return self.model.begin(session, what, takes, reader=reader, fence=fence, blocking=blocking)
+            return self.model.begin(session, what, takes, consumer=reader, fence=fence, blocking=blocking)
 
         self.both(self.change(session, Draft(body=body, author="agent:main"), claim=claim), expected)
 
@@ -158,7 +191,7 @@ class StoreMachine(RuleBasedStateMachine):
             (session, number)
             for session, log in self.model.logs.items()
             for number, op in log.ops.items()
-            if not what or op.what == what
+            if not what or op.type == what
         ]
         ops.sort(key=lambda one: self.model.logs[one[0]].ops[one[1]].state != "running")
         return data.draw(st.sampled_from(ops[:3]), "op") if ops else None
@@ -166,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
     def checked(self, claim: Claim | None) -> int | None:
         if claim is None:
             return None
-        self.model.holds(claim.session, claim.reader, claim.lane.owner, claim.fence)
+        self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
         return claim.fence
 
     @rule(data=st.data(), outcome=st.sampled_from(["done", "failed", "released", "released"]))
@@ -222,15 +255,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), stale=st.integers(0, 1))
     def finish_fold(self, data: st.DataObject, stale: int) -> None:
-        if (chosen := self.running(data, "fold")) is None:
+        if (chosen := self.running(data, "compression")) is None:
             return
         session, op = chosen
         log = self.model.logs[session]
-        turns = [number for number, one in log.ops.items() if one.what == "turn" and one.state != "running"]
+        turns = [number for number, one in log.ops.items() if one.type == "turn" and one.state != "running"]
         covers = data.draw(st.sampled_from(turns or [0]), "covers")
         generation = log.generation - stale
         drafts = (
-            Draft(body=Folded(summary="so far", covers=covers), author="system", op=op),
+            Draft(body=Compressed(summary="so far", covers=covers), author="system", op=op),
             Draft(body=Ended(), author="system", op=op),
         )
         self.both(
@@ -242,7 +275,7 @@ class StoreMachine(RuleBasedStateMachine):
     def undo(self, session: str, again: bool, data: st.DataObject) -> None:
         over = [number for number, op in self.model.logs[session].ops.items() if op.state != "running"]
         chosen = data.draw(st.lists(st.sampled_from([*over, 999]), min_size=1, max_size=2, unique=True), "ops")
-        body = Changed(change=Undone(ops=tuple(chosen), again=again))
+        body = Changed(change=OperationsUndone(ops=tuple(chosen), again=again))
         self.both(
             self.change(session, Draft(body=body, author="person:ada")),
             lambda: self.model.undo(session, chosen, again=again),
@@ -250,14 +283,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(session=sessions)
     def start_afresh(self, session: str) -> None:
-        draft = Draft(body=Changed(change=Fresh()), author="person:ada")
+        draft = Draft(body=Changed(change=ContextReset()), author="person:ada")
         self.both(self.change(session, draft), lambda: self.model.fresh(session))
 
     @rule(
         session=sessions, address=st.sampled_from(["test:s", "test:t", "x"]), previous=st.sampled_from(["s", "t", ""])
     )
     def bind(self, session: str, address: str, previous: str) -> None:
-        body = Changed(change=Bound(address=address, previous=previous))
+        body = Changed(change=AddressBound(address=address, previous=previous))
         self.both(
             self.change(session, Draft(body=body, author="person:ada")),
             lambda: self.model.bind(session, address, previous),
@@ -268,8 +301,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(["me", "you"]), limit=st.integers(1, 3))
     def claim(self, owner: str, limit: int) -> None:
         wanted = self.model.claim(owner, self.clock, 60.0, limit)
-        found = now(self.store.claim(owner=owner, at=self.clock, lease=60.0, limit=limit))
-        assert [(one.session, one.reader, one.fence, one.taken_over) for one in found] == wanted
+        found = now(self.store.claim_cursors(owner=owner, at=self.clock, lease=60.0, limit=limit))
+        assert [(one.session, one.consumer, one.fence, one.taken_over) for one in found] == wanted
         self.claims = (found + self.claims)[:4]
 
     @precondition(lambda self: self.claims)
@@ -280,16 +313,16 @@ class StoreMachine(RuleBasedStateMachine):
         idle_at = last - looked_short
 
         def expected() -> None:
-            lane = self.model.holds(claim.session, claim.reader, claim.lane.owner, claim.fence)
-            lane.wait, lane.firm = 0.0, False
+            lane = self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
+            lane.wait, lane.mandatory = 0.0, False
             lane.since = None if last <= idle_at else self.clock
             lane.attempts = 0
-            lane.position = idle_at
+            lane.processed_seq = idle_at
             if release:
                 lane.owner = ""
 
-        update = LaneUpdate(idle_at=idle_at, release=release, attempts=0, position=idle_at)
-        self.both(self.change(claim.session, claim=claim, lane=update), expected)
+        update = CursorUpdate(idle_at=idle_at, release=release, attempts=0, processed_seq=idle_at)
+        self.both(self.change(claim.session, claim=claim, cursor=update), expected)
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), wait=waits, firm=st.booleans(), release=st.booleans())
@@ -297,21 +330,21 @@ class StoreMachine(RuleBasedStateMachine):
         claim = data.draw(st.sampled_from(self.claims), "claim")
 
         def expected() -> None:
-            lane = self.model.holds(claim.session, claim.reader, claim.lane.owner, claim.fence)
-            lane.since, lane.wait, lane.firm = self.clock, wait, firm
+            lane = self.model.holds(claim.session, claim.consumer, claim.cursor.owner, claim.fence)
+            lane.since, lane.wait, lane.mandatory = self.clock, wait, firm
             lane.attempts = 1
             if release:
                 lane.owner = ""
 
-        update = LaneUpdate(wait=Wait(seconds=wait, firm=firm), attempts=1, release=release)
-        self.both(self.change(claim.session, claim=claim, lane=update), expected)
+        update = CursorUpdate(wait=RetryDelay(seconds=wait, mandatory=firm), attempts=1, release=release)
+        self.both(self.change(claim.session, claim=claim, cursor=update), expected)
 
     @rule(owner=st.sampled_from(["me", "you"]))
     def renew(self, owner: str) -> None:
         held = [lane for log in self.model.logs.values() for lane in log.lanes.values() if lane.owner == owner]
         for lane in held:
             lane.lease_since, lane.lease = self.clock, 60.0
-        assert now(self.store.renew(self.claims, owner=owner, at=self.clock, lease=60.0)) == len(held)
+        assert now(self.store.renew_leases(self.claims, owner=owner, at=self.clock, lease=60.0)) == len(held)
 
     @rule(owner=st.sampled_from(["me", "you"]))
     def seize(self, owner: str) -> None:
@@ -323,38 +356,48 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         for lane in held:
             lane.lease = 0.0
-        assert now(self.store.seize(owner=owner, at=self.clock)) == len(held)
+        assert now(self.store.revoke_leases(owner=owner, at=self.clock)) == len(held)
 
     # -- what must always hold
 
     @invariant()
     def they_agree(self) -> None:
         for session, log in self.model.logs.items():
-            found = now(self.store.session(session))
+            found = now(self.store.get_session(session))
             assert (found.last_seq, found.generation, found.pending) == (
                 len(log.entries),
                 log.generation,
                 len(log.pending),
             )
-            assert {entry.seq for entry in now(self.store.pending(session))} == log.pending
-            ops = {one.op: _row(one) for one in now(self.store.operations(session))}
+            assert {entry.seq for entry in now(self.store.list_pending(session))} == log.pending
+            ops = {one.op: _row(one) for one in now(self.store.list_operations(session))}
             assert ops == {number: _row(op) for number, op in log.ops.items()}
             lanes = {
-                one.reader: (one.position, one.since, one.wait, one.firm, one.attempts, one.owner, one.fence)
-                for one in now(self.store.lanes(session=session))
+                one.consumer: (
+                    one.processed_seq,
+                    one.since,
+                    one.wait,
+                    one.mandatory,
+                    one.attempts,
+                    one.owner,
+                    one.fence,
+                )
+                for one in now(self.store.list_cursors(session=session))
             }
             assert lanes == {
-                reader: (one.position, one.since, one.wait, one.firm, one.attempts, one.owner, one.fence)
+                reader: (one.processed_seq, one.since, one.wait, one.mandatory, one.attempts, one.owner, one.fence)
                 for reader, one in log.lanes.items()
             }
-        assert now(self.store.next_due(at=self.clock)) == self.model.next_due(self.clock)
+        records = now(self.store.list_state_records(StateNamespace.SCHEDULE))
+        assert {it.key: (it.value, it.version) for it in records} == self.model.state
+        assert now(self.store.get_next_due(at=self.clock)) == self.model.next_due(self.clock)
         for address, session in self.model.bindings.items():
-            assert now(self.store.resolve(address)) == session
+            assert now(self.store.resolve_address(address)) == session
 
 
 def _row(op: Op | Operation) -> tuple[object, ...]:
     return (
-        op.what, op.state, op.first, op.last, op.fence, op.attempts, op.paused, op.covers, op.undone_at, op.reader,
+        op.type, op.state, op.first, op.last, op.fence, op.attempts, op.paused, op.covers, op.undone_at, op.consumer,
         op.blocking,
     )  # fmt: skip
 

@@ -10,47 +10,34 @@ import pytest
 
 from everhold.core.entries import Noted
 from everhold.errors import StoreError, StoreNewer
-from everhold.ports.store import Flight, Item
+from everhold.ports.store import InFlightBatch, Item, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import migrate
 from everhold.stores.sqlite.migrate import Migration
 from tests.stores.home import fingerprint, opened, run, staged
 
 NOW = migrate.known()
-NEXT = Migration(NOW[-1].number + 1, "moods", "alter table sessions add column mood text not null default 'calm';")
 BROKEN = Migration(NOW[-1].number + 1, "broken", "create table fine(a); create table sessions(oops);")
 
 
-COLUMNS = {5: ("lanes", "whom")}
-"""What came with which schema that today's build cannot write without: an older home is lent it for a while."""
+MOODS = Migration(
+    NOW[-1].number + 1,
+    "moods",
+    "alter table sessions add column mood text not null default 'calm';"
+    "update sessions set mood = 'busy' where id in (select session from pending);"
+    "create index entries_by_author on entries(author);",
+)
+"""A step as a later version brings one: it adds to the schema, and fills it from what is there."""
 
 
-def older(schema: int) -> list[Migration]:
-    """The steps up to a schema, with what it is lent."""
-    lent = [f"alter table {table} add column {it} text not null default '';" for table, it in missing(schema)]
-    return [*NOW[: schema - 1], NOW[schema - 1]._replace(sql=NOW[schema - 1].sql + "".join(lent))]
-
-
-def given_back(path: Path, *, schema: int) -> None:
-    """The home as a build of that time would have left it."""
-    db = apsw.Connection(str(path))
-    for table, it in missing(schema):
-        db.execute(f"alter table {table} drop column {it}")
-    db.close()
-
-
-def missing(schema: int) -> list[tuple[str, str]]:
-    return [column for number, column in COLUMNS.items() if number > schema]
-
-
-async def lived_in(path: Path, *, schema: int = NOW[-1].number) -> None:
-    """A home that was left in the middle of things: a running turn, a pending message, a flight."""
-    store, scene = await staged(path, migrations=older(schema))
+async def lived_in(path: Path) -> None:
+    """A home that was left in the middle of things: a running turn, a pending message, a batch in flight."""
+    store, scene = await staged(path)
     await scene.hear("first")
-    await scene.hear("second", wake="voice")
+    await scene.hear("second", wake="platform")
     claim = await scene.claim(at=1.0)
     await scene.begin(1, claim=claim)
-    voice = await scene.claim("voice", at=1.0)
-    await scene.update(voice, flight=Flight(items=(Item(seq=1, key="k"),), upto=1, digest="d"))
+    voice = await scene.claim("platform", at=1.0)
+    await scene.update(voice, in_flight=InFlightBatch(items=(Item(seq=1, key="k"),), upto=1, digest="d"))
     await store.close()
 
 
@@ -70,13 +57,16 @@ def test_an_upgrade_goes_on_where_the_older_build_stopped(tmp_path: Path) -> Non
         path = tmp_path / "log.db"
         await lived_in(path)
         before = path.read_bytes()
-        store, scene = await staged(path, migrations=[*NOW, NEXT], backups=tmp_path / "kept")
+        store, scene = await staged(path, migrations=[*NOW, MOODS], backups=tmp_path / "kept")
         assert await scene.texts() == ["first", "second"]
         assert await scene.pending() == [2]
-        claims = await store.claim(owner="new", at=1000.0, lease=60.0, limit=9)
-        assert {claim.reader: claim.taken_over for claim in claims} == {"mind": True, "voice": True}
-        assert {claim.reader: claim.lane.flight is not None for claim in claims} == {"mind": False, "voice": True}
-        (running,) = await store.operations("s", states=("running",))
+        claims = await store.claim_cursors(owner="new", at=1000.0, lease=60.0, limit=9)
+        assert {claim.consumer: claim.taken_over for claim in claims} == {"turn": True, "platform": True}
+        assert {claim.consumer: claim.cursor.in_flight is not None for claim in claims} == {
+            "turn": False,
+            "platform": True,
+        }
+        (running,) = await store.list_operations("s", states=("running",))
         assert running.attempts == 2
         assert await store.verify() == []
         await store.close()
@@ -99,45 +89,66 @@ def test_an_upgrade_goes_on_where_the_older_build_stopped(tmp_path: Path) -> Non
     run(play())
 
 
-@pytest.mark.parametrize("schema", [one.number for one in NOW[:-1]])
-def test_whoever_was_at_work_under_an_older_schema_goes_on_under_this_one(tmp_path: Path, schema: int) -> None:
-    """The real steps, on a home with a turn, a message and a flight in the middle, a note, a summary, and a wait."""
+def test_whoever_was_at_work_under_an_older_schema_goes_on_under_the_next(tmp_path: Path) -> None:
+    """A step on a home with a turn, a message and a batch in the middle, a note, a summary, a delay and a record."""
 
     async def play() -> None:
         path = tmp_path / "log.db"
-        await lived_in(path, schema=schema)
-        store, scene = await staged(path, migrations=older(schema))
-        assert store.writer.db.pragma("user_version") == schema
-        await scene.commit(Noted(text="tea"))
-        fold = await scene.fold(covers=0)
-        await scene.wake("memory:a", 500.0, at=1.0, firm=True)
-        await store.close()
-        given_back(path, schema=schema)
-
+        await lived_in(path)
         store, scene = await staged(path)
         assert store.writer.db.pragma("user_version") == NOW[-1].number
+        await scene.commit(Noted(text="tea"))
+        fold = await scene.fold(covers=0)
+        await scene.wake("memory:a", 500.0, at=1.0, mandatory=True)
+        write = StateWrite(namespace=StateNamespace.SCHEDULE, key="k", value="v", version=0)
+        await scene.commit(session="", step=Step.STATE, state_writes=(write,))
+        (record,) = await store.list_state_records()
+        await store.close()
+
+        store, scene = await staged(path, migrations=[*NOW, MOODS])
+        db = store.writer.db
+        assert db.pragma("user_version") == MOODS.number
+        assert db.execute("select mood from sessions").get == "busy"
         assert store.saved is not None
         assert await scene.texts() == ["first", "second"]
-        assert [entry.seq for entry in await store.notes()] == [4]
-        assert [entry.op for entry in await store.folds(limit=9)] == [fold]
-        claims = {claim.reader: claim for claim in await store.claim(owner="new", at=400.0, lease=60.0, limit=9)}
-        assert claims.keys() == {"mind", "voice"}, "a wait is as long as it was"
-        assert claims["voice"].lane.flight is not None
-        (running,) = await store.operations("s", states=("running",))
-        await scene.end(running.op, claim=claims["mind"])
-        await scene.begin(2, claim=claims["mind"])
-        await scene.update(claims["voice"], landed=True, position=1, release=True)
-        assert (await scene.lane("voice")).flight is None
-        assert (await scene.claim("memory:a", at=600.0)).lane.firm
+        assert [entry.seq for entry in await store.list_notes()] == [4]
+        assert [entry.op for entry in await store.list_compressions(limit=9)] == [fold]
+        assert await store.list_state_records() == [record]
+        found = await store.claim_cursors(owner="new", at=400.0, lease=60.0, limit=9)
+        claims = {claim.consumer: claim for claim in found}
+        assert claims.keys() == {"turn", "platform"}, "a delay is as long as it was"
+        assert claims["platform"].cursor.in_flight is not None
+        (running,) = await store.list_operations("s", states=("running",))
+        await scene.end(running.op, claim=claims["turn"])
+        await scene.begin(2, claim=claims["turn"])
+        await scene.update(claims["platform"], clear_in_flight=True, processed_seq=1, release=True)
+        assert (await scene.lane("platform")).in_flight is None
+        assert (await scene.claim("memory:a", at=600.0)).cursor.mandatory
+        await scene.commit(session="", step=Step.STATE, state_writes=(record.replace_with("w"),))
         assert await store.verify() == []
         await store.close()
 
         files = fingerprint(tmp_path)
         with pytest.raises(StoreNewer):
-            opened(path, migrations=NOW[:schema])
+            opened(path)
         assert fingerprint(tmp_path) == files
 
     run(play())
+
+
+def test_a_home_of_a_development_version_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    run(lived_in(path))
+    db = apsw.Connection(str(path))
+    db.pragma("application_id", migrate.DEVELOPMENT_APPLICATION)
+    db.close()
+    files = fingerprint(tmp_path)
+    with pytest.raises(StoreError) as refused:
+        opened(path)
+    assert str(refused.value) == (
+        "this home was created by a development version and cannot be opened (start with a new home (`--home`))"
+    )
+    assert fingerprint(tmp_path) == files
 
 
 @pytest.mark.parametrize("page", [b"\x02\xd3\x02\xb1" * 1024, b"SQLite format 3\0" + b"\x7f" * 4080])
@@ -167,7 +178,7 @@ def test_a_frame_that_was_begun_when_the_process_died_is_no_newer_schema(tmp_pat
 def test_the_backup_is_itself_a_home_for_the_older_build(tmp_path: Path) -> None:
     async def play() -> None:
         await lived_in(tmp_path / "log.db")
-        await opened(tmp_path / "log.db", migrations=[*NOW, NEXT]).close()
+        await opened(tmp_path / "log.db", migrations=[*NOW, MOODS]).close()
         (backup,) = (tmp_path / "backups").iterdir()
         store, scene = await staged(backup)
         assert await scene.texts() == ["first", "second"]

@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from everhold.core.entries import Began, Draft, Ended
-from everhold.ports.store import Change, LaneUpdate, Opening, Position, Receipt, Step, Wake
+from everhold.ports.store import Change, CursorUpdate, Opening, Receipt, StateNamespace, StateWrite, Step, Wakeup
 from everhold.stores.sqlite import operations
 from everhold.testing.contracts.scene import heard, text_of
 from tests.stores.home import opened, run, staged
@@ -22,7 +22,7 @@ def test_ten_thousand_messages_wait_in_one_session(tmp_path: Path) -> None:
         store, scene = await staged(tmp_path / "log.db", synchronous="OFF")
         await asyncio.gather(*[scene.hear(f"m{n}", dedup=f"k{n}") for n in range(10_000)])
         assert await scene.texts() == [f"m{n}" for n in range(10_000)]
-        assert (await store.session("s")).pending == 10_000
+        assert (await store.get_session("s")).pending == 10_000
         op = await scene.begin(*range(1, 10_001))
         assert await scene.pending() == []
         await scene.end(op, "released")
@@ -40,15 +40,15 @@ def test_ten_thousand_sessions_have_one_message_each(tmp_path: Path) -> None:
 
         def change(n: int) -> Change:
             opens = Opening(agent="main", address=f"chat:{n}")
-            wakes = (Wake(reader="mind"),)
-            return Change(step=Step.ACCEPT, session=f"s{n:05}", at=1.0, opens=opens, entries=(draft,), wakes=wakes)
+            wakes = (Wakeup(consumer="turn"),)
+            return Change(step=Step.ACCEPT, session=f"s{n:05}", at=1.0, opens=opens, entries=(draft,), wakeups=wakes)
 
         await asyncio.gather(*[store.commit(change(n)) for n in range(10_000)])
         served: list[str] = []
-        while claims := await store.claim(owner="me", at=2.0, lease=60.0, limit=500):
+        while claims := await store.claim_cursors(owner="me", at=2.0, lease=60.0, limit=500):
             served += [claim.session for claim in claims]
         assert len(served) == len(set(served)) == 10_000
-        assert len(await store.sessions(limit=20_000)) == 10_000
+        assert len(await store.list_sessions(limit=20_000)) == 10_000
         await store.close()
 
     run(play())
@@ -59,26 +59,26 @@ def test_due_work_is_found_among_a_hundred_thousand_sessions(tmp_path: Path) -> 
         store, scene = await staged(tmp_path / "log.db", inline=True, synchronous="OFF")
         fill = """
             with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000)
-            insert into lanes(reader, session, since, wait, due, owner, lease_since, lease_wait)
-            select :reader, 'x' || i, :since, 0, :since, :owner, 0, 1e12 from n
+            insert into cursors(consumer, session, since, wait, due, owner, lease_since, lease_wait)
+            select :consumer, 'x' || i, :since, 0, :since, :owner, 0, 1e12 from n
         """
         db = apsw.Connection(str(tmp_path / "log.db"))
         with db:
-            db.execute(fill, {"reader": "memory:down", "since": 1.0, "owner": ""})  # all due, all skipped
-            db.execute(fill, {"reader": "fold", "since": 1e6, "owner": ""})  # none of them due
-            db.execute("update lanes set since = 0, wait = 1e6 where reader = 'fold'")
-            db.execute(fill.replace("100000", "500"), {"reader": "voice", "since": 1.0, "owner": "busy"})  # held
+            db.execute(fill, {"consumer": "memory:down", "since": 1.0, "owner": ""})  # all due, all skipped
+            db.execute(fill, {"consumer": "compression", "since": 1e6, "owner": ""})  # none of them due
+            db.execute("update cursors set since = 0, wait = 1e6 where consumer = 'compression'")
+            db.execute(fill.replace("100000", "500"), {"consumer": "platform", "since": 1.0, "owner": "busy"})  # held
         db.close()
         times = []
         for _ in range(10):
             await scene.hear(at=5.0)
             began = time.perf_counter()
-            (claim,) = await store.claim(owner="me", at=5.0, lease=60.0, limit=8, skip=("memory:*",))
+            (claim,) = await store.claim_cursors(owner="me", at=5.0, lease=60.0, limit=8, skip=("memory:*",))
             times.append(time.perf_counter() - began)
             assert claim.session == "s"
             await scene.update(claim, idle_at=99, release=True)
             began = time.perf_counter()
-            await store.next_due(at=5.0, skip=("memory:*",))
+            await store.get_next_due(at=5.0, skip=("memory:*",))
             times.append(time.perf_counter() - began)
         assert min(times[::2]) < 0.001
         assert min(times[1::2]) < 0.001
@@ -98,19 +98,22 @@ def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> N
             return True
 
         db.set_exec_trace(trace)
-        await scene.hear(dedup="k", position=Position(platform="p", account="a", name="n", value="v"))
+        write = StateWrite(namespace=StateNamespace.SCHEDULE, key="n", value="v", version=0)
+        await scene.hear(dedup="k", state_writes=(write,))
         claim = await scene.claim()
         op = await scene.begin(1, claim=claim)
         await scene.hear("more")
         await scene.take(op, 3, claim=claim)
-        await scene.end(op, claim=claim, wakes=(Wake(reader="voice"),), lane=LaneUpdate(idle_at=4, release=True))
-        voice = await scene.claim("voice")
-        receipt = Receipt(reader="voice", session="s", seq=5)
-        update = LaneUpdate(position=5, landed=True, idle_at=5, release=True)
-        await scene.commit(claim=voice, lane=update, receipts=(receipt,))
-        await store.renew([claim, voice], owner="me", at=1.0, lease=1.0)
+        await scene.end(
+            op, claim=claim, wakeups=(Wakeup(consumer="platform"),), cursor=CursorUpdate(idle_at=4, release=True)
+        )
+        voice = await scene.claim("platform")
+        receipt = Receipt(consumer="platform", session="s", seq=5)
+        update = CursorUpdate(processed_seq=5, clear_in_flight=True, idle_at=5, release=True)
+        await scene.commit(claim=voice, cursor=update, receipts=(receipt,))
+        await store.renew_leases([claim, voice], owner="me", at=1.0, lease=1.0)
         running, values = operations.query(
-            "s", what=(), after=0, before=None, states=("running",), newest_first=False, limit=None
+            "s", types=(), after=0, before=None, states=("running",), newest_first=False, limit=None
         )
         db.execute(running, values)
         db.set_exec_trace(None)
@@ -118,7 +121,9 @@ def test_no_step_of_a_turn_walks_a_table_or_a_whole_session(tmp_path: Path) -> N
         assert len(statements) > 15
         for sql in statements:
             plan = [row[3] for row in db.execute(f"explain query plan {sql}", ran[sql])]
-            walks = [step for step in plan if "SCAN" in step and "SCAN readers" not in step and "CONSTANT" not in step]
+            walks = [
+                step for step in plan if "SCAN" in step and "SCAN consumers" not in step and "CONSTANT" not in step
+            ]
             walks += [step for step in plan if "PRIMARY KEY (session=?)" in step]
             assert walks == [], sql
         await store.close()
@@ -131,7 +136,7 @@ def test_a_long_message_is_kept_whole(tmp_path: Path, text: str) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
         await scene.hear(text)
-        assert text_of(await store.entry("s", 1)) == text
+        assert text_of(await store.get_entry("s", 1)) == text
         await scene.commit(blobs=(b"\x00\xff" * 10_000_000,))
         assert await store.verify() == []
         await store.close()
@@ -144,7 +149,7 @@ def test_the_write_ahead_log_stays_short(tmp_path: Path) -> None:
         store, scene = await staged(tmp_path / "log.db", synchronous="OFF")
         for n in range(300):
             await asyncio.gather(*[scene.hear("m" * 2000, wake="", dedup=f"{n}-{m}") for m in range(10)])
-            await store.entries("s", after=n * 10)
+            await store.list_entries("s", after=n * 10)
         assert (tmp_path / "log.db-wal").stat().st_size < 12 * 1024 * 1024
         await store.close()
 
@@ -167,7 +172,7 @@ def test_a_turn_costs_few_statements(tmp_path: Path) -> None:
         accept = len(ran)
         claim = await scene.claim()
         ran.clear()
-        began = Draft(body=Began(what="turn", takes=(1, 2), reader="mind"), author="agent:main")
+        began = Draft(body=Began(type="turn", takes=(1, 2), consumer="turn"), author="agent:main")
         await scene.commit(began, claim=claim)
         begin = len(ran)
         ran.clear()

@@ -32,13 +32,13 @@ def vfs() -> Iterator[FaultyVFS]:
     faulty.unregister()
 
 
-def test_only_what_would_be_redone_does_not_wait_for_the_disk(tmp_path: Path, vfs: FaultyVFS) -> None:
+def test_only_what_need_not_be_durable_does_not_wait_for_the_disk(tmp_path: Path, vfs: FaultyVFS) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db", vfs=vfs.name)
         await scene.hear()
-        for redone, waits in ((False, 1), (True, 0), (True, 0), (False, 1), (True, 0)):
+        for durable, waits in ((True, 1), (False, 0), (False, 0), (True, 1), (False, 0)):
             before = vfs.disk.syncs
-            await scene.hear(redone=redone)
+            await scene.hear(durable=durable)
             assert vfs.disk.syncs - before == waits
         await store.close()
 
@@ -50,7 +50,7 @@ def test_together_with_something_durable_everything_is(tmp_path: Path, vfs: Faul
         store, scene = await staged(tmp_path / "log.db", vfs=vfs.name)
         before, batches = vfs.disk.syncs, store.writer.batches
         vfs.disk.fsync_fails = True
-        done = await asyncio.gather(scene.hear("kept"), scene.hear("with it", redone=True), return_exceptions=True)
+        done = await asyncio.gather(scene.hear("kept"), scene.hear("with it", durable=False), return_exceptions=True)
         assert (vfs.disk.syncs, store.writer.batches) == (before + 1, batches)
         assert all(isinstance(one, Exception) for one in done)
         await store.close()
@@ -64,7 +64,7 @@ def test_what_was_not_waited_for_is_not_said_to_be_acknowledged(tmp_path: Path) 
         witness = mark.beside(store.path)
         await scene.hear()
         pos = mark.read(witness)
-        await scene.hear(redone=True)
+        await scene.hear(durable=False)
         assert await store.last_pos() == pos + 1
         assert mark.read(witness) == pos  # after a power cut the log may end here, and that is no damage
         await scene.hear()
@@ -110,7 +110,7 @@ def test_a_commit_of_nothing_brings_what_was_ahead_of_it_to_the_disk(tmp_path: P
             lambda: scene.commit(late, seen=0),
         )
         for n, nothing in enumerate(nothings):
-            await scene.hear(redone=True)
+            await scene.hear(durable=False)
             assert mark.read(witness) == n + 1
             assert synced == [wal] * n
             await asyncio.gather(nothing(), return_exceptions=True)
@@ -122,7 +122,7 @@ def test_a_commit_of_nothing_brings_what_was_ahead_of_it_to_the_disk(tmp_path: P
 
 
 @pytest.mark.parametrize("on_the_spot", [False, True])
-def test_the_disk_gets_what_would_be_redone_though_nobody_says_anything_more(
+def test_the_disk_gets_what_need_not_be_durable_though_nobody_says_anything_more(
     tmp_path: Path, synced: list[int], monkeypatch: pytest.MonkeyPatch, on_the_spot: bool
 ) -> None:
     monkeypatch.setattr(writer, "LAG_SECONDS", 0.3)
@@ -137,7 +137,7 @@ def test_the_disk_gets_what_would_be_redone_though_nobody_says_anything_more(
                 await scene.erase(seq)  # whoever begins a log anew does not do it on the event loop
             synced.clear()
             hand._unused, hand._pace = (writer.IDLE, 0.0) if on_the_spot else (0, hand._pace)
-            await scene.hear(redone=True)
+            await scene.hear(durable=False)
             assert synced == []
             for _ in range(250):
                 await asyncio.sleep(0 if synced else 0.02)
@@ -156,25 +156,25 @@ def test_a_log_that_cannot_be_synced_is_not_written_to_any_more(
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
         await scene.hear()
-        await scene.hear(redone=True)
+        await scene.hear(durable=False)
         monkeypatch.setattr(os, "fsync", fsync)
         with pytest.raises(StoreError):
             await store.pulse()
         assert store.broken is not None
         with pytest.raises(StoreError):
-            await scene.hear(redone=True)
+            await scene.hear(durable=False)
         await store.close()
 
     run(play())
 
 
-@pytest.mark.parametrize("redone", [False, True])
-def test_the_event_loop_does_not_wait_for_somebody_elses_lock(tmp_path: Path, redone: bool) -> None:
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_event_loop_does_not_wait_for_somebody_elses_lock(tmp_path: Path, durable: bool) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
         foreign = apsw.Connection(str(store.path))
         foreign.execute("begin immediate")
-        waiting = asyncio.ensure_future(scene.hear("patient", redone=redone))
+        waiting = asyncio.ensure_future(scene.hear("patient", durable=durable))
         await asyncio.wait_for(asyncio.sleep(0.05), 1.0)
         assert not waiting.done()
         foreign.execute("rollback")
@@ -186,13 +186,13 @@ def test_the_event_loop_does_not_wait_for_somebody_elses_lock(tmp_path: Path, re
     run(play())
 
 
-@pytest.mark.parametrize("redone", [False, True])
-def test_a_refused_change_leaves_nothing_behind(tmp_path: Path, redone: bool) -> None:
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_refused_change_leaves_nothing_behind(tmp_path: Path, durable: bool) -> None:
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
         late = Draft(body=heard("too late"), author="person:ada")
         with pytest.raises(Conflict):
-            await scene.commit(late, generation=7, redone=redone)
+            await scene.commit(late, generation=7, durable=durable)
         await scene.hear("in time")
         assert await scene.texts() == ["in time"]
         assert await store.verify() == []
@@ -223,7 +223,7 @@ def test_no_position_is_used_twice_after_a_power_cut(tmp_path: Path) -> None:
         await scene.hear("kept")
         found = crash_image(store.path, tmp_path / "after")
         for n in range(20):
-            await scene.hear(f"lost {n}", redone=True)
+            await scene.hear(f"lost {n}", durable=False)
         seen = await store.last_pos()
         await store.close()
 
@@ -231,7 +231,7 @@ def test_no_position_is_used_twice_after_a_power_cut(tmp_path: Path) -> None:
         assert await scene.texts() == ["kept"]
         await asyncio.gather(*[scene.hear(f"new {n}") for n in range(5)])
         await scene.hear("last")
-        behind = await store.feed(after=seen)
+        behind = await store.read_feed(after=seen)
         assert [text_of(entry) for entry in behind] == [*(f"new {n}" for n in range(5)), "last"]
         assert [entry.pos - behind[0].pos for entry in behind] == list(range(6))
         assert await store.verify() == []
@@ -251,7 +251,7 @@ def test_a_killed_process_leaves_no_gap(tmp_path: Path) -> None:
 
     async def play() -> None:
         store, scene = await staged(tmp_path / "log.db")
-        await scene.hear("kept", redone=True)
+        await scene.hear("kept", durable=False)
         found = crash_image(store.path, tmp_path / "after")
         shutil.copy(mark.beside(store.path), mark.beside(found))
         newest = await store.last_pos()
@@ -290,14 +290,14 @@ def test_a_repeat_after_a_power_cut_gives_no_position_away(tmp_path: Path) -> No
         await scene.commit(message)
         found = crash_image(store.path, tmp_path / "after")
         for n in range(5):
-            await scene.hear(f"lost {n}", redone=True)
+            await scene.hear(f"lost {n}", durable=False)
         seen = await store.last_pos()
         await store.close()
 
         store, scene = await staged(found)
         assert (await scene.commit(message)).duplicate
         await scene.hear("new")
-        assert [text_of(entry) for entry in await store.feed(after=seen)] == ["new"]
+        assert [text_of(entry) for entry in await store.read_feed(after=seen)] == ["new"]
         await store.close()
 
     run(play())
@@ -315,7 +315,7 @@ def test_the_first_entry_after_a_fall_is_waited_for(tmp_path: Path, vfs: FaultyV
         await store.writer.write(lambda cur: cur.execute("update sessions set next_seq = next_seq"))
         for waits in (1, 0):
             before = vfs.disk.syncs
-            await scene.hear(redone=True)
+            await scene.hear(durable=False)
             assert vfs.disk.syncs - before == waits
         await store.close()
 
@@ -332,9 +332,9 @@ def test_the_event_loop_does_not_wait_for_a_slow_disk(
         store, scene = await staged(tmp_path / "log.db", vfs=vfs.name)
         vfs.disk.waiting.clear()
         for n in range(3):
-            seq = await scene.hear(f"wrong {n}", redone=True)
+            seq = await scene.hear(f"wrong {n}", durable=False)
             await scene.erase(seq)  # empties the log
-            await scene.hear(f"right {n}", redone=True)
+            await scene.hear(f"right {n}", durable=False)
         assert vfs.disk.waiting
         assert threading.get_ident() not in vfs.disk.waiting
         await store.close()
@@ -630,10 +630,10 @@ def test_a_process_without_a_handle_left_goes_on_writing(
         hand = store.writer
         assert isinstance(hand, writer.ThreadWriter)
         await scene.commit(message)
-        await scene.hear(redone=True)
+        await scene.hear(durable=False)
         if at_hand:
             await store.pulse()
-            await scene.hear(redone=True)
+            await scene.hear(durable=False)
         hand._unused = writer.IDLE if on_the_spot else 0
         hand._pace = 0.0
         no_handles()
@@ -688,15 +688,15 @@ def test_whoever_reads_sees_what_was_committed_wherever_the_connection_is(tmp_pa
         store, _ = await staged(tmp_path / "log.db")
         await store.pulse()
         assert here(store)
-        assert (await store.session("s")).title == ""
+        assert (await store.get_session("s")).title == ""
         going = asyncio.ensure_future(store.writer.write(slowly))
         assert await asyncio.to_thread(written.wait, 10)
         assert not here(store)
-        assert (await store.session("s")).title == "", "what is not committed is not seen"
-        assert (await store.glance("s")).session.title == ""
+        assert (await store.get_session("s")).title == "", "what is not committed is not seen"
+        assert (await store.get_session_snapshot("s")).session.title == ""
         go_on.set()
         await going
-        assert (await store.session("s")).title == "later"
+        assert (await store.get_session("s")).title == "later"
         await store.close()
         assert not here(store)
 
@@ -721,7 +721,7 @@ def test_a_commit_that_was_undone_is_never_marked_as_acknowledged(tmp_path: Path
             await store.pulse()
             assert mark.read(witness) == reached
         with pytest.raises(ValueError, match="after all"):
-            await store.writer.write(appends_and_fails, light=True, redone=True)
+            await store.writer.write(appends_and_fails, light=True, durable=False)
         await store.pulse()
         assert mark.read(witness) == reached
         await store.close()

@@ -16,7 +16,7 @@ async def commit_for_ever(home: Path, life: str) -> None:
         store = SqliteStore.open(home / "log.db", chance=Dice())
         scene = Scene(store)
         for session in ("s", "t"):
-            if await store.resolve(f"test:{session}") is None:
+            if await store.resolve_address(f"test:{session}") is None:
                 await scene.open(session)
 
         async def speak(voice: int) -> None:

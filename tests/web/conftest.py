@@ -112,7 +112,7 @@ class Gateway:
             nonlocal found
             found = await self.entries(session)
             kinds = [entry["kind"] for entry in found]
-            return kinds.count("said") >= said and kinds[-1] in ("ended", "said", "told")
+            return kinds.count("said") >= said and kinds[-1] in ("ended", "said", "notified")
 
         await eventually(look, seconds=seconds)
         return found

@@ -10,7 +10,7 @@ import msgspec
 
 from everhold.cli.client import ApiClient
 from everhold.cli.transport import SocketTransport
-from everhold.ports.store import Change, Parked, Step
+from everhold.ports.store import Change, DeadLetter, Step
 from everhold.testing.modelserver import ModelServer
 from everhold.web import shapes
 from everhold.web.reference import table
@@ -116,7 +116,7 @@ async def test_a_session_is_found_by_a_name_with_slashes(gateway: Gateway, clien
 
 
 async def _has_title(gateway: Gateway, session: str) -> bool:
-    return bool((await gateway.running.store.session(session)).title)
+    return bool((await gateway.running.store.get_session(session)).title)
 
 
 async def test_erased_entries_are_gone(gateway: Gateway, client: httpx2.AsyncClient) -> None:
@@ -175,10 +175,10 @@ async def test_dead_letters_come_in_pages(gateway: Gateway, client: httpx2.Async
 async def give_up(gateway: Gateway, session: str, count: int) -> None:
     """Dead letters as a memory that refuses everything would leave them."""
     letters = [
-        Parked(reader="memory:far", session=session, seq=1, part=part, key=str(part), reason="no", at=1.0)
+        DeadLetter(consumer="memory:far", session=session, seq=1, part=part, key=str(part), reason="no", at=1.0)
         for part in range(count)
     ]
-    change = Change(step=Step.REPLAY, session=session, at=1.0, parks=tuple(letters))
+    change = Change(step=Step.REPLAY, session=session, at=1.0, dead_letters=tuple(letters))
     await gateway.running.store.commit(change)
 
 

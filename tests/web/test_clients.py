@@ -58,7 +58,7 @@ async def test_openai_python(gateway: Gateway, python: openai.AsyncOpenAI, sessi
             text += event.delta if event.type == "response.output_text.delta" else ""
         final = await events.get_final_response()
     assert text == final.output_text == "You said: hello"
-    assert bool(await gateway.running.store.feed(limit=1)) == bool(session), "kept if and only if it has a session"
+    assert bool(await gateway.running.store.read_feed(limit=1)) == bool(session), "kept if and only if it has a session"
 
 
 async def test_openai_python_calls_tools_through_the_agent_s_model(
@@ -80,7 +80,7 @@ async def test_openai_python_s_own_retries_say_nothing_twice(
     client = python.with_options(default_headers=headers("x"), max_retries=4)
     answer = await client.chat.completions.create(model="main", messages=[{"role": "user", "content": "once"}])
     assert answer.choices[0].message.content == "You said: once"
-    kinds = [str(entry.kind) for entry in await gateway.running.store.feed()]
+    kinds = [str(entry.kind) for entry in await gateway.running.store.read_feed()]
     assert (kinds.count("heard"), kinds.count("said")) == (1, 1)
 
 
@@ -125,7 +125,7 @@ async def test_llm(gateway: Gateway, tmp_path: Path, session: str) -> None:
     llm = [sys.executable, "-m", "llm", "-m", "everhold"]
     assert (await run(*llm, "hello", env=env)).strip() == "You said: hello"
     assert (await run(*llm, "--no-stream", "hello", env=env)).strip() == "You said: hello"
-    assert bool(await gateway.running.store.feed(limit=1)) == bool(session)
+    assert bool(await gateway.running.store.read_feed(limit=1)) == bool(session)
 
 
 # -- node --------------------------------------------------------------------------------------------------------------
@@ -145,4 +145,4 @@ async def test_openai_node_and_the_ai_sdk(gateway: Gateway, node: Path) -> None:
         assert got["error"]["status"] == 404
         got = json.loads(await run("node", str(node / "ai-sdk.mjs"), *given))
         assert got == dict.fromkeys(("whole", "streamed"), "You said: hello from the sdk")
-        assert bool(await gateway.running.store.feed(limit=1)) == bool(session)
+        assert bool(await gateway.running.store.read_feed(limit=1)) == bool(session)

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from everhold.app import local_user
-from everhold.core.entries import OUTAGE, Began, Body, Call, Ended, Entry, Told, Usage, kind_of
+from everhold.core.entries import OUTAGE, Began, Body, Call, Ended, Entry, Notified, Usage, kind_of
 from everhold.errors import Transient
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, rate_limited
 from everhold.web import asking as asking_, reply
@@ -121,9 +121,9 @@ async def test_several_new_messages_are_heard_together(gateway: Gateway, client:
 async def test_only_operators_speak_for_others(gateway: Gateway, as_: As) -> None:
     path, headers = KINDS[0], {"x-everhold-session": "x", "x-everhold-person": "bob"}
     assert (await as_(ADA).post(path, json=asking(path, "hi"), headers=headers)).status_code == 403
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
     assert (await as_(OPERATOR).post(path, json=asking(path, "hi"), headers=headers)).status_code == 200
-    assert (await gateway.running.store.feed())[0].author == "person:bob"
+    assert (await gateway.running.store.read_feed())[0].author == "person:bob"
 
 
 async def test_an_agent_that_is_not_there_is_named(client: httpx2.AsyncClient) -> None:
@@ -213,7 +213,7 @@ async def test_a_wait_that_one_model_asked_for_does_not_hold_up_another(
 @pytest.mark.parametrize("about", [OUTAGE, "model"])
 async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about: str) -> None:
     reader = reply._Reader("s", 1)
-    told = Told(text="The model cannot be reached right now.", about=about)
+    told = Notified(text="The model cannot be reached right now.", about=about)
 
     def entry(seq: int, body: Body, op: int) -> Entry:
         return Entry(
@@ -224,11 +224,11 @@ async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about:
     def read(op: int, *bodies: Body) -> list[object]:
         return [reader.read(entry(seq, body, op=op)) for seq, body in enumerate(bodies, start=op)]
 
-    *_, growth = read(2, Began(what="turn", takes=(1,)), told, Ended(outcome="released"))
+    *_, growth = read(2, Began(type="turn", takes=(1,)), told, Ended(outcome="released"))
     assert isinstance(growth, reply.Turned)
     assert reader.told
-    answer = Told(text="Model: fake.", about="model")
-    *_, growth = read(5, Began(what="command", takes=(1,)), answer, Ended())
+    answer = Notified(text="Model: fake.", about="model")
+    *_, growth = read(5, Began(type="command", takes=(1,)), answer, Ended())
     assert isinstance(growth, reply.Reply)
     assert growth.text == "Model: fake."
 
@@ -288,14 +288,14 @@ async def test_whoever_wants_no_stream_is_woken_once_for_the_answer(
     gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    entries = gateway.running.store.entries
+    entries = gateway.running.store.list_entries
 
     async def counted(session: str, **how: Any) -> Any:
         if how.get("limit") == reply.PAGE:
             looks.append(how["after"])
         return await entries(session, **how)
 
-    monkeypatch.setattr(gateway.running.store, "entries", counted)
+    monkeypatch.setattr(gateway.running.store, "list_entries", counted)
     model.script(Reply(text="one two three four", pause=0.02))
     began = asyncio.get_running_loop().time()
     found = await client.post(KINDS[0], json=asking(KINDS[0], "hi"), headers={"x-everhold-session": "x"})
@@ -480,7 +480,7 @@ async def test_without_a_session_nothing_is_kept(
     assert text_of(await client.post(path, json=body)) == "You said: who am I?"
     text, _ = await streamed(client, path, body)
     assert text == "You said: who am I?"
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
     assert (await client.get("/api/sessions")).json() == {"sessions": []}
     sent = model.last.json
     assert [m["content"] for m in sent["messages"]][1:] == ["I am Ada", "Hello Ada", "who am I?"]
@@ -660,7 +660,7 @@ async def test_leaving_without_a_session_ends_the_call_and_pays_for_it(
     async with client.stream("POST", KINDS[0], json=asking(KINDS[0], "hi", stream=True)) as response:
         await anext(events_of(response))
     await eventually(lambda: {task for task in asyncio.all_tasks() if "_ask" in repr(task)} == before)
-    spent = await gateway.running.store.spent(f"person:{local_user()}", gateway.running.agents.day())
+    spent = await gateway.running.store.get_spend(f"person:{local_user()}", gateway.running.agents.day())
     assert spent.tokens > 1
 
 
@@ -690,7 +690,7 @@ async def test_nothing_to_hear_is_refused(gateway: Gateway, client: httpx2.Async
         body = asking(KINDS[1], *texts)
         answer = await client.post(KINDS[1], json=body, headers={"x-everhold-session": "x"})
         assert answer.status_code == 400
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
 
 
 async def test_of_two_limits_the_newer_one_is_sent_and_paid_for(
@@ -720,9 +720,9 @@ async def test_what_is_not_kept_is_paid_for_all_the_same(
 ) -> None:
     store, day = gateway.running.store, gateway.running.agents.day()
     await client.post(path, json=asking(path, "how much is the fish?"))
-    paid = await store.spent("agent:main", day)
+    paid = await store.get_spend("agent:main", day)
     assert paid.tokens > 0
-    assert (await store.spent(f"person:{local_user()}", day)).tokens == paid.tokens
+    assert (await store.get_spend(f"person:{local_user()}", day)).tokens == paid.tokens
     asked = len(model.requests)
     budget = f"memories: [], budget: {{tokens_per_day: {paid.tokens + 5}}}"
     gateway.configure(configuration(model.openai).replace("memories: []", budget, 1))
@@ -730,4 +730,4 @@ async def test_what_is_not_kept_is_paid_for_all_the_same(
     assert refused.status_code == 429
     assert "budget of agent:main" in refused.json()["error"]["message"]
     assert len(model.requests) == asked, "nobody was asked"
-    assert (await store.spent("agent:main", day)).tokens == paid.tokens
+    assert (await store.get_spend("agent:main", day)).tokens == paid.tokens

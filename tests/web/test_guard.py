@@ -57,7 +57,7 @@ async def test_no_route_is_open_to_the_outside(gateway: Gateway, how: str) -> No
             answer = await client.request(method, path)
             assert answer.status_code in (401, 429), f"{method} {path} answered {answer.status_code}"
             assert set(answer.json()["error"]) == {"type", "message", "remedy"} if method != "HEAD" else True
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
 
 
 async def test_the_walk_would_find_an_open_route(gateway: Gateway) -> None:
@@ -185,7 +185,7 @@ async def test_foreign_pages_can_neither_read_nor_write(
         assert (await client.get("/api/sessions", headers={**headers, **token})).status_code == 403
         body = {"chat": "x", "text": "hello"}
         assert (await client.post("/api/messages", json=body, headers={**headers, **token})).status_code == 403
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
 
 
 async def test_our_own_page_and_a_link_to_it_work(gateway: Gateway, client: httpx2.AsyncClient) -> None:
@@ -249,7 +249,7 @@ async def test_a_body_that_is_too_large_is_refused(gateway: Gateway, headers: di
     async with gateway.client(**headers) as client:
         answer = await client.post("/api/messages", content=b'{"chat":"x","text":"' + b"a" * (1 << 20) + b'"}')
     assert answer.status_code == 413
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
 
 
 async def test_a_body_of_almost_a_megabyte_is_heard(gateway: Gateway, client: httpx2.AsyncClient) -> None:
@@ -279,7 +279,7 @@ async def test_a_body_without_end_is_cut_off_without_being_kept(gateway: Gateway
     writer.close()
     assert sent < 200 << 20, "nobody stopped it"
     assert rss() - before < 20 << 20
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
 
 
 async def test_a_body_that_comes_too_slowly_is_given_up(gateway: Gateway) -> None:

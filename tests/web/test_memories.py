@@ -27,7 +27,7 @@ async def test_one_sees_ones_own_and_an_operator_anybodys(gateway: Gateway, mode
     ada, bob, boss = as_(ADA), as_(BOB), as_(OPERATOR)
     where = (await ada.post("/api/messages", json={"chat": "x", "text": "remember that I like green tea"})).json()
     log = await gateway.rested(where["session"])
-    assert "(Noted: likes green tea)" in [entry["body"]["text"] for entry in log if entry["kind"] == "told"]
+    assert "(Noted: likes green tea)" in [entry["body"]["text"] for entry in log if entry["kind"] == "notified"]
     hers = (await ada.get("/api/memory/search", params={"q": "tea"})).json()
     assert (hers["agent"], hers["person"], hers["unavailable"]) == ("main", "ada", [])
     assert [fact["text"] for fact in hers["facts"]] == ["likes green tea"]

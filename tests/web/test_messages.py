@@ -25,7 +25,7 @@ async def test_a_message_is_committed_before_it_is_acknowledged(gateway: Gateway
     assert answer.status_code == 202
     where = answer.json()
     assert set(where) == {"session", "seq"}
-    entry = await gateway.running.store.entry(where["session"], where["seq"])
+    entry = await gateway.running.store.get_entry(where["session"], where["seq"])
     assert entry.kind == "heard"
     session = (await client.get(f"/api/sessions/{where['session']}")).json()
     assert set(session) == {"id", "address", "agent", "title", "last_seq", "pending", "state", "compressed_upto", "at"}
@@ -83,7 +83,7 @@ async def test_what_makes_no_sense_is_refused_and_leaves_no_entry(
     answer = await client.post("/api/messages", content=body)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"type", "message", "remedy"}
-    assert await gateway.running.store.feed() == []
+    assert await gateway.running.store.read_feed() == []
 
 
 async def test_the_log_can_be_read_from_any_place_on(gateway: Gateway, client: httpx2.AsyncClient) -> None:
@@ -177,7 +177,7 @@ async def test_commands_work_as_in_any_chat(gateway: Gateway, client: httpx2.Asy
     session = (await client.post("/api/messages", json={"chat": "x", "text": "/whoami"})).json()["session"]
 
     async def told() -> bool:
-        return any(entry["kind"] == "told" for entry in await gateway.entries(session))
+        return any(entry["kind"] == "notified" for entry in await gateway.entries(session))
 
     await eventually(told)
 
@@ -278,19 +278,19 @@ async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tm
                     assert sent.status_code == 202, sent.text
 
             await asyncio.gather(*map(write, range(16)))
-            assert (await numbers())["everhold_pending"] > 9_000
+            assert (await numbers())["everhold_messages_pending"] > 9_000
             model.free.set()
 
             async def answered() -> bool:
                 await asyncio.sleep(0.5)
                 seen = await numbers()
-                return not seen["everhold_pending"] and seen["everhold_turns_total"] >= min(chats, 2)
+                return not seen["everhold_messages_pending"] and seen["everhold_turns_total"] >= min(chats, 2)
 
             await eventually(answered, seconds=600)
             peak = gateway.peak_bytes()
         assert await gateway.kill(signal.SIGTERM) == 0
         store = SqliteStore.open(gateway.home.store, chance=Dice())
-        heard = [e.body.text for e in await store.feed(limit=200_000) if isinstance(e.body, Heard)]
+        heard = [e.body.text for e in await store.read_feed(limit=200_000) if isinstance(e.body, Heard)]
         assert sorted(heard) == sorted(f"m{n}" for n in range(10_000))
         assert await store.verify() == []
         await store.close()

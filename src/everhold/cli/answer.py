@@ -27,13 +27,13 @@ class Answer:
         kind, body, op = entry["kind"], entry["body"] or {}, entry["op"]
         if kind in ("began", "took") and self.seq in body.get("takes", ()):
             self.op = entry["seq"] if kind == "began" else op
-        elif self.again and self.op is None and kind == "began" and body.get("what") == "turn":
+        elif self.again and self.op is None and kind == "began" and body.get("type") == "turn":
             self.op = entry["seq"]  # they are older than all that waits, so the next turn has them
         if self.op is None or op != self.op:
             return False
         if kind == "said":
             self.said.append(body.get("text", ""))
-        elif kind == "told":
+        elif kind == "notified":
             self.told.append(body.get("text", ""))
             self.beside = body.get("text", "") if body.get("about") == "reply" else self.beside
         elif kind == "changed" and body.get("change", {}).get("again"):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from everhold.cli.render import Screen, moment, one_line, safe, width
 
 STYLES: Final = {
-    "heard": ("cyan",), "said": ("green",), "told": ("yellow",), "noted": ("blue",), "folded": ("blue",),
+    "heard": ("cyan",), "said": ("green",), "notified": ("yellow",), "noted": ("blue",), "compressed": ("blue",),
     "erased": ("red",),
 }  # fmt: skip
 
@@ -24,12 +24,14 @@ def summary(entry: dict[str, Any]) -> str:
         case "heard":
             command = body.get("command")
             return f"/{command['name']} {command.get('argument', '')}".strip() if command else body["text"]
-        case "said" | "told" | "noted":
+        case "said" | "notified" | "noted":
             return str(body["text"])
         case "began":
-            return _joined(body["what"], _list("takes", body.get("takes")), _named("under fold", body.get("fold")))
+            return _joined(
+                body["type"], _list("takes", body.get("takes")), _named("under compression", body.get("compression"))
+            )
         case "took":
-            return _joined(_list("takes", body.get("takes")), _named("under fold", body.get("fold")))
+            return _joined(_list("takes", body.get("takes")), _named("under compression", body.get("compression")))
         case "thought":
             calls = ", ".join(call["tool"] for call in body.get("calls", ()))
             cut = "cut off" if body.get("finish") == "length" else ""
@@ -43,11 +45,11 @@ def summary(entry: dict[str, Any]) -> str:
             usage = body.get("usage", {})
             tokens = usage.get("input", 0) + usage.get("output", 0)
             return _joined(body.get("outcome", "done"), body.get("reason", ""), f"{tokens:,} tokens" if tokens else "")
-        case "folded":
+        case "compressed":
             return _joined(f"covers all up to {body['covers']}", body["summary"])
         case "changed":
             change = dict(body["change"])
-            what = change.pop("what")
+            what = change.pop("type")
             return _joined(what, ", ".join(f"{key} {value}" for key, value in change.items()))
         case "erased":
             return _joined(_list("entries", body["seqs"]), body.get("why", ""))
@@ -84,9 +86,9 @@ def markdown(session: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Iter
     for entry in entries:
         body, kind = entry["body"], entry["kind"]
         who = entry["author"].removeprefix("person:").removeprefix("agent:")
-        if kind in ("heard", "said", "told", "noted", "folded"):
-            word = {"told": " (notice)", "noted": " (remembered)", "folded": " (summary)"}.get(kind, "")
-            text = "*(erased)*" if body is None else body["summary" if kind == "folded" else "text"]
+        if kind in ("heard", "said", "notified", "noted", "compressed"):
+            word = {"notified": " (notice)", "noted": " (remembered)", "compressed": " (summary)"}.get(kind, "")
+            text = "*(erased)*" if body is None else body["summary" if kind == "compressed" else "text"]
             if kind == "heard" and body is not None and body.get("command"):
                 text = f"`{summary(entry)}`"
             yield f"**{safe(who)}**{word} · {moment(entry['at'])} · {entry['seq']}\n\n{safe(text)}\n"
@@ -101,10 +103,10 @@ def messages(entries: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     undone = {
         op
         for entry in log
-        if entry["kind"] == "changed" and entry["body"] and entry["body"]["change"]["what"] == "undo"
+        if entry["kind"] == "changed" and entry["body"] and entry["body"]["change"]["type"] == "operations_undone"
         for op in entry["body"]["change"]["ops"]
     }
-    turns = {e["seq"] for e in log if e["kind"] == "began" and e["body"] and e["body"]["what"] == "turn"} - undone
+    turns = {e["seq"] for e in log if e["kind"] == "began" and e["body"] and e["body"]["type"] == "turn"} - undone
     heard = {entry["seq"]: entry for entry in log if entry["kind"] == "heard" and entry["body"]}
     for entry in log:
         body, op = entry["body"], entry["op"] if entry["kind"] != "began" else entry["seq"]

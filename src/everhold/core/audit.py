@@ -10,24 +10,24 @@ from msgspec import Struct
 
 from everhold.core.entries import (
     GIVES_BACK,
+    AddressBound,
     Began,
-    Bound,
-    Branched,
+    BranchedFrom,
     Called,
     Changed,
+    Compressed,
+    ContextReset,
     Ended,
     Entry,
     Erased,
-    Folded,
-    Fresh,
     Heard,
     Kind,
     Noted,
+    OperationsUndone,
     Returned,
     Said,
     Thought,
     Took,
-    Undone,
 )
 from everhold.ports.store import Session
 
@@ -131,7 +131,7 @@ class _Walk:
             entries=self.kinds.total(),
             heard=self.kinds["heard"],
             turns=sum(what == "turn" for what in self.whats.values()),
-            folds=self.kinds["folded"],
+            folds=self.kinds["compressed"],
         )
 
     def step(self, entry: Entry) -> None:
@@ -158,13 +158,13 @@ class _Walk:
                 self.find("P5", f"{entry.kind} without an audience", seq=entry.seq)
             case Ended():
                 self._end(entry, entry.body)
-            case Folded():
+            case Compressed():
                 self._fold(entry, entry.body)
-            case Changed(change=Undone(ops=ops, again=again)):
+            case Changed(change=OperationsUndone(ops=ops, again=again)):
                 self._undo(entry, ops, again=again)
-            case Changed(change=Fresh()) | Erased():
+            case Changed(change=ContextReset()) | Erased():
                 self.generation += 1
-            case Changed(change=Branched()):
+            case Changed(change=BranchedFrom()):
                 self.branch = True
             case _:
                 pass  # nothing that a promise here speaks of
@@ -185,7 +185,7 @@ class _Walk:
         if not self.born:
             # the first thing in a session's life is somebody speaking, or a deliberate branch: never a job
             born = isinstance(entry.body, Heard | Noted) or (
-                isinstance(entry.body, Changed) and isinstance(entry.body.change, Branched | Bound)
+                isinstance(entry.body, Changed) and isinstance(entry.body.change, BranchedFrom | AddressBound)
             )
             if not born and entry.body is not None:
                 self.find("P6", f"the session begins with {entry.kind}, not with somebody speaking", seq=entry.seq)
@@ -205,7 +205,7 @@ class _Walk:
                 self.heard[entry.seq] = False
             case Kind.THOUGHT | Kind.RETURNED:
                 self.blurred.add(entry.op or 0)
-            case Kind.FOLDED:
+            case Kind.COMPRESSED:
                 self.generation += 1
             case _:
                 pass
@@ -216,16 +216,16 @@ class _Walk:
             self.find("P5", "a message without a person or an audience", seq=entry.seq)
 
     def _begin(self, entry: Entry, body: Began) -> None:
-        blocking = [op for op, began in self.running.items() if began.what == "turn" or began.blocking]
-        if (body.what == "turn" or body.blocking) and blocking:
-            self.find("P3", f"{body.what} {entry.seq} began while {blocking[0]} was running", seq=entry.seq)
-        folding = [op for op, began in self.running.items() if began.what == "fold"]
-        if body.what == "fold" and folding:
+        blocking = [op for op, began in self.running.items() if began.type == "turn" or began.blocking]
+        if (body.type == "turn" or body.blocking) and blocking:
+            self.find("P3", f"{body.type} {entry.seq} began while {blocking[0]} was running", seq=entry.seq)
+        folding = [op for op, began in self.running.items() if began.type == "compression"]
+        if body.type == "compression" and folding:
             self.find("P3", f"fold {entry.seq} began while fold {folding[0]} was running", seq=entry.seq)
         if self.branch:
             self.inherited = max(self.inherited, body.generation - self.generation)
         self.running[entry.seq] = body
-        self.whats[entry.seq] = body.what
+        self.whats[entry.seq] = body.type
         self._take(entry, body.takes)
 
     def _take(self, entry: Entry, takes: Sequence[int]) -> None:
@@ -278,7 +278,7 @@ class _Walk:
             for seq in self.takes.pop(op, []):
                 self.consumed.pop(seq, None)
 
-    def _fold(self, entry: Entry, body: Folded) -> None:
+    def _fold(self, entry: Entry, body: Compressed) -> None:
         inherited = body.generation - self.generation
         if inherited < self.inherited or (inherited > self.inherited and not self.branch):
             self.find("P1", f"fold {entry.op} was made of another view than it replaced", seq=entry.seq)

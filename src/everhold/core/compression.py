@@ -12,8 +12,8 @@ from everhold.core.context import SHORT_TEXT, View, messages, oversized, rendere
 from everhold.core.entries import (
     Call,
     Called,
+    Compressed,
     Ended,
-    Folded,
     Heard,
     Kept,
     Kind,
@@ -147,7 +147,7 @@ def plan(view: View, *, keep: int, session: str, used: int | None = None) -> Pla
 
 def _kept(part: View) -> tuple[Kept, ...]:
     """Rules, corrections and questions nobody answered, verbatim; those of the earlier fold first."""
-    found = list(part.fold.body.kept) if part.fold is not None and isinstance(part.fold.body, Folded) else []
+    found = list(part.fold.body.kept) if part.fold is not None and isinstance(part.fold.body, Compressed) else []
     for exchange in part.exchanges:
         outcome = next((s.body.outcome for s in exchange.steps if isinstance(s.body, Ended)), "done")
         for entry in exchange.heard:
@@ -188,7 +188,7 @@ def _has(pattern: re.Pattern[str], hints: tuple[str, ...], text: str) -> bool:
 
 def _effects(part: View) -> tuple[str, ...]:
     """What was done outside in the part, and how it ended; what the earlier fold lists first."""
-    lines = list(part.fold.body.effects) if part.fold is not None and isinstance(part.fold.body, Folded) else []
+    lines = list(part.fold.body.effects) if part.fold is not None and isinstance(part.fold.body, Compressed) else []
     for exchange in part.exchanges:
         calls: dict[str, Call] = {}
         started: set[str] = set()
@@ -269,14 +269,16 @@ def remaining(plan_: Plan, done: Plan, summary: str) -> Plan | None:
     if not left:
         return None
     # it stands where the last of what it speaks of stood
-    last = structs.replace(done.part.exchanges[-1].steps[-1], kind=Kind.FOLDED, body=Folded(summary=summary, covers=0))
+    last = structs.replace(
+        done.part.exchanges[-1].steps[-1], kind=Kind.COMPRESSED, body=Compressed(summary=summary, covers=0)
+    )
     return structs.replace(plan_, part=View(fold=last, exchanges=left))
 
 
 def _unkept(plan_: Plan) -> View:
     """What the summary has to stand for: of the earlier fold all but what stays word for word anyway."""
     part = plan_.part
-    if part.fold is None or not isinstance(part.fold.body, Folded):
+    if part.fold is None or not isinstance(part.fold.body, Compressed):
         return part
     earlier, stays = part.fold.body, set(plan_.kept)
     body = structs.replace(
@@ -310,7 +312,7 @@ def objection(summary: str, plan_: Plan) -> str:
     return ""
 
 
-def tokens_after(folded: Folded, plan_: Plan) -> int:
+def tokens_after(folded: Compressed, plan_: Plan) -> int:
     text = rendered(folded.summary, folded.kept, folded.effects)
     return tokens((Message(role="user", text=text),)) + plan_.tokens_kept
 

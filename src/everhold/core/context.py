@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from everhold.core.entries import Began, Ended, Entry, Folded, Heard, Kept, Kind, Returned, Thought, Took
+from everhold.core.entries import Began, Compressed, Ended, Entry, Heard, Kept, Kind, Returned, Thought, Took
 from everhold.core.turn import NOT_RUN
 from everhold.ports.model import Message, Request, ToolSpec
 from everhold.ports.store import Operation
@@ -84,17 +84,17 @@ def choose(operations: Iterable[Operation], *, at: int, fold: int | None = None,
     newest: Operation | None = None
     turns: list[Operation] = []
     for operation in operations:
-        if operation.what == "fold" and operation.op == fold:
+        if operation.type == "compression" and operation.op == fold:
             newest = operation if operation.state == "done" else None
             continue
         if operation.op >= at or not live(operation, at):
             continue
-        if operation.what == "fresh":
+        if operation.type == "context_reset":
             fresh = max(fresh, operation.op)
-        elif operation.what == "turn" and operation.state in IN_VIEW:
+        elif operation.type == "turn" and operation.state in IN_VIEW:
             if not over or 0 < operation.last < at:
                 turns.append(operation)
-        elif operation.what == "fold" and operation.state == "done" and operation.last < at and fold is None:
+        elif operation.type == "compression" and operation.state == "done" and operation.last < at and fold is None:
             if newest is None or operation.last > newest.last:
                 newest = operation
     # an earlier context's summary ended with that context, even one that a turn of it still made afterwards
@@ -120,7 +120,7 @@ def assemble(selection: Selection, entries: Iterable[Entry]) -> View:
             by_seq[entry.seq] = entry
         elif op in steps:
             steps[op].append(entry)
-        elif op == fold_op and type(entry.body) is Folded:
+        elif op == fold_op and type(entry.body) is Compressed:
             fold = entry
     exchanges = []
     for turn in selection.turns:
@@ -137,7 +137,7 @@ def messages(view: View, *, stubs: frozenset[int] = frozenset(), recalled: str =
     `recalled` stands right before what the last turn heard: beside the message it serves, and in that turn only.
     """
     out: list[Message] = []
-    if view.fold is not None and isinstance(view.fold.body, Folded):
+    if view.fold is not None and isinstance(view.fold.body, Compressed):
         out.append(Message(role="user", name="everhold", text=_summary(view.fold.body)))
     for exchange in view.exchanges:
         out.extend(_exchange(exchange, stubs, recalled if exchange is view.exchanges[-1] else ""))
@@ -287,7 +287,7 @@ def shortened(text: str, seq: int) -> str:
     )
 
 
-def _summary(fold: Folded) -> str:
+def _summary(fold: Compressed) -> str:
     return rendered(fold.summary, fold.kept, fold.effects)
 
 

@@ -1,6 +1,6 @@
 """The log's nouns: an entry, its kinds, and who and where they speak of. Frozen, and never aware of a store.
 
-An entry is written once. What a kind means for the derived tables (pending, operations, lanes) is the store's
+An entry is written once. What a kind means for the derived tables (pending, operations, bindings) is the store's
 business and follows from the entry alone, so those tables can always be built again from the log.
 """
 
@@ -97,22 +97,22 @@ class Heard(Record, frozen=True):
 class Began(Record, frozen=True):
     """An operation started and consumes the heard entries in `takes`. Its id is this entry's seq."""
 
-    what: Literal["turn", "fold", "command", "job"]
+    type: Literal["turn", "compression", "command", "job"]
     takes: tuple[int, ...] = ()
-    fold: int = 0
-    """The fold in force for its context (an operation id, 0 for none). Pinned, so that a resume sees the same."""
+    compression: int = 0
+    """The compression in force for its context (an operation id, 0: none). Pinned, so that a resume sees the same."""
     generation: int = 0
     blocking: bool = False
-    reader: str = ""
-    """The lane that works on it."""
+    consumer: str = ""
+    """The consumer that works on it."""
     trigger: str = ""
 
 
 class Took(Record, frozen=True):
-    """A running turn took messages that arrived meanwhile (steering), or pinned another fold because it had to."""
+    """A running turn took messages that arrived meanwhile (steering), or had to pin another compression."""
 
     takes: tuple[int, ...] = ()
-    fold: int | None = None
+    compression: int | None = None
 
 
 INVALID: Final = "__invalid__"
@@ -225,7 +225,7 @@ OUTAGE: Final = "outage"
 """What a turn's notice is about that no model could be asked. In older logs it is about `model`."""
 
 
-class Told(Record, frozen=True):
+class Notified(Record, frozen=True):
     """A notice of the gateway's own to a person. Delivered like a reply, never part of the model's context."""
 
     text: str
@@ -251,7 +251,7 @@ class Ended(Record, frozen=True):
 
 
 class Kept(Record, frozen=True):
-    """Words that stay as they were said when what is around them is folded."""
+    """Words that stay as they were said when what is around them is compressed."""
 
     seq: int
     text: str
@@ -259,7 +259,7 @@ class Kept(Record, frozen=True):
     why: Literal["rule", "correction", "question"] = "rule"
 
 
-class Folded(Record, frozen=True):
+class Compressed(Record, frozen=True):
     """A summary that stands for every whole operation up to `covers`."""
 
     summary: str
@@ -268,7 +268,7 @@ class Folded(Record, frozen=True):
     effects: tuple[str, ...] = ()
     """What was done outside, and how it ended, a line each."""
     based_on: int = 0
-    """The earlier fold whose summary went into this one (its operation id)."""
+    """The earlier compression whose summary went into this one (its operation id)."""
     generation: int = 0
     model: str = ""
     trigger: str = ""
@@ -277,25 +277,34 @@ class Folded(Record, frozen=True):
     tokens_after: int = 0
 
 
-class Fresh(Record, frozen=True, tag_field="what", tag="fresh"):
-    """A fresh context: operations begun before this leave the view."""
+def snake_case(name: str) -> str:
+    """`AddressBound` -> `address_bound`."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
-class Titled(Record, frozen=True, tag_field="what", tag="title"):
+class SessionChange(Record, frozen=True, tag_field="type", tag=snake_case):
+    """Base of all changes to a session. The stored tag of a change is its class name in snake_case."""
+
+
+class ContextReset(SessionChange, frozen=True):
+    """The context starts again: operations begun before this leave the view."""
+
+
+class SessionTitled(SessionChange, frozen=True):
     """A display name; with `memory` the name providers see changes from here on, too."""
 
     title: str
     memory: bool = False
 
 
-class Undone(Record, frozen=True, tag_field="what", tag="undo"):
-    """These operations (turns or folds) leave the view. `again`: their messages are pending once more."""
+class OperationsUndone(SessionChange, frozen=True):
+    """These operations (turns or compressions) leave the view. `again`: their messages are pending once more."""
 
     ops: tuple[int, ...]
     again: bool = False
 
 
-class Bound(Record, frozen=True, tag_field="what", tag="bind"):
+class AddressBound(SessionChange, frozen=True):
     """An address leads to this session from now on; `previous` is where it led before."""
 
     address: str
@@ -303,14 +312,14 @@ class Bound(Record, frozen=True, tag_field="what", tag="bind"):
     by: str = ""
 
 
-class Unbound(Record, frozen=True, tag_field="what", tag="unbind"):
-    """The other half of a `bind`: this session lost an address to `session`. Follows through a lane."""
+class AddressUnbound(SessionChange, frozen=True):
+    """The backlink of an `AddressBound`: this session lost an address to `session`."""
 
     address: str
     session: str
 
 
-class Branched(Record, frozen=True, tag_field="what", tag="branch"):
+class BranchedFrom(SessionChange, frozen=True):
     """This session starts as a branch of `parent` as it was at `at`."""
 
     parent: str
@@ -318,21 +327,21 @@ class Branched(Record, frozen=True, tag_field="what", tag="branch"):
     by: str = ""
 
 
-class Sprouted(Record, frozen=True, tag_field="what", tag="sprout"):
-    """The other half of a `branch`, in the parent."""
+class BranchCreated(SessionChange, frozen=True):
+    """The backlink of a `BranchedFrom`, in the parent."""
 
     session: str
     at: int
 
 
-class Halted(Record, frozen=True, tag_field="what", tag="halt"):
-    """Somebody asked for the running operation `op` to end; whoever holds it ends it."""
+class StopRequested(SessionChange, frozen=True):
+    """A person asked for the running operation `op` to end; the worker that holds it ends it."""
 
     op: int
 
 
-class Wanted(Record, frozen=True, tag_field="what", tag="want"):
-    """Somebody asked for a compression; the fold lane makes it when no turn is running."""
+class CompressionRequested(SessionChange, frozen=True):
+    """A person asked for a compression; the compression worker makes it when no turn is running."""
 
     keep: int | None = None
     """Exchanges to leave as they are; None: as configured."""
@@ -340,7 +349,7 @@ class Wanted(Record, frozen=True, tag_field="what", tag="want"):
     tell: Place | None = None
 
 
-class Tasked(Record, frozen=True, tag_field="what", tag="task"):
+class TaskRequested(SessionChange, frozen=True):
     """Somebody gave a task to be worked on beside the conversation."""
 
     text: str
@@ -348,14 +357,14 @@ class Tasked(Record, frozen=True, tag_field="what", tag="task"):
     stamp: Stamp = Stamp()
 
 
-class Named(Record, frozen=True, tag_field="what", tag="name"):
+class MemoryNameSet(SessionChange, frozen=True):
     """The name memory instance `memory` uses for this session."""
 
     memory: str
     name: str
 
 
-class Chose(Record, frozen=True, tag_field="what", tag="choose"):
+class SettingChosen(SessionChange, frozen=True):
     """A setting of this session alone, such as its model. An empty value goes back to the configuration."""
 
     setting: str
@@ -363,7 +372,18 @@ class Chose(Record, frozen=True, tag_field="what", tag="choose"):
 
 
 ChangeOf: TypeAlias = (
-    Fresh | Titled | Undone | Bound | Unbound | Branched | Sprouted | Halted | Wanted | Tasked | Named | Chose
+    ContextReset
+    | SessionTitled
+    | OperationsUndone
+    | AddressBound
+    | AddressUnbound
+    | BranchedFrom
+    | BranchCreated
+    | StopRequested
+    | CompressionRequested
+    | TaskRequested
+    | MemoryNameSet
+    | SettingChosen
 )
 
 
@@ -377,15 +397,19 @@ class Erased(Record, frozen=True):
     """Bodies were removed for good. What remains of them is their place, their kind and their digest."""
 
     seqs: tuple[int, ...]
-    folds: tuple[int, ...] = ()
-    """Folds (operation ids) whose summary contained it: they leave the view."""
+    compressions: tuple[int, ...] = ()
+    """Compressions (operation ids) whose summary contained it: they leave the view."""
     by: str = ""
     why: str = ""
 
 
 Body: TypeAlias = (
-    Heard | Began | Took | Thought | Called | Returned | Noted | Said | Told | Ended | Folded | Changed | Erased
+    Heard | Began | Took | Thought | Called | Returned | Noted | Said | Notified | Ended | Compressed | Changed | Erased
 )
+
+
+RESERVED_KINDS: Final = frozenset({"approval_requested", "approval_decided"})
+"""Kinds that a later version brings. Nothing else may use these names."""
 
 
 class Kind(StrEnum):
@@ -397,11 +421,16 @@ class Kind(StrEnum):
     RETURNED = "returned"
     NOTED = "noted"
     SAID = "said"
-    TOLD = "told"
+    NOTIFIED = "notified"
     ENDED = "ended"
-    FOLDED = "folded"
+    COMPRESSED = "compressed"
     CHANGED = "changed"
     ERASED = "erased"
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        if value in RESERVED_KINDS:
+            raise ValueError(f"the kind {value!r} is reserved for a later version of everhold")
 
 
 BODIES: Final[dict[Kind, type[Record]]] = {
@@ -413,13 +442,14 @@ BODIES: Final[dict[Kind, type[Record]]] = {
     Kind.RETURNED: Returned,
     Kind.NOTED: Noted,
     Kind.SAID: Said,
-    Kind.TOLD: Told,
+    Kind.NOTIFIED: Notified,
     Kind.ENDED: Ended,
-    Kind.FOLDED: Folded,
+    Kind.COMPRESSED: Compressed,
     Kind.CHANGED: Changed,
     Kind.ERASED: Erased,
 }
 _KINDS: Final = {body: kind for kind, body in BODIES.items()}
+assert RESERVED_KINDS.isdisjoint(Kind), "a reserved kind is in use"
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODERS: Final = {kind: msgspec.json.Decoder(body) for kind, body in BODIES.items()}
 

@@ -16,11 +16,11 @@ from everhold.core.entries import (
     Heard,
     Kind,
     Noted,
+    OperationsUndone,
     Returned,
     Said,
     Stamp,
     Thought,
-    Undone,
 )
 from everhold.ports.memory import Exchange, Job, Memory, Note, Retraction, Utterance
 
@@ -51,7 +51,7 @@ def matters(entry: Entry) -> bool:
             return entry.op is not None and outcome in REMEMBERED
         case Noted():
             return True
-        case Changed(change=Undone()):
+        case Changed(change=OperationsUndone()):
             return True
         case _:
             return False

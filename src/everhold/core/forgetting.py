@@ -14,28 +14,28 @@ from msgspec import Struct
 from everhold.core.entries import (
     Began,
     Changed,
+    Compressed,
+    CompressionRequested,
     Entry,
-    Folded,
     Heard,
     Kind,
-    Named,
+    MemoryNameSet,
     Noted,
+    Notified,
     Returned,
     Said,
+    SessionTitled,
     Stamp,
-    Tasked,
+    TaskRequested,
     Thought,
-    Titled,
-    Told,
     Took,
-    Wanted,
 )
 from everhold.core.schedule import Schedule
 
 SHORTEST: Final = 4
 """Characters of a word by which something can be told to be repeated."""
 _WORD: Final = re.compile(r"\w+")
-_WORDY: Final = (Kind.HEARD, Kind.THOUGHT, Kind.RETURNED, Kind.NOTED, Kind.SAID, Kind.TOLD, Kind.FOLDED)
+_WORDY: Final = (Kind.HEARD, Kind.THOUGHT, Kind.RETURNED, Kind.NOTED, Kind.SAID, Kind.NOTIFIED, Kind.COMPRESSED)
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -51,17 +51,19 @@ class Part(Struct, frozen=True, kw_only=True):
 def wordy(entry: Entry) -> bool:
     """Whether an entry holds words that are still there."""
     if isinstance(entry.body, Changed):
-        return isinstance(entry.body.change, Tasked | Titled | Wanted | Named)
+        return isinstance(entry.body.change, TaskRequested | SessionTitled | CompressionRequested | MemoryNameSet)
     return entry.body is not None and entry.kind in _WORDY
 
 
 def _titled(entry: Entry) -> bool:
     stamp = stamp_of(entry)
-    return bool(stamp and stamp.title) or (isinstance(entry.body, Changed) and isinstance(entry.body.change, Titled))
+    return bool(stamp and stamp.title) or (
+        isinstance(entry.body, Changed) and isinstance(entry.body.change, SessionTitled)
+    )
 
 
 def _named(entry: Entry) -> bool:
-    return isinstance(entry.body, Changed) and isinstance(entry.body.change, Named)
+    return isinstance(entry.body, Changed) and isinstance(entry.body.change, MemoryNameSet)
 
 
 def scheduled_by(schedule: Schedule, names: Collection[str]) -> bool:
@@ -79,7 +81,7 @@ def spoken_by(entry: Entry, names: Collection[str]) -> bool:
 
 def stamp_of(entry: Entry) -> Stamp | None:
     match entry.body:
-        case Heard(stamp=stamp) | Said(stamp=stamp) | Noted(stamp=stamp) | Changed(change=Tasked(stamp=stamp)):
+        case Heard(stamp=stamp) | Said(stamp=stamp) | Noted(stamp=stamp) | Changed(change=TaskRequested(stamp=stamp)):
             return stamp
         case _:
             return None
@@ -114,7 +116,7 @@ def theirs(entries: Sequence[Entry], names: Collection[str], *, others: Collecti
         if entry.seq > first
         and entry.seq not in gone
         and wordy(entry)
-        and not isinstance(entry.body, Heard | Folded | Changed)
+        and not isinstance(entry.body, Heard | Compressed | Changed)
         and not distinct.isdisjoint(vocabulary(words(entry)))
     }
     return Part(seqs=tuple(sorted(gone | repeated)), repeated=tuple(sorted(repeated)))
@@ -123,15 +125,17 @@ def theirs(entries: Sequence[Entry], names: Collection[str], *, others: Collecti
 def words(entry: Entry) -> str:
     """All that an entry says."""
     match entry.body:
-        case Heard(text=text) | Said(text=text) | Noted(text=text) | Told(text=text) | Returned(text=text):
+        case Heard(text=text) | Said(text=text) | Noted(text=text) | Notified(text=text) | Returned(text=text):
             return text
         case Thought(text=text, reasoning=reasoning, calls=calls):
             asked = [json.dumps(call.arguments, ensure_ascii=False, default=str) for call in calls]
             return "\n".join((text, reasoning, *asked))
-        case Folded(summary=summary, kept=kept, effects=effects):
+        case Compressed(summary=summary, kept=kept, effects=effects):
             return "\n".join((summary, *(one.text for one in kept), *effects))
         case (
-            Changed(change=Tasked(text=text)) | Changed(change=Titled(title=text)) | Changed(change=Wanted(focus=text))
+            Changed(change=TaskRequested(text=text))
+            | Changed(change=SessionTitled(title=text))
+            | Changed(change=CompressionRequested(focus=text))
         ):
             return text
         case _:

@@ -160,8 +160,8 @@ class Look:
 
     def _lanes(self, db: apsw.Connection) -> Iterator[Cure]:
         late = db.execute(
-            "select reader, count(*), min(since), max(attempts), max(error) from lanes "
-            "where due is not null and (error <> '' or since < ?) group by reader order by reader",
+            "select consumer, count(*), min(since), max(attempts), max(error) from cursors "
+            "where due is not null and (error <> '' or since < ?) group by consumer order by consumer",
             (self.now - LAG_SECONDS,),
         )
         for reader, count, since, attempts, error in late:
@@ -176,7 +176,7 @@ class Look:
             else:
                 yield _cure("lanes", text, "everhold logs", level="note")
         parked = db.execute(
-            "select reader, count(*), max(reason) from parked where state = 'parked' group by 1 order by 1"
+            "select consumer, count(*), max(reason) from dead_letters where state = 'dead' group by 1 order by 1"
         )
         for reader, count, reason in parked:
             text = f"{count} items of {reader} were given up on: {reason}"

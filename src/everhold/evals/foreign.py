@@ -72,7 +72,7 @@ def _turns(entries: list[dict[str, Any]]) -> tuple[Turn, ...]:
     }
     turns: list[Turn] = []
     for began in entries:
-        if began["kind"] != "began" or not began["body"] or began["body"].get("what") != "turn":
+        if began["kind"] != "began" or not began["body"] or began["body"].get("type") != "turn":
             continue
         mine = [e for e in entries if e["op"] == began["seq"] and e["body"]]
         takes = [

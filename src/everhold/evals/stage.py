@@ -17,7 +17,7 @@ import msgspec
 
 from everhold.core import compression
 from everhold.core.context import messages
-from everhold.core.entries import Call, Entry, Folded, Heard, Noted, Returned, Said, Thought, Usage
+from everhold.core.entries import Call, Compressed, Entry, Heard, Noted, Returned, Said, Thought, Usage
 from everhold.errors import Overloaded
 from everhold.evals.conversation import Act, Conversation, Turn
 from everhold.evals.score import Score, invented, judge, normal
@@ -159,13 +159,15 @@ def play(conversation: Conversation, summariser: Model, *, folds: int, keep: int
         session = sessions[-1]
         shown = scenery.player.shown
         assert shown is not None
-        log = house.run(house.store.entries(session))
-        folded = [entry.body for entry in log if isinstance(entry.body, Folded)]
+        log = house.run(house.store.list_entries(session))
+        folded = [entry.body for entry in log if isinstance(entry.body, Compressed)]
         tail = [m for m in shown.messages if not (m.name == "everhold" and m.text.startswith("[Summary"))]
         seen, rest = (normal("\n".join(map(_words, part))) for part in (shown.messages, tail))
         told = normal("\n".join(_told(entry) for entry in log))
         hits = _search(house, session, log, [question.ask for question in conversation.questions])
-        before = house.run(view_at(house.store, house.run(house.store.session(session)), at=log[-1].seq + 1, fold=0))
+        before = house.run(
+            view_at(house.store, house.run(house.store.get_session(session)), at=log[-1].seq + 1, fold=0)
+        )
         report = house.run(house.control.audit())
         said = conversation.words()
         return Score(
@@ -174,7 +176,7 @@ def play(conversation: Conversation, summariser: Model, *, folds: int, keep: int
             model=watched.name,
             asked=str(folds) if folds else "auto",
             folds=len(folded),
-            same_session=len(set(sessions)) == 1 and len(house.run(house.store.sessions())) == 1,
+            same_session=len(set(sessions)) == 1 and len(house.run(house.store.list_sessions())) == 1,
             broken=tuple(f"{finding.promise}: {finding.text}" for finding in report.broken),
             refused=tuple(str(line["reason"]) for line in house.diary.of("compression.refused")),
             outcomes=tuple(

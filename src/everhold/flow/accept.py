@@ -13,20 +13,31 @@ from msgspec import structs
 from everhold.core.access import Admission, audience, bare, is_notice, label
 from everhold.core.address import derive
 from everhold.core.commands import TALK, parse
+from everhold.core.consumers import COMMANDS, TURN
 from everhold.core.entries import Draft, Heard, Place, Stamp, clean, cleansed
 from everhold.core.ids import session_id
 from everhold.errors import Conflict
 from everhold.flow.gates import Bells, Gates
+from everhold.flow.state import update_state_record
 from everhold.ports.platform import SCHEDULED, UNREADABLE, Incoming, Verdict
-from everhold.ports.store import Change, Committed, Opening, Step, Wake
+from everhold.ports.store import (
+    Change,
+    Committed,
+    Opening,
+    StateNamespace,
+    StateWrite,
+    Step,
+    Wakeup,
+    make_state_scope,
+)
 
 Reception: TypeAlias = Callable[[Incoming], Awaitable[Admission]]
 """Who is this, and may they speak? Configuration and people are behind it."""
 
 MOST_KNOWN: Final = 10_000
-MIND: Final = "mind"
-DESK: Final = "desk"
-_WAKES: Final = {reader: (Wake(reader=reader),) for reader in (MIND, DESK)}
+MOST_CONFLICTS: Final = 1_000
+"""How often in a row other writers may come before one message. Of those that collide, one always gets through."""
+_WAKES: Final = {reader: (Wakeup(consumer=reader),) for reader in (TURN, COMMANDS)}
 
 
 class Known(NamedTuple):
@@ -47,6 +58,8 @@ class Accept:
         self.bells = bells
         self._known: dict[tuple[object, ...], Known] = {}
         """By all that an address and a stamp are made of."""
+        self._offsets: dict[tuple[str, str], int] = {}
+        """The versions of platform offsets, by scope and key, once everything that was begun is committed."""
 
     async def __call__(self, incoming: Incoming) -> Verdict:
         incoming = presentable(incoming)
@@ -65,17 +78,68 @@ class Accept:
         if admission.ignored:
             await self._pass_by(incoming)
             return Verdict(outcome="ignored")
-        while True:
+        for attempt in range(MOST_CONFLICTS):
             try:
                 return await self._commit(incoming, admission)
             except Conflict:
-                continue  # somebody else opened the session in this very moment: it is there now
+                # Another writer came first: it opened the session, or moved the offset. What it wrote is there now.
+                if attempt == MOST_CONFLICTS - 1 or not await self._still_holds(incoming.state_write):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     async def _pass_by(self, incoming: Incoming) -> None:
         """Nothing of it is kept, but how far the platform was read is."""
-        if incoming.position is not None:
-            at = self.gates.clock.now()
-            await self.gates.store.commit(Change(step=Step.POSITION, session="", at=at, position=incoming.position))
+        at = self.gates.clock.now()
+        if incoming.state_write is not None:
+            writes = (incoming.state_write,)
+            await self.gates.store.commit(Change(step=Step.STATE, session="", at=at, state_writes=writes))
+        if (offset := incoming.offset) is not None:
+            await update_state_record(
+                self.gates.store,
+                StateNamespace.PLATFORM_OFFSET,
+                offset.key,
+                scope=make_state_scope(incoming.origin.platform, incoming.origin.account),
+                at=at,
+                decide=lambda _: offset.value,
+            )
+
+    async def _still_holds(self, write: StateWrite | None) -> bool:
+        """Whether the record has the version that `write` names. If it has not, trying again would not help."""
+        if write is None:
+            return True
+        record = await self.gates.store.get_state_record(write.namespace, write.key, scope=write.scope)
+        return (0 if record is None else record.version) == write.version
+
+    async def _move_offset(self, incoming: Incoming) -> tuple[StateWrite, ...]:
+        """The write that goes with a message: how far the account was read by it."""
+        if incoming.offset is None:
+            return ()
+        origin, offset = incoming.origin, incoming.offset
+        scope = make_state_scope(origin.platform, origin.account)
+        version = self._offsets.get((scope, offset.key))
+        if version is None:
+            record = await self.gates.store.get_state_record(StateNamespace.PLATFORM_OFFSET, offset.key, scope=scope)
+            version = 0 if record is None else record.version
+        if version:
+            if len(self._offsets) >= MOST_KNOWN:
+                self._offsets.clear()
+            # The store commits in order, so the next message can name the version that this one makes.
+            self._offsets[scope, offset.key] = version + 1
+        return (
+            StateWrite(
+                namespace=StateNamespace.PLATFORM_OFFSET,
+                key=offset.key,
+                scope=scope,
+                value=offset.value,
+                version=version,
+            ),
+        )
+
+    def _forget_offset(self, incoming: Incoming) -> None:
+        """Another writer moved the offset: read it again before the next write."""
+        if incoming.offset is not None:
+            scope = make_state_scope(incoming.origin.platform, incoming.origin.account)
+            self._offsets.pop((scope, incoming.offset.key), None)
 
     async def _commit(self, incoming: Incoming, admission: Admission) -> Verdict:
         gates, origin = self.gates, incoming.origin
@@ -92,8 +156,11 @@ class Accept:
             new = True
         session, stamp, author, bound = known
         body = heard(incoming, stamp, admission)
-        wake = DESK if body.command else MIND
+        wake = COMMANDS if body.command else TURN
         entries = (Draft(body=body, author=author, dedup=dedup_key(incoming)),)
+        state_writes = await self._move_offset(incoming)
+        if incoming.state_write is not None:
+            state_writes += (incoming.state_write,)
         # a hand that is offered is kept free from here on: nothing may go wrong before the commit
         wakes = self.bells.offer(_WAKES[wake]) if body.asks else ()
         change = Change(
@@ -103,14 +170,15 @@ class Accept:
             opens=opens,
             bound=bound if opens is None else None,
             entries=entries,
-            wakes=wakes,
-            position=incoming.position,
+            wakeups=wakes,
+            state_writes=state_writes,
             blobs=incoming.files,
         )
         try:
             done = await (self._keep(change) if wakes and wakes[0].owner else gates.store.commit(change))
         except Conflict:
             self._known.pop(whereabouts, None)
+            self._forget_offset(incoming)
             raise
         if new:
             if len(self._known) >= MOST_KNOWN:
@@ -124,7 +192,7 @@ class Accept:
         if opens is not None:
             gates.log.info("session.bound", session=session, address=stamp.address)
         gates.log.info("message.accepted", session=session, seq=done.seqs[0], asks=body.asks)
-        if wake != MIND or not done.claims:  # else the session's turn begins only now, and reads it then
+        if wake != TURN or not done.claims:  # else the session's turn begins only now, and reads it then
             self.bells.ring(session, work=body.asks and not done.claims)
         return Verdict(outcome="accepted", session=session, seq=done.seqs[0])
 
@@ -144,7 +212,7 @@ class Accept:
             apart=admission.apart,
         )
         address = str(place)
-        found = await gates.store.whereto(address)
+        found = await gates.store.get_bound_session(address)
         session, title = found or (session_id(at, gates.chance.bytes(10)), "")
         stamp = Stamp(
             person=admission.person,
@@ -160,10 +228,10 @@ class Accept:
     async def _keep(self, change: Change) -> Committed:
         """Commit, and have lanes worked on that were taken with it, even if whoever brought the message is gone."""
         task = asyncio.get_running_loop().create_task(self.gates.store.commit(change))
-        task.add_done_callback(functools.partial(self._taken, change.wakes))
+        task.add_done_callback(functools.partial(self._taken, change.wakeups))
         return await asyncio.shield(task)
 
-    def _taken(self, wakes: tuple[Wake, ...], task: asyncio.Task[Committed]) -> None:
+    def _taken(self, wakes: tuple[Wakeup, ...], task: asyncio.Task[Committed]) -> None:
         failed = task.cancelled() or task.exception() is not None
         self.bells.hand_over(wakes, () if failed else task.result().claims)
 

@@ -15,16 +15,16 @@ from everhold.core.entries import (
     Began,
     Body,
     Changed,
+    Compressed,
     Ended,
     Entry,
     Erased,
-    Folded,
-    Halted,
     Kind,
     Noted,
+    OperationsUndone,
+    StopRequested,
     Thought,
     Took,
-    Undone,
 )
 from everhold.errors import Misuse, NotFound
 from everhold.ports.store import Operation, Session, Store
@@ -36,8 +36,8 @@ ERASABLE: Final = (
     Kind.RETURNED,
     Kind.NOTED,
     Kind.SAID,
-    Kind.TOLD,
-    Kind.FOLDED,
+    Kind.NOTIFIED,
+    Kind.COMPRESSED,
 )
 """Kinds that hold somebody's words. The others hold the session together; of them only some changes say something."""
 
@@ -52,25 +52,25 @@ class Amendment(Struct, frozen=True, kw_only=True):
 async def undo(store: Store, session: Session, *, what: str = "turn", count: int = 1, again: bool = False) -> Amendment:
     """Take back the newest turns, or the newest fold. `again`: answer their messages once more."""
     if what == "compress":
-        folds = await newest(store, session, "fold", 1)
+        folds = await newest(store, session, "compression", 1)
         if not folds:
             return Amendment(say="There is no compression to undo.")
-        undone = Undone(ops=(folds[0].op,))
+        undone = OperationsUndone(ops=(folds[0].op,))
         return Amendment(bodies=(Changed(change=undone),), say="The compression is undone; the originals are back.")
     if session.running == "turn":
         return Amendment(say="A turn is running. /stop it first.")
     turns = await newest(store, session, "turn", count)
     if not turns:
         return Amendment(say="There is nothing to undo.")
-    undone = Undone(ops=tuple(sorted(turn.op for turn in turns)), again=again)
+    undone = OperationsUndone(ops=tuple(sorted(turn.op for turn in turns)), again=again)
     taken = f"Took back {len(turns)} turn{'s' if len(turns) > 1 else ''}."
     return Amendment(bodies=(Changed(change=undone),), say="Trying again." if again else taken)
 
 
 async def stop(store: Store, session: Session) -> Amendment:
     """Ask for the running turn to end."""
-    for operation in await store.operations(session.id, what=("turn",), states=("running",)):
-        return Amendment(bodies=(Changed(change=Halted(op=operation.op)),), say="Stopping.")
+    for operation in await store.list_operations(session.id, types=("turn",), states=("running",)):
+        return Amendment(bodies=(Changed(change=StopRequested(op=operation.op)),), say="Stopping.")
     return Amendment(say="Nothing is running.")
 
 
@@ -79,11 +79,11 @@ async def newest(store: Store, session: Session, what: str, count: int) -> list[
     found: list[Operation] = []
     before: int | None = None
     at = session.last_seq + 1
-    marks = await store.operations(session.id, what=("fresh",), newest_first=True, limit=8)
+    marks = await store.list_operations(session.id, types=("context_reset",), newest_first=True, limit=8)
     fresh = next((mark.op for mark in marks if live(mark, at)), 0)
     while len(found) < count and (
-        page := await store.operations(
-            session.id, what=(what,), after=fresh, before=before, newest_first=True, limit=max(8, count)
+        page := await store.list_operations(
+            session.id, types=(what,), after=fresh, before=before, newest_first=True, limit=max(8, count)
         )
     ):
         found += [op for op in page if live(op, at) and op.state in IN_VIEW and op.state != "running"]
@@ -105,7 +105,7 @@ class Erasure(Struct, frozen=True, kw_only=True):
 
 async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: str, why: str) -> Erasure:
     """Plan the removal of `seqs`: with the folds and recorded requests that contain them, and whoever is at it."""
-    entries = {entry.seq: entry for entry in await store.entries(session.id)}
+    entries = {entry.seq: entry for entry in await store.list_entries(session.id)}
     missing = [seq for seq in seqs if seq not in entries]
     if missing:
         raise NotFound(f"session {session.id} has no entry {missing[0]}")
@@ -115,25 +115,25 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
             f"entry {structure[0]} of session {session.id} is {entries[structure[0]].kind}: it holds no words to erase",
             remedy=f"erase entries of these kinds: {', '.join(ERASABLE)}",
         )
-    operations = await store.operations(session.id)
+    operations = await store.list_operations(session.id)
     holders = _holders(entries.values(), set(seqs))
     # an operation that began at or after the first of them may have had it in its context
     first = min(seqs, default=0)
     # a summary holds what it covers, and what the summary it was made from held
-    summaries = [entries[seq].op or 0 for seq in seqs if entries[seq].kind is Kind.FOLDED]
+    summaries = [entries[seq].op or 0 for seq in seqs if entries[seq].kind is Kind.COMPRESSED]
     folds = tuple(
         op.op
         for op in operations
-        if op.what == "fold"
+        if op.type == "compression"
         and op.state == "done"
         and (any(holder <= op.covers for holder in holders) or any(op.op >= fold for fold in summaries))
         and op.last > first
     )
-    jobs = {op.op for op in operations if op.what == "job"}
+    jobs = {op.op for op in operations if op.type == "job"}
     gone = set(seqs)
     blobs: set[str] = set()
     for entry in entries.values():
-        if isinstance(entry.body, Folded) and entry.op in folds:
+        if isinstance(entry.body, Compressed) and entry.op in folds:
             gone.add(entry.seq)
         if isinstance(entry.body, Thought) and entry.seq >= first:
             blobs.update(blob for blob in (entry.body.recall, entry.body.why) if blob)
@@ -143,7 +143,7 @@ async def erasure(store: Store, session: Session, seqs: Sequence[int], *, by: st
         if isinstance(entry.body, Thought) and entry.op in jobs and entry.seq > first:
             gone.add(entry.seq)
     running = tuple(op.op for op in operations if op.state == "running" and op.op >= min(holders, default=first))
-    erased = Erased(seqs=tuple(sorted(gone)), folds=folds, by=by, why=why)
+    erased = Erased(seqs=tuple(sorted(gone)), compressions=folds, by=by, why=why)
     return Erasure(
         seqs=erased.seqs,
         bodies=(erased,),
@@ -183,4 +183,4 @@ def command(
     bodies: tuple[Body, ...], *, trigger: str, takes: tuple[int, ...] = (), reader: str = ""
 ) -> tuple[Body, ...]:
     """Bodies as an operation of their own."""
-    return (Began(what="command", takes=takes, reader=reader, trigger=trigger), *bodies, Ended())
+    return (Began(type="command", takes=takes, consumer=reader, trigger=trigger), *bodies, Ended())

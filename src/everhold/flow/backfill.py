@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
+from everhold.core.consumers import backfill_consumer, memory_consumer
 from everhold.core.entries import Began, Ended, Entry, Heard, Kind, Noted, Said, Took
 from everhold.core.exchange import matters
 from everhold.core.tokens import weigh
 from everhold.flow.facts import Facts
 from everhold.flow.gates import Gates
 from everhold.flow.lane import Look
-from everhold.flow.remember import MOST_ITEMS, PAGE, Remember, reader_of
-from everhold.ports.store import Change, Claim, Item, Position, Session, Step, Store, Wake
+from everhold.flow.remember import MOST_ITEMS, PAGE, Remember
+from everhold.ports.store import Change, Claim, Item, Session, StateNamespace, StateWrite, Step, Store, Wakeup
 
-READER: Final = "backfill"
 PER_MINUTE: Final = 60
 """Exchanges and notes, unless somebody says otherwise: services charge, and limit."""
 _READ: Final = (Kind.HEARD, Kind.SAID, Kind.NOTED, Kind.ENDED, Kind.CHANGED)
@@ -45,6 +45,8 @@ class Stretch(Struct, frozen=True, kw_only=True):
     after: int
     upto: int
     stood: int
+    version: int
+    """Of the order that was there when this was found out."""
     items: int
     tokens: int
     since: float
@@ -87,7 +89,7 @@ class Backfill(Remember):
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
         now = self.gates.clock.monotonic()
         # what comes after its end is nothing to it: it does not stay due for that
-        last = (await self.store.session(claim.session)).last_seq
+        last = (await self.store.get_session(claim.session)).last_seq
         if (seconds := self.meter.wait(now)) > 0:
             return Look(load=None, upto=last, wait=seconds)
         if after == self.order.stood:
@@ -100,22 +102,23 @@ class Backfill(Remember):
         return structs.replace(look, upto=last)
 
 
-def lane_of(instance: str) -> str:
-    return f"{READER}:{instance}"
+def _order_key(instance: str, session: str) -> str:
+    return f"{instance}:{session}"
 
 
 async def order_of(store: Store, instance: str, session: str) -> Order:
     """As it was written down; nothing to do if it was not."""
-    value = await store.position(platform=READER, account=instance, name=session)
-    upto, per_minute, *way = map(int, (value or "0 1").split(" "))
-    after, stood = way or (0, -1)  # those of before there were ways back have none
+    record = await store.get_state_record(StateNamespace.BACKFILL, _order_key(instance, session))
+    upto, per_minute, after, stood = map(int, ("0 1 0 -1" if record is None else record.value).split(" "))
     return Order(upto=upto, per_minute=per_minute, after=after, stood=stood)
 
 
 async def holding(store: Store, notes: Facts | None, session: Session, places: Sequence[Entry]) -> list[Entry]:
     """Those of these places at which something stands that holds by now: turns that are not undone, and notes."""
     ops = [entry.op for entry in places if entry.op is not None and isinstance(entry.body, Ended)]
-    turns = await store.operations(session.id, what=("turn",), after=min(ops) - 1, before=max(ops) + 1) if ops else []
+    turns = (
+        await store.list_operations(session.id, types=("turn",), after=min(ops) - 1, before=max(ops) + 1) if ops else []
+    )
     stand = {turn.op for turn in turns if not turn.undone_at}
     gone = await notes.gone(session.agent, places) if notes is not None else set()
     return [
@@ -136,15 +139,16 @@ async def stretch(
     until: float = float("inf"),
 ) -> Stretch | None:
     """What of a session a memory was never handed and would be, within a time; None if there is nothing."""
-    begun = await store.lane(lane_of(instance), session.id)
-    stood = begun.position if begun is not None else -1
+    ordered = await store.get_state_record(StateNamespace.BACKFILL, _order_key(instance, session.id))
+    begun = await store.get_cursor(backfill_consumer(instance), session.id)
+    stood = begun.processed_seq if begun is not None else -1
     handed = await _handed(store, session.id, instance) if begun is not None else set()
     upto = min(session.last_seq, await _own_beginning(store, session, instance))
     first, last, items, tokens = 0, 0, 0, 0
     earliest = latest = 0.0
     at = 0
     while at < upto:
-        page = await store.entries(session.id, after=at, upto=upto, kinds=_READ, limit=PAGE)
+        page = await store.list_entries(session.id, after=at, upto=upto, kinds=_READ, limit=PAGE)
         within = [entry for entry in page if since <= entry.at < until]
         new = [entry for entry in within if matters(entry) and entry.seq not in handed]
         places = [
@@ -163,46 +167,48 @@ async def stretch(
     if not items:
         return None
     return Stretch(
-        session=session.id, agent=session.agent, after=first - 1, upto=last, stood=stood, items=items, tokens=tokens,
-        since=earliest, until=latest,
+        session=session.id, agent=session.agent, after=first - 1, upto=last, stood=stood,
+        version=0 if ordered is None else ordered.version, items=items, tokens=tokens, since=earliest, until=latest,
     )  # fmt: skip
 
 
 async def _own_beginning(store: Store, session: Session, instance: str) -> int:
     """The last entry before those that the memory's own lane takes care of."""
-    reader = reader_of(instance)
-    lane = await store.lane(reader, session.id)
+    reader = memory_consumer(instance)
+    lane = await store.get_cursor(reader, session.id)
     if lane is None:
         return session.last_seq
-    taken = [one.seq for one in await store.receipts(session.id, reader=reader)]
-    taken += [one.seq for one in await store.parked(session=session.id, reader=reader)]
-    taken += [item.seq for item in lane.flight.items] if lane.flight else []
-    return min(taken) - 1 if taken else lane.position
+    taken = [one.seq for one in await store.list_receipts(session.id, consumer=reader)]
+    taken += [one.seq for one in await store.list_dead_letters(session=session.id, consumer=reader)]
+    taken += [item.seq for item in lane.in_flight.items] if lane.in_flight else []
+    return min(taken) - 1 if taken else lane.processed_seq
 
 
 async def _handed(store: Store, session: str, instance: str) -> set[int]:
     """What a backfill is done with, on its way, or has given up."""
-    reader = lane_of(instance)
-    handed = {one.seq for one in await store.receipts(session, reader=reader)}
-    handed |= {one.seq for one in await store.parked(session=session, reader=reader, state="")}
-    lane = await store.lane(reader, session)
-    return handed | {item.seq for item in lane.flight.items} if lane is not None and lane.flight else handed
+    reader = backfill_consumer(instance)
+    handed = {one.seq for one in await store.list_receipts(session, consumer=reader)}
+    handed |= {one.seq for one in await store.list_dead_letters(session=session, consumer=reader, state="")}
+    lane = await store.get_cursor(reader, session)
+    return handed | {item.seq for item in lane.in_flight.items} if lane is not None and lane.in_flight else handed
 
 
 async def _still_says(store: Store, place: Entry) -> bool:
     """Whether anything is left to hand over at a place that was passed: of a turn, unless all of it was erased."""
     if place.op is None or isinstance(place.body, Noted):
         return True
-    steps = await store.entries(place.session, after=place.op - 1, upto=place.seq)
+    steps = await store.list_entries(place.session, after=place.op - 1, upto=place.seq)
     own = [entry.body for entry in steps if entry.op == place.op]
-    heard = await store.cited({(place.session, seq) for it in own if isinstance(it, Began | Took) for seq in it.takes})
+    heard = await store.get_cited_entries(
+        {(place.session, seq) for it in own if isinstance(it, Began | Took) for seq in it.takes}
+    )
     return any(isinstance(it, Said) for it in own) or any(it.entry.body is not None for it in heard.values())
 
 
 async def _weight(store: Store, page: Sequence[Entry], places: Sequence[Entry]) -> int:
     """Tokens of what was said on a page and is not undone, and of the notes among `places`."""
     said = {(entry.session, entry.seq) for entry in page if isinstance(entry.body, Heard | Said)}
-    stand = [it.entry for it in (await store.cited(said)).values() if not it.undone]
+    stand = [it.entry for it in (await store.get_cited_entries(said)).values() if not it.undone]
     return sum(weigh(it.body.text) for it in (*stand, *places) if isinstance(it.body, Heard | Said | Noted))
 
 
@@ -212,14 +218,22 @@ def requests(stretches: Sequence[Stretch]) -> int:
 
 
 async def begin(gates: Gates, one: Stretch, instance: str, *, per_minute: int) -> None:
-    """Write down what is to be done, and let it be done. Begun again, it goes on, or back to what it left out."""
-    order = f"{one.upto} {per_minute} {one.after} {one.stood}"
+    """Write down what is to be done, and let it be done. Begun again, it goes on, or back to what it left out.
+
+    Raises Conflict if another operator ordered a backfill of the session since `one` was found out.
+    """
+    order = StateWrite(
+        namespace=StateNamespace.BACKFILL,
+        key=_order_key(instance, one.session),
+        value=f"{one.upto} {per_minute} {one.after} {one.stood}",
+        version=one.version,
+    )
     await gates.store.commit(
         Change(
             step=Step.REPLAY,
             session=one.session,
             at=gates.clock.now(),
-            position=Position(platform=READER, account=instance, name=one.session, value=order),
-            wakes=(Wake(reader=lane_of(instance), start=one.after),),
+            state_writes=(order,),
+            wakeups=(Wakeup(consumer=backfill_consumer(instance), start=one.after),),
         )
     )

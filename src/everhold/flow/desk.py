@@ -5,43 +5,42 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from everhold.core import compression
+from everhold.core import compression, consumers
 from everhold.core.commands import compress_arguments, help_text, number
 from everhold.core.entries import (
     OWN,
+    AddressBound,
     Began,
     Body,
-    Bound,
-    Branched,
+    BranchedFrom,
     Changed,
-    Chose,
     Command,
+    CompressionRequested,
+    ContextReset,
     Draft,
     Ended,
     Entry,
-    Fresh,
     Heard,
     Kind,
-    Named,
+    MemoryNameSet,
     Noted,
-    Tasked,
-    Titled,
-    Told,
+    Notified,
+    SessionTitled,
+    SettingChosen,
+    TaskRequested,
     Usage,
-    Wanted,
 )
 from everhold.core.ids import session_id
 from everhold.core.naming import Origin
 from everhold.core.split import split
 from everhold.errors import Conflict
-from everhold.flow import access, amend, fold, health, job, memo, waits
+from everhold.flow import access, amend, health, memo, waits
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.plan import plan
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.flow.view import view_at
-from everhold.ports.store import Change, Claim, LaneUpdate, Opening, Position, Session, Step, Wake
+from everhold.ports.store import Change, Claim, CursorUpdate, Opening, Session, StateWrite, Step, Wakeup
 
-READER: Final = "desk"
 MOST_FAILURES: Final = 4
 """A command that fell over so often is given up."""
 MOST_LISTED: Final = 50
@@ -65,17 +64,17 @@ class Desk:
         self.runtimes = runtimes
         self.bells = bells
         self.day = day
-        self.failures = claim.lane.attempts
+        self.failures = claim.cursor.attempts
         self.log = gates.log.bind(session=claim.session)
 
     async def run(self) -> None:
         while True:
-            session = await self.store.session(self.claim.session)
-            pending = await self.store.pending(session.id)
+            session = await self.store.get_session(self.claim.session)
+            pending = await self.store.list_pending(session.id)
             entry = next((e for e in pending if isinstance(e.body, Heard) and e.body.command), None)
             if entry is None:
-                update = LaneUpdate(idle_at=session.last_seq, attempts=0, error="", release=True)
-                await self._commit(Step.SETTLE, (), lane=update)
+                update = CursorUpdate(idle_at=session.last_seq, attempts=0, error="", release=True)
+                await self._commit(Step.CURSOR_SETTLE, (), lane=update)
                 return
             try:
                 if self.failures >= MOST_FAILURES:
@@ -90,16 +89,16 @@ class Desk:
         """A command that fell over again and again must not keep the others waiting: it ends failed, and says so."""
         assert isinstance(entry.body, Heard)
         runtime = self.runtimes.runtime(session.agent, session.choices)
-        reason = self.claim.lane.error or "it fell over"
+        reason = self.claim.cursor.error or "it fell over"
         text = f"That command could not be carried out: {reason}"
-        told = Told(
+        told = Notified(
             text=text,
             about="command",
             to=entry.body.origin,
             parts=split(text, runtime.text_limit(entry.body.origin)),
         )
         bodies: tuple[Body, ...] = (
-            Began(what="command", takes=(entry.seq,), reader=READER, trigger="failed"),
+            Began(type="command", takes=(entry.seq,), consumer=consumers.COMMANDS, trigger="failed"),
             told,
             Ended(outcome="failed", reason=reason),
         )
@@ -111,12 +110,12 @@ class Desk:
         command = entry.body.command
         runtime = self.runtimes.runtime(session.agent, session.choices)
         takes = [entry.seq]
-        wakes: list[Wake] = []
+        wakes: list[Wakeup] = []
         changes: tuple[Body, ...] = ()
-        position: Position | None = None
+        state_write: StateWrite | None = None
         match command.name:
             case "new":
-                changes, reply = (Changed(change=Fresh()),), "A fresh start. The session and its memory stay."
+                changes, reply = (Changed(change=ContextReset()),), "A fresh start. The session and its memory stay."
                 wakes += runtime.turning()
             case "title":
                 changes, reply = self._title(session, runtime, entry.body, command.argument)
@@ -124,16 +123,16 @@ class Desk:
                 amendment = await self._undo(session, command)
                 changes, reply = amendment.bodies, amendment.say
                 if command.name == "retry" and changes:
-                    wakes.append(Wake(reader="mind"))
+                    wakes.append(Wakeup(consumer=consumers.TURN))
                 wakes += runtime.remembers() if changes else ()
             case "compress":
                 changes, reply = await self._compress(session, runtime, entry.body, command.argument)
-                wakes += [Wake(reader=fold.READER)] if changes else []
+                wakes += [Wakeup(consumer=consumers.COMPRESSION)] if changes else []
             case "background":
                 if command.argument:
-                    task = Tasked(text=command.argument, tell=entry.body.origin, stamp=entry.body.stamp)
+                    task = TaskRequested(text=command.argument, tell=entry.body.origin, stamp=entry.body.stamp)
                     changes, reply = (Changed(change=task),), "I will work on that, and say so here when it is done."
-                    wakes.append(Wake(reader=job.READER))
+                    wakes.append(Wakeup(consumer=consumers.TASKS))
                 else:
                     reply = "Say what to work on: /background TEXT"
             case "stop":
@@ -151,7 +150,7 @@ class Desk:
                 wakes += runtime.remembers() if changes else ()
             case "schedule":
                 planned = await plan(self.gates, session, entry, command.argument, zone=runtime.zone)
-                reply, position = planned.say, planned.position
+                reply, state_write = planned.say, planned.state_write
             case "halt":
                 # what runs is told to end, what waits is put aside: nothing is lost, and nothing is answered
                 changes = (await amend.stop(self.store, session)).bodies
@@ -187,7 +186,7 @@ class Desk:
                 reply = await self._sessions(session, entry)
             case _:
                 reply = help_text()
-        told = Told(
+        told = Notified(
             text=reply,
             about=command.name,
             to=entry.body.origin,
@@ -195,10 +194,15 @@ class Desk:
         )
         quiet = command.name == "halt" and command.argument == "quietly"
         said = changes if quiet else (*changes, told)
-        bodies = amend.command(said, trigger=command.name, takes=tuple(sorted(takes)), reader=READER)
+        bodies = amend.command(said, trigger=command.name, takes=tuple(sorted(takes)), reader=consumers.COMMANDS)
         wakes += runtime.voices(bodies)
         await self._commit(
-            Step.COMMAND, bodies, by=entry.author, seen=session.last_seq, wakes=tuple(wakes), position=position
+            Step.COMMAND,
+            bodies,
+            by=entry.author,
+            seen=session.last_seq,
+            wakes=tuple(wakes),
+            state_write=state_write,
         )
         self.log.info("command.done", command=command.name)
 
@@ -220,13 +224,15 @@ class Desk:
         title = argument.removesuffix("--memory").strip()
         if not title:
             return (), f"This session is called “{session.title or session.id}”. /title NAME renames it."
-        changes: list[Body] = [Changed(change=Titled(title=title, memory=memory))]
+        changes: list[Body] = [Changed(change=SessionTitled(title=title, memory=memory))]
         if memory:
             origin = Origin(session=session.id, owner=heard.stamp.person, title=title, address=session.address)
-            changes += [Changed(change=Named(memory=it, name=runtime.naming(it, origin))) for it in runtime.memories]
+            changes += [
+                Changed(change=MemoryNameSet(memory=it, name=runtime.naming(it, origin))) for it in runtime.memories
+            ]
         return tuple(changes), f"Named “{title}”." + (" Memories follow." if memory else "")
 
-    def _model(self, session: Session, runtime: Runtime, name: str) -> tuple[tuple[Body, ...], str, list[Wake]]:
+    def _model(self, session: Session, runtime: Runtime, name: str) -> tuple[tuple[Body, ...], str, list[Wakeup]]:
         """Another model for this session, the configured one again, or just a word about the one it has."""
         if not name:
             chosen = session.choices.get("model", "")
@@ -241,8 +247,8 @@ class Desk:
         then = self.runtimes.runtime(session.agent, {**session.choices, "model": value})
         reply = f"Model for this session: {then.model}{'' if value else ', as configured'}."
         # what waits for the one before, however long that asked for, is put to this one now
-        wakes = [Wake(reader=reader, whom=then.whom) for reader in waits.READERS if then.whom]
-        return (Changed(change=Chose(setting="model", value=value)),), reply, wakes
+        wakes = [Wakeup(consumer=reader, waits_for=then.whom) for reader in waits.READERS if then.whom]
+        return (Changed(change=SettingChosen(setting="model", value=value)),), reply, wakes
 
     async def _compress(
         self, session: Session, runtime: Runtime, heard: Heard, argument: str
@@ -255,7 +261,7 @@ class Desk:
             return (), "There is nothing to compress."
         if preview:
             return (), compression.preview(plan)
-        wanted = Wanted(keep=keep, focus=focus, tell=heard.origin)
+        wanted = CompressionRequested(keep=keep, focus=focus, tell=heard.origin)
         return (Changed(change=wanted),), "I am compressing our conversation. What you write meanwhile is kept."
 
     async def _branch(self, session: Session, entry: Entry) -> str:
@@ -266,13 +272,13 @@ class Desk:
             return "This conversation began elsewhere, and is not yours to branch."
         new = session_id(self.gates.clock.now(), self.gates.chance.bytes(10))
         at = entry.seq - 1
-        branched = Changed(change=Branched(parent=session.id, at=at, by=entry.author))
+        branched = Changed(change=BranchedFrom(parent=session.id, at=at, by=entry.author))
         # an earlier command may have led the address away after this one was heard
-        leads_to = await self.store.resolve(address) or session.id
-        bound = Changed(change=Bound(address=address, previous=leads_to, by=entry.author))
+        leads_to = await self.store.resolve_address(address) or session.id
+        bound = Changed(change=AddressBound(address=address, previous=leads_to, by=entry.author))
         done = await self.gates.commit(
             Change(
-                step=Step.TIE,
+                step=Step.BACKLINK,
                 session=new,
                 at=self.gates.clock.now(),
                 opens=Opening(agent=session.agent, address=address, parent=session.id, parent_at=at, bind=False),
@@ -280,7 +286,7 @@ class Desk:
                     Draft(body=branched, author=entry.author, dedup=f"branch:{session.id}:{entry.seq}"),
                     Draft(body=bound, author=entry.author),
                 ),
-                wakes=(Wake(reader="tie"),),
+                wakeups=(Wakeup(consumer=consumers.BACKLINKS),),
             )
         )
         self.log.info("session.branched", parent=session.id, branch=done.session)
@@ -294,7 +300,7 @@ class Desk:
         if not name:
             return "Say which one: /resume ID. /sessions lists yours."
         mine = [one async for one in self._open_to(session, entry)]
-        led = await self.store.resolve(name)
+        led = await self.store.resolve_address(name)
         found = [one for one in mine if one.id == name] or [one for one in mine if _may_mean(name, one, led=led)]
         if not found:
             return f"You have no session {name!r} to go on in here. /sessions lists yours."
@@ -302,19 +308,19 @@ class Desk:
             some = ", ".join(one.id for one in found[:5])
             return f"{name!r} names {len(found)} sessions of yours: {some}. /resume ID takes one of them."
         target = found[0]
-        leads_to = await self.store.resolve(entry.body.stamp.address) or session.id
+        leads_to = await self.store.resolve_address(entry.body.stamp.address) or session.id
         if target.id == leads_to:
             return f"You are in session {target.id}."
-        bound = Bound(address=entry.body.stamp.address, previous=leads_to, by=entry.author)
+        bound = AddressBound(address=entry.body.stamp.address, previous=leads_to, by=entry.author)
         await self.gates.commit(
             Change(
-                step=Step.TIE,
+                step=Step.BACKLINK,
                 session=target.id,
                 at=self.gates.clock.now(),
                 entries=(
                     Draft(body=Changed(change=bound), author=entry.author, dedup=f"resume:{session.id}:{entry.seq}"),
                 ),
-                wakes=(Wake(reader="tie"),),
+                wakeups=(Wakeup(consumer=consumers.BACKLINKS),),
             )
         )
         self.log.info("session.bound", session=target.id, address=bound.address, previous=leads_to)
@@ -339,10 +345,10 @@ class Desk:
     async def _usage(self, session: Session, person: str) -> str:
         """What this session came to, and whoever asks today, with every agent."""
         total = Usage()
-        for entry in await self.store.entries(session.id, kinds=(Kind.ENDED,)):
+        for entry in await self.store.list_entries(session.id, kinds=(Kind.ENDED,)):
             if isinstance(entry.body, Ended):
                 total += entry.body.usage
-        today = await self.store.spent(f"person:{person}", self.day())
+        today = await self.store.get_spend(f"person:{person}", self.day())
         return (
             f"{total.input} tokens in, {total.output} out, {total.usd:.4f} USD.\n"
             f"You, everywhere, today: {today.tokens} tokens, {today.usd:.4f} USD."
@@ -364,9 +370,9 @@ class Desk:
         *,
         by: str = "system",
         seen: int | None = None,
-        lane: LaneUpdate | None = None,
-        wakes: tuple[Wake, ...] = (),
-        position: Position | None = None,
+        lane: CursorUpdate | None = None,
+        wakes: tuple[Wakeup, ...] = (),
+        state_write: StateWrite | None = None,
     ) -> None:
         await self.gates.commit(
             Change(
@@ -379,9 +385,9 @@ class Desk:
                 ),
                 claim=self.claim,
                 seen=seen,
-                lane=lane,
-                wakes=wakes,
-                position=position,
+                cursor=lane,
+                wakeups=wakes,
+                state_writes=() if state_write is None else (state_write,),
             )
         )
         if wakes:

@@ -12,6 +12,7 @@ import functools
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeVar
 
+from everhold.core.consumers import place_consumer
 from everhold.core.entries import Ended, Place
 from everhold.errors import EverholdError, InDoubt, LeaseLost
 from everhold.flow import voice
@@ -122,8 +123,8 @@ class Sketch:
     async def _show(self) -> None:
         try:
             # what is being delivered comes first: a draft never stands above an earlier reply
-            lane = await self.gates.store.lane(voice.reader_of(self.place), self.claim.session)
-            if lane is not None and (lane.since is not None or lane.flight is not None):
+            lane = await self.gates.store.get_cursor(place_consumer(self.place), self.claim.session)
+            if lane is not None and (lane.since is not None or lane.in_flight is not None):
                 return
             self.remote = await left_behind(self.gates.store, self.claim.session, self.op, self.place)
             if not self.remote:
@@ -143,7 +144,7 @@ class Sketch:
         """Show something, if the turn is still ours: a successor waits only so long before it shows the final text."""
         out = self._out()
         ends = self.gates.clock.monotonic() + self.deadline
-        lane = await self.gates.store.lane(self.claim.reader, self.claim.session)
+        lane = await self.gates.store.get_cursor(self.claim.consumer, self.claim.session)
         if lane is None or lane.fence != self.claim.fence:
             raise LeaseLost(f"session {self.claim.session}: operation {self.op} is in other hands")
         left = ends - self.gates.clock.monotonic()
@@ -166,7 +167,7 @@ class Sketch:
             op=self.op,
             receipts=(
                 Receipt(
-                    reader=voice.reader_of(self.place),
+                    consumer=place_consumer(self.place),
                     session=self.claim.session,
                     seq=self.op,
                     part=PART,
@@ -179,7 +180,7 @@ class Sketch:
 
 async def left_behind(store: Store, session: str, op: int, place: Place) -> str:
     """The draft that an earlier hand showed for this turn, if one did."""
-    shown = await store.receipts(session, seq=op, reader=voice.reader_of(place))
+    shown = await store.list_receipts(session, seq=op, consumer=place_consumer(place))
     return next((receipt.remote for receipt in shown if receipt.part == PART), "")
 
 

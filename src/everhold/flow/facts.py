@@ -54,7 +54,7 @@ class Facts:
 
     async def _look(self) -> None:
         async with self._looking:
-            while page := await self.store.notes(after=self._position, limit=PAGE):
+            while page := await self.store.list_notes(after=self._position, limit=PAGE):
                 for entry in page:
                     await self._take(entry)
                 self._position = page[-1].pos
@@ -73,7 +73,7 @@ class Facts:
                     self._folded.pop(agent, None)
         elif curated(entry):
             if entry.session not in self._agents:
-                self._agents[entry.session] = (await self.store.session(entry.session)).agent
+                self._agents[entry.session] = (await self.store.get_session(entry.session)).agent
             agent = self._agents[entry.session]
             self._notes.setdefault(agent, {})[entry.session, entry.seq] = entry
             self._folded.pop(agent, None)

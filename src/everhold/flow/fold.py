@@ -9,21 +9,22 @@ from msgspec import structs
 
 from everhold.core import compression
 from everhold.core.compression import Plan
+from everhold.core.consumers import COMPRESSION
 from everhold.core.context import View
 from everhold.core.entries import (
     Began,
     Body,
     Changed,
+    Compressed,
+    CompressionRequested,
     Draft,
     Ended,
     Entry,
-    Folded,
     Kind,
+    Notified,
     Place,
     Thought,
-    Told,
     Usage,
-    Wanted,
 )
 from everhold.core.retry import wait_seconds
 from everhold.core.tokens import weigh_request
@@ -36,9 +37,8 @@ from everhold.flow.runtime import Runtime, Runtimes, background
 from everhold.flow.view import Views, see, view_at
 from everhold.ports.log import Log
 from everhold.ports.model import Request
-from everhold.ports.store import Change, Claim, LaneUpdate, Operation, Session, Step, Wait, Wake
+from everhold.ports.store import Change, Claim, CursorUpdate, Operation, RetryDelay, Session, Step, Wakeup
 
-READER: Final = "fold"
 MOST_REFUSALS: Final = 5
 """So often in a row a fold ahead of need is tried; every try is an operation in the log."""
 DEADLINE_SECONDS: Final = 180.0
@@ -115,19 +115,19 @@ class Fold:
         if plan is None or not compression.worthwhile(plan, room):
             return Outcome.NOTHING
         began = Began(
-            what="fold",
-            fold=plan.based_on,
+            type="compression",
+            compression=plan.based_on,
             generation=session.generation,
             blocking=blocking,
-            reader=self.claim.reader,
+            consumer=self.claim.consumer,
             trigger=trigger,
         )
         notice: tuple[Body, ...] = ()
         if tell is not None:
             text = "I am compressing our conversation. Your message is kept and will be answered right after."
-            notice = (Told(text=text, about="compression", to=tell, parts=(text,)),)
+            notice = (Notified(text=text, about="compression", to=tell, parts=(text,)),)
         try:
-            op = await self._commit(Step.FOLD_BEGIN, (began, *notice), op=None, generation=session.generation)
+            op = await self._commit(Step.COMPRESSION_BEGIN, (began, *notice), op=None, generation=session.generation)
         except Conflict:
             return Outcome.BUSY  # something runs that must not run beside it, or the view moved: decide anew
         messages_ = sum(len(exchange.heard) for exchange in plan.part.exchanges)
@@ -154,7 +154,7 @@ class Fold:
             return await self._refuse(op, reason, log)
         if self.before is not None:
             await self.before.flush(self.claim, session, plan.part, advice=advice)
-        folded = Folded(
+        folded = Compressed(
             summary=asked.thought.text,
             covers=plan.covers,
             kept=plan.kept,
@@ -169,7 +169,7 @@ class Fold:
         folded = structs.replace(folded, tokens_after=compression.tokens_after(folded, plan))
         try:
             await self._commit(
-                Step.FOLD_END, (folded, Ended(usage=asked.thought.usage)), op=op, generation=session.generation
+                Step.COMPRESSION_END, (folded, Ended(usage=asked.thought.usage)), op=op, generation=session.generation
             )
         except Conflict:
             return await self._refuse(op, "the view changed while the summary was made", log)
@@ -229,7 +229,7 @@ class Fold:
         await self._refuse(operation.op, reason, self.log.bind(op=operation.op))
 
     async def _refuse(self, op: int, reason: str, log: Log) -> Outcome:
-        await self._commit(Step.FOLD_END, (Ended(outcome="refused", reason=reason),), op=op)
+        await self._commit(Step.COMPRESSION_END, (Ended(outcome="refused", reason=reason),), op=op)
         log.warning("compression.refused", reason=reason)
         return Outcome.REFUSED
 
@@ -248,7 +248,8 @@ class Fold:
                 op=op,
                 generation=generation,
                 spends=spends,
-                wakes=self.runtime.voices(bodies) + (self.runtime.turning() if isinstance(bodies[0], Folded) else ()),
+                wakeups=self.runtime.voices(bodies)
+                + (self.runtime.turning() if isinstance(bodies[0], Compressed) else ()),
             )
         )
         self.asked.clear()
@@ -280,13 +281,13 @@ class Ahead:
 
     async def run(self) -> None:
         store = self.gates.store
-        session = await store.session(self.claim.session)
+        session = await store.get_session(self.claim.session)
         runtime = self.runtimes.runtime(session.agent, session.choices)
         fold = Fold(self.gates, self.claim, runtime, bells=self.bells, purses=self.purses, before=self.before)
-        for operation in await store.operations(session.id, what=("fold",), states=("running",)):
-            if operation.reader == READER:
+        for operation in await store.list_operations(session.id, types=("compression",), states=("running",)):
+            if operation.consumer == COMPRESSION:
                 await fold.close(operation, "cut short by a restart")
-        glance = await store.glance(self.claim.session)
+        glance = await store.get_session_snapshot(self.claim.session)
         session = glance.session
         wanted = await self._wanted(session)
         if wanted is not None:
@@ -305,7 +306,7 @@ class Ahead:
                 session, seen.view, trigger="soft", keep=runtime.keep, room=room, used=seen.tokens
             )
         # a summary that was refused again and again waits until there is more to summarise
-        tired = outcome is Outcome.REFUSED and self.claim.lane.attempts + 1 >= MOST_REFUSALS
+        tired = outcome is Outcome.REFUSED and self.claim.cursor.attempts + 1 >= MOST_REFUSALS
         again = outcome in (Outcome.REFUSED, Outcome.BUSY) and not tired
         if not again:
             session = await self._by_now(session)
@@ -316,21 +317,21 @@ class Ahead:
 
         That it has grown is no reason to look once more: a turn that makes a summary needful says so at its end.
         """
-        now = await self.gates.store.session(session.id)
+        now = await self.gates.store.get_session(session.id)
         return now if await self._wanted(now) is None else session
 
     async def _wanted(self, session: Session) -> Entry | None:
         """The next compression that somebody asked for."""
-        after = self.claim.lane.position
-        for entry in await self.gates.store.entries(session.id, after=after, kinds=(Kind.CHANGED,)):
-            if isinstance(entry.body, Changed) and isinstance(entry.body.change, Wanted):
+        after = self.claim.cursor.processed_seq
+        for entry in await self.gates.store.list_entries(session.id, after=after, kinds=(Kind.CHANGED,)):
+            if isinstance(entry.body, Changed) and isinstance(entry.body.change, CompressionRequested):
                 return entry
         return None
 
     async def _obey(self, fold: Fold, session: Session, runtime: Runtime, entry: Entry) -> None:
         """Make a compression that was asked for. The chat waits for it, and hears how it went."""
         assert isinstance(entry.body, Changed)
-        assert isinstance(entry.body.change, Wanted)
+        assert isinstance(entry.body.change, CompressionRequested)
         wanted = entry.body.change
         keep = runtime.keep if wanted.keep is None else wanted.keep
         view = await view_at(self.gates.store, session, at=session.last_seq + 1)
@@ -341,14 +342,16 @@ class Ahead:
         told: tuple[Body, ...] = ()
         if wanted.tell is not None:
             text = await self._report(session, outcome)
-            told = (Told(text=text, about="compress", to=wanted.tell, parts=(text,)),)
+            told = (Notified(text=text, about="compress", to=wanted.tell, parts=(text,)),)
         await self._settle(session, position=entry.seq, again=False, told=told, wakes=runtime.voices(told))
 
     async def _report(self, session: Session, outcome: Outcome) -> str:
-        newest = await self.gates.store.operations(session.id, what=("fold",), newest_first=True, limit=1)
-        entries = await self.gates.store.entries(session.id, after=newest[0].op, upto=newest[0].last) if newest else []
+        newest = await self.gates.store.list_operations(session.id, types=("compression",), newest_first=True, limit=1)
+        entries = (
+            await self.gates.store.list_entries(session.id, after=newest[0].op, upto=newest[0].last) if newest else []
+        )
         if outcome is Outcome.DONE:
-            folded = next(entry.body for entry in entries if isinstance(entry.body, Folded))
+            folded = next(entry.body for entry in entries if isinstance(entry.body, Compressed))
             return (
                 f"Compressed {folded.messages} messages: {folded.tokens_before} tokens are now {folded.tokens_after}. "
                 "/undo compress brings the originals back."
@@ -366,27 +369,27 @@ class Ahead:
         again: bool,
         seconds: float | None = None,
         told: tuple[Body, ...] = (),
-        wakes: tuple[Wake, ...] = (),
+        wakes: tuple[Wakeup, ...] = (),
     ) -> None:
-        attempts = self.claim.lane.attempts + 1 if again else 0
+        attempts = self.claim.cursor.attempts + 1 if again else 0
         wait = (seconds or wait_seconds(attempts, jitter=self.gates.chance.random())) if again else None
-        update = LaneUpdate(
-            position=position,
+        update = CursorUpdate(
+            processed_seq=position,
             attempts=attempts,
-            wait=Wait(seconds=wait) if wait is not None else None,
+            wait=RetryDelay(seconds=wait) if wait is not None else None,
             idle_at=session.last_seq if wait is None else None,
             release=True,
         )
         await self.gates.commit(
             Change(
-                step=Step.SETTLE,
+                step=Step.CURSOR_SETTLE,
                 session=session.id,
                 at=self.gates.clock.now(),
                 entries=tuple(Draft(body=body, author="system") for body in told),
                 claim=self.claim,
-                lane=update,
-                wakes=wakes,
-                redone=not told,
+                cursor=update,
+                wakeups=wakes,
+                durable=bool(told),
             )
         )
         self.bells.ring(session.id)

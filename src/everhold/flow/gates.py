@@ -13,7 +13,7 @@ from everhold.errors import InDoubt, StoreBusy, StoreFull
 from everhold.limit import Limit
 from everhold.ports.clock import Chance, Clock
 from everhold.ports.log import Log
-from everhold.ports.store import Change, Claim, Committed, Store, Wake
+from everhold.ports.store import Change, Claim, Committed, Store, Wakeup
 
 T = TypeVar("T")
 
@@ -77,10 +77,10 @@ class Gates:
 class Hands(Protocol):
     """Whoever works on lanes in this process."""
 
-    def offer(self, wake: Wake) -> Wake:
+    def offer(self, wake: Wakeup) -> Wakeup:
         """The same, to be taken at once if there is a hand free for it, which is kept free until `take`."""
 
-    def take(self, wakes: tuple[Wake, ...], claims: tuple[Claim, ...]) -> None:
+    def take(self, wakes: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
         """What was offered for these is over: begin to work on the lanes that were claimed."""
 
 
@@ -93,10 +93,10 @@ class Bells:
         """Saves those who wake a lane the way round through the store."""
         self._sessions: dict[str, list[asyncio.Event]] = {}
 
-    def offer(self, wakes: tuple[Wake, ...]) -> tuple[Wake, ...]:
+    def offer(self, wakes: tuple[Wakeup, ...]) -> tuple[Wakeup, ...]:
         return wakes if self.hands is None else tuple(map(self.hands.offer, wakes))
 
-    def hand_over(self, wakes: tuple[Wake, ...], claims: tuple[Claim, ...] = ()) -> None:
+    def hand_over(self, wakes: tuple[Wakeup, ...], claims: tuple[Claim, ...] = ()) -> None:
         """However the commit ended that these wakes were offered for: without claims nobody needs the hands."""
         assert self.hands is not None or not claims, "only hands that were offered have claims"
         if self.hands is not None:

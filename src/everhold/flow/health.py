@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from msgspec import Struct, structs
 
+from everhold.core.consumers import BACKFILL_PREFIX, MEMORY_PREFIX, memory_consumer
 from everhold.errors import EverholdError
 from everhold.flow.gates import Gates
 from everhold.flow.memory import Attached
@@ -17,8 +18,6 @@ from everhold.ports.memory import Capability, Health
 from everhold.ports.platform import Delivery
 from everhold.ports.store import Backlog, Handed
 
-READERS: Final = "memory:"
-PAST: Final = "backfill:"
 ASK_SECONDS: Final = 2.0
 """For a provider to say how it is: whoever looks at the status waits for it."""
 
@@ -61,7 +60,9 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 async def conditions(gates: Gates, attached: Sequence[Attached], *, agent: str = "") -> list[Condition]:
     """Every memory that is in use, or has something waiting for it; of one agent, if one is named."""
-    behind = {(it.reader.removeprefix(READERS), it.agent): it for it in await gates.store.backlog(READERS)}
+    behind = {
+        (it.consumer.removeprefix(MEMORY_PREFIX), it.agent): it for it in await gates.store.list_backlogs(MEMORY_PREFIX)
+    }
     there = {(it.instance, it.agent): it for it in attached}
     keys = sorted(key for key in {*behind, *there} if not agent or key[1] == agent)
     said = await asyncio.gather(*(_ask(gates, there.get(key)) for key in keys))
@@ -77,10 +78,10 @@ async def _told(gates: Gates, there: Mapping[tuple[str, str], Attached]) -> dict
     silent = {key for key, it in there.items() if it.delivery is Delivery.UNACKNOWLEDGED}
     if not silent:
         return {}
-    found = {key: Handed(reader=f"{READERS}{key[0]}", agent=key[1], items=0, named=0) for key in silent}
-    for prefix in (READERS, PAST):
-        for it in await gates.store.handed(sorted({f"{prefix}{memory}" for memory, _ in silent})):
-            key = (it.reader.removeprefix(prefix), it.agent)
+    found = {key: Handed(consumer=memory_consumer(key[0]), agent=key[1], items=0, named=0) for key in silent}
+    for prefix in (MEMORY_PREFIX, BACKFILL_PREFIX):
+        for it in await gates.store.count_receipts(sorted({f"{prefix}{memory}" for memory, _ in silent})):
+            key = (it.consumer.removeprefix(prefix), it.agent)
             if (sum_ := found.get(key)) is not None:
                 found[key] = structs.replace(sum_, items=sum_.items + it.items, named=sum_.named + it.named)
     return found

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
-from everhold.core import claims, review
+from everhold.core import claims, consumers, review
 from everhold.core.context import View, messages, stubbed
 from everhold.core.entries import (
     OWN,
@@ -23,13 +23,13 @@ from everhold.core.entries import (
     Heard,
     Kind,
     Noted,
+    Notified,
     Place,
     Returned,
     Said,
     Stamp,
-    Tasked,
+    TaskRequested,
     Thought,
-    Told,
     Usage,
 )
 from everhold.core.exchange import TASKS, report
@@ -42,11 +42,9 @@ from everhold.flow.purse import Purses, Reservation, Worst
 from everhold.flow.runtime import Runtime, Runtimes, background
 from everhold.flow.view import Views, view_at
 from everhold.ports.model import Answer, Message, Request
-from everhold.ports.store import Change, Claim, LaneUpdate, Session, Spend, Step, Store, Wait, Wake
+from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Session, Spend, Step, Store, Wakeup
 from everhold.ports.tool import Effect, ToolContext
 
-READER: Final = TASKS
-REVIEW: Final = "review"
 MOST_ROUNDS: Final = 8
 DEADLINE_SECONDS: Final = 300.0
 CUT: Final = " … (cut off at the model's length limit)"
@@ -101,21 +99,21 @@ class Jobs:
             self._settle()
 
     async def _run(self) -> None:
-        session = await self.store.session(self.claim.session)
+        session = await self.store.get_session(self.claim.session)
         runtime = self.runtimes.runtime(session.agent, session.choices)
         try:
-            if self.claim.reader == REVIEW:
+            if self.claim.consumer == consumers.REVIEW:
                 await self._review(session, runtime)
             else:
                 await self._task(session, runtime)
         except Failed as failure:
-            attempts = self.claim.lane.attempts + 1
-            self.log.warning("job.later", reader=self.claim.reader, reason=failure.reason, attempt=attempts)
+            attempts = self.claim.cursor.attempts + 1
+            self.log.warning("job.later", reader=self.claim.consumer, reason=failure.reason, attempt=attempts)
             chance = self.gates.chance
             await self._commit(
-                Step.LATER,
+                Step.DELIVERY_RETRY,
                 (),
-                lane=LaneUpdate(
+                lane=CursorUpdate(
                     attempts=attempts,
                     error=failure.reason,
                     wait=waits.for_models(failure.retry_after, attempts, chance=chance, whom=runtime.whom),
@@ -129,11 +127,13 @@ class Jobs:
     async def _task(self, session: Session, runtime: Runtime) -> None:
         entry = await self._next(session)
         if entry is None:
-            update = LaneUpdate(position=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True)
-            await self._commit(Step.SETTLE, (), lane=update)
+            update = CursorUpdate(
+                processed_seq=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True
+            )
+            await self._commit(Step.CURSOR_SETTLE, (), lane=update)
             return
         assert isinstance(entry.body, Changed)
-        assert isinstance(entry.body.change, Tasked)
+        assert isinstance(entry.body.change, TaskRequested)
         task = entry.body.change
         view = await view_at(self.store, session, at=entry.seq)
         try:
@@ -145,10 +145,10 @@ class Jobs:
         result = report(task.text, text)
         place = task.tell
         bodies: tuple[Body, ...] = (
-            Began(what="job", reader=READER, trigger="background"),
+            Began(type="job", consumer=consumers.TASKS, trigger="background"),
             *thoughts,
             *(
-                (Told(text=result, about="background", to=place, parts=split(result, runtime.text_limit(place))),)
+                (Notified(text=result, about="background", to=place, parts=split(result, runtime.text_limit(place))),)
                 if place
                 else ()
             ),
@@ -167,20 +167,22 @@ class Jobs:
             bodies,
             generation=session.generation,
             heard=(Draft(body=heard, author=runtime.author, dedup=f"job:{session.id}:{entry.seq}"),),
-            lane=LaneUpdate(position=entry.seq, attempts=0, error="", wait=Wait(), release=True),
+            lane=CursorUpdate(processed_seq=entry.seq, attempts=0, error="", wait=RetryDelay(), release=True),
             wakes=runtime.voices(bodies) + runtime.overseers(),
             spends=background(runtime, tuple(self.asked), day=self.purses.day()),
         )
         self.log.info("job.done", task=entry.seq)
 
     async def _next(self, session: Session) -> Entry | None:
-        for entry in await self.store.entries(session.id, after=self.claim.lane.position, kinds=(Kind.CHANGED,)):
-            if isinstance(entry.body, Changed) and isinstance(entry.body.change, Tasked):
+        for entry in await self.store.list_entries(
+            session.id, after=self.claim.cursor.processed_seq, kinds=(Kind.CHANGED,)
+        ):
+            if isinstance(entry.body, Changed) and isinstance(entry.body.change, TaskRequested):
                 return entry
         return None
 
     async def _work(
-        self, session: Session, runtime: Runtime, view: View, task: Tasked
+        self, session: Session, runtime: Runtime, view: View, task: TaskRequested
     ) -> tuple[str, tuple[Thought, ...]]:
         """Ask, run what changes nothing, ask again, until there is a result."""
         tools = {name: tool for name, tool in runtime.tools.items() if tool.effect is Effect.PURE}
@@ -210,17 +212,22 @@ class Jobs:
     # -- the review of what was said -----------------------------------------------------------------------------------
 
     async def _review(self, session: Session, runtime: Runtime) -> None:
-        view = await self.unreviewed(session, after=self.claim.lane.position)
+        view = await self.unreviewed(session, after=self.claim.cursor.processed_seq)
         notes, thought = await self.notes(session, runtime, view)
         bodies: tuple[Body, ...] = ()
         if thought is not None:
-            bodies = (Began(what="job", reader=REVIEW, trigger="review"), thought, *notes, Ended(usage=thought.usage))
+            bodies = (
+                Began(type="job", consumer=consumers.REVIEW, trigger="review"),
+                thought,
+                *notes,
+                Ended(usage=thought.usage),
+            )
         await self._commit(
             Step.JOB,
             bodies,
             generation=session.generation,
-            lane=LaneUpdate(
-                position=session.last_seq,
+            lane=CursorUpdate(
+                processed_seq=session.last_seq,
                 idle_at=session.last_seq if await self._enough(session, runtime) else BEYOND,
                 attempts=0,
                 error="",
@@ -234,8 +241,8 @@ class Jobs:
     async def _enough(self, session: Session, runtime: Runtime) -> bool:
         """Whether so much was said during a review that the next one is due: a few words wait for their turn."""
         every = max(1, runtime.review_every)
-        turns = await self.store.operations(
-            session.id, what=("turn",), states=("done",), after=session.last_seq, limit=every
+        turns = await self.store.list_operations(
+            session.id, types=("turn",), states=("done",), after=session.last_seq, limit=every
         )
         return len(turns) >= every
 
@@ -251,8 +258,8 @@ class Jobs:
         runtime = self.runtimes.runtime(session.agent, session.choices)
         if not runtime.review_every:
             return
-        lane = await self.store.lane(REVIEW, session.id)
-        after = lane.position if lane is not None else 0
+        lane = await self.store.get_cursor(consumers.REVIEW, session.id)
+        after = lane.processed_seq if lane is not None else 0
         fresh = View(exchanges=tuple(e for e in part.exchanges if e.op > after and e.steps[0].session == session.id))
         try:
             notes, thought = await self.notes(session, runtime, fresh, advice=advice)
@@ -262,7 +269,7 @@ class Jobs:
         if thought is None or not notes:
             return
         bodies: tuple[Body, ...] = (
-            Began(what="job", reader=self.claim.reader, trigger="flush"),
+            Began(type="job", consumer=self.claim.consumer, trigger="flush"),
             thought,
             *notes,
             Ended(usage=thought.usage),
@@ -283,7 +290,7 @@ class Jobs:
 
     async def unreviewed(self, session: Session, *, after: int) -> View:
         """What was said since the last review, as far as it is still in the view."""
-        seen = self.views.known(await self.store.glance(session.id))
+        seen = self.views.known(await self.store.get_session_snapshot(session.id))
         if seen is not None:
             view = seen.view
         else:
@@ -368,10 +375,10 @@ class Jobs:
     async def _unchanged(self, session: Session) -> None:
         """Between its questions a job commits nothing that would tell it that it was taken over, or that something
         it has read was erased."""
-        lane = await self.store.lane(self.claim.reader, session.id)
+        lane = await self.store.get_cursor(self.claim.consumer, session.id)
         if lane is None or lane.fence != self.claim.fence:
-            raise LeaseLost(f"session {session.id}: {self.claim.reader} is in other hands")
-        if (await self.store.session(session.id)).generation != session.generation:
+            raise LeaseLost(f"session {session.id}: {self.claim.consumer} is in other hands")
+        if (await self.store.get_session(session.id)).generation != session.generation:
             raise Conflict(f"session {session.id} changed its view while a job was at work")
 
     async def _commit(
@@ -382,8 +389,8 @@ class Jobs:
         generation: int | None = None,
         dedup: str | None = None,
         heard: tuple[Draft, ...] = (),
-        lane: LaneUpdate | None,
-        wakes: tuple[Wake, ...] = (),
+        lane: CursorUpdate | None,
+        wakes: tuple[Wakeup, ...] = (),
         spends: tuple[Spend, ...] = (),
     ) -> None:
         own = [Draft(body=body, author="system", op=OWN) for body in bodies]
@@ -398,8 +405,8 @@ class Jobs:
                 claim=self.claim,
                 # what a job read may have been erased while it worked: then nothing it made of it may be kept
                 generation=generation,
-                lane=lane,
-                wakes=wakes,
+                cursor=lane,
+                wakeups=wakes,
                 spends=spends,
             )
         )
@@ -411,7 +418,7 @@ async def contradicted(store: Store, session: str, text: str) -> int | None:
     about = claims.absence(text)
     if not about:
         return None
-    for entry in await store.entries(session, kinds=(Kind.HEARD, Kind.SAID, Kind.NOTED, Kind.RETURNED)):
+    for entry in await store.list_entries(session, kinds=(Kind.HEARD, Kind.SAID, Kind.NOTED, Kind.RETURNED)):
         match entry.body:
             case Heard(text=said) | Said(text=said) | Noted(text=said) | Returned(text=said):
                 if claims.contradicts(about, said):

@@ -110,7 +110,7 @@ async def _notes(store: Store, session: Session, stamp: Stamp) -> list[tuple[int
     """What was noted here for those who are present, is no fact, and was not taken back."""
     noted = [
         (entry.seq, entry.body)
-        for entry in await store.entries(session.id, kinds=(Kind.NOTED,))
+        for entry in await store.list_entries(session.id, kinds=(Kind.NOTED,))
         if isinstance(entry.body, Noted)
     ]
     taken = {note.supersedes for _, note in noted}
@@ -136,13 +136,13 @@ async def reason(
     With `present`, only one that was thought for all of them: a session can be led to from elsewhere.
     """
     before = None if at is None else at + 1
-    turns = await store.operations(session.id, what=("turn",), before=before, newest_first=True, limit=TURNS)
+    turns = await store.list_operations(session.id, types=("turn",), before=before, newest_first=True, limit=TURNS)
     for turn in turns:
         upto = turn.last or None
-        for entry in await store.entries(session.id, after=turn.first - 1, upto=upto, kinds=(Kind.THOUGHT,)):
+        for entry in await store.list_entries(session.id, after=turn.first - 1, upto=upto, kinds=(Kind.THOUGHT,)):
             if entry.op != turn.op or not isinstance(entry.body, Thought) or not entry.body.why:
                 continue
-            blob = await store.blob(entry.body.why)
+            blob = await store.get_blob(entry.body.why)
             if blob is None:
                 continue  # it told of something that was erased
             why = msgspec.json.decode(blob, type=Why)
@@ -159,11 +159,11 @@ async def words(
     agents: dict[str, str] = {}
     for session, seq in places(why):
         if session not in agents:
-            known = await store.find_session(session)
-            agents[session] = (await store.session(session)).agent if session in known else ""
+            known = await store.find_sessions(session)
+            agents[session] = (await store.get_session(session)).agent if session in known else ""
         if agents[session] != agent:
             continue
-        body = (await store.entry(session, seq)).body
+        body = (await store.get_entry(session, seq)).body
         if isinstance(body, Heard | Said | Noted) and (present is None or set(present) <= set(body.stamp.audience)):
             read[session, seq] = body.text
     return read

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from everhold.core import compression
+from everhold.core.consumers import TURN
 from everhold.core.entries import (
     Began,
     Draft,
@@ -18,9 +17,7 @@ from everhold.flow.fold import Fold, Outcome
 from everhold.flow.runtime import Runtime
 from everhold.flow.seat import Seat
 from everhold.flow.turn import LOOK_SECONDS, TurnWork
-from everhold.ports.store import Glance, LaneUpdate, Step, Wait
-
-READER: Final = "mind"
+from everhold.ports.store import CursorUpdate, Glance, RetryDelay, Step
 
 
 class Mind:
@@ -37,9 +34,9 @@ class Mind:
         """Work until there is nothing to do, the model cannot be asked, or the lane is lost."""
         waited = False
         while True:
-            glance = await self.store.glance(self.claim.session)
+            glance = await self.store.get_session_snapshot(self.claim.session)
             session = glance.session
-            mine = {op.what: op for op in glance.running if op.reader == READER}
+            mine = {op.type: op for op in glance.running if op.consumer == TURN}
             try:
                 runtime = self.seat.runtimes.runtime(session.agent, session.choices)
             except NotFound:
@@ -52,7 +49,7 @@ class Mind:
                 continue
             seat = self.seat
             fold = Fold(self.gates, self.claim, runtime, bells=seat.bells, purses=seat.purses, before=seat.before)
-            if left := mine.get("fold"):
+            if left := mine.get("compression"):
                 # before the turn it was made for goes on: that may need another, and there is only one at a time
                 await fold.close(left, "cut short by a restart")
                 continue
@@ -69,9 +66,9 @@ class Mind:
                     except Conflict:
                         continue  # the state moved while we looked: look again
                 case _:
-                    wait = Wait(seconds=LOOK_SECONDS) if folding else None
+                    wait = RetryDelay(seconds=LOOK_SECONDS) if folding else None
                     await self.settle(
-                        LaneUpdate(idle_at=None if folding else session.last_seq, wait=wait, release=True)
+                        CursorUpdate(idle_at=None if folding else session.last_seq, wait=wait, release=True)
                     )
                     return
 
@@ -96,14 +93,14 @@ class Mind:
                 return True
         pinned = seen.view.fold.op or 0 if seen.view.fold is not None and seen.view.fold.session == session.id else 0
         began = Began(
-            what="turn", takes=takes, fold=pinned, generation=session.generation, reader=READER, trigger="heard"
+            type="turn", takes=takes, compression=pinned, generation=session.generation, consumer=TURN, trigger="heard"
         )
         taken = set(takes)
         done = await self.seat.commit(
             Step.BEGIN,
             (Draft(body=began, author=runtime.author),),
             generation=session.generation,
-            redone=not any(self._drafts(entry) for entry in glance.pending if entry.seq in taken),
+            durable=any(self._drafts(entry) for entry in glance.pending if entry.seq in taken),
         )
         work = TurnWork(self.seat, session, runtime)
         heard = {entry.seq: entry for entry in glance.pending}
@@ -117,5 +114,5 @@ class Mind:
         origin = entry.body.origin
         return self.seat.runtimes.drafting(origin.platform, origin.account) is not None
 
-    async def settle(self, update: LaneUpdate) -> None:
-        await self.seat.commit(Step.SETTLE, (), lane=update, redone=True)
+    async def settle(self, update: CursorUpdate) -> None:
+        await self.seat.commit(Step.CURSOR_SETTLE, (), lane=update, durable=False)

@@ -12,10 +12,10 @@ from everhold.core.entries import Entry, Heard
 from everhold.core.ids import session_id
 from everhold.core.schedule import HELP, Schedule, local, next_tick, parse
 from everhold.flow.gates import Gates
-from everhold.ports.store import Position, Session
+from everhold.ports.store import Session, StateNamespace, StateRecord, StateWrite
 
-PLATFORM: Final = "schedule"
 PREFIX: Final = "schedule/"
+"""The beginning of the message ids of scheduled messages."""
 MOST: Final = 20
 """How many schedules one conversation may have."""
 
@@ -24,7 +24,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     """What to answer, and what to keep with the answer."""
 
     say: str
-    position: Position | None = None
+    state_write: StateWrite | None = None
 
 
 async def plan(gates: Gates, session: Session, entry: Entry, argument: str, *, zone: datetime.tzinfo) -> Plan:
@@ -34,13 +34,13 @@ async def plan(gates: Gates, session: Session, entry: Entry, argument: str, *, z
     now = gates.clock.now()
     match word:
         case "" | "list":
-            lines = [f"{it.id} · {it.words} · {it.text}" for it in mine]
+            lines = [f"{it.id} · {it.words} · {it.text}" for _, it in mine]
             return Plan(say="\n".join(lines) or f"Nothing is scheduled here. {HELP}")
         case "remove" | "delete":
-            if rest.strip() not in {it.id for it in mine}:
+            kept = next((record for record, it in mine if it.id == rest.strip()), None)
+            if kept is None:
                 return Plan(say="There is no such schedule here. /schedule lists them.")
-            gone = Position(platform=PLATFORM, account="", name=PREFIX + rest.strip(), value="")
-            return Plan(say="Removed.", position=gone)
+            return Plan(say="Removed.", state_write=kept.replace_with(None))
     found = parse(argument)
     if found is None or not found[2]:
         return Plan(say=f"Say when, and what: {HELP}")
@@ -64,19 +64,21 @@ async def plan(gates: Gates, session: Session, entry: Entry, argument: str, *, z
         address=body.stamp.address,
     )
     value = msgspec.json.encode(schedule).decode()
-    kept = Position(platform=PLATFORM, account="", name=PREFIX + schedule.id, value=value)
+    write = StateWrite(namespace=StateNamespace.SCHEDULE, key=schedule.id, value=value, version=0)
     once = next_tick(rule, after=tick, made=now, zone=zone) is None
     word = "At" if once else "First at"
-    return Plan(say=f"Scheduled ({schedule.id}). {word} {local(tick, zone)}.", position=kept)
+    return Plan(say=f"Scheduled ({schedule.id}). {word} {local(tick, zone)}.", state_write=write)
 
 
-async def _mine(gates: Gates, body: Heard) -> list[Schedule]:
+async def _mine(gates: Gates, body: Heard) -> list[tuple[StateRecord, Schedule]]:
     """The schedules of this very conversation."""
     place = msgspec.structs.replace(body.origin, message="")
-    found = await gates.store.positions(prefix=PREFIX, platform=PLATFORM)
-    every = [msgspec.json.decode(it.value, type=Schedule) for it in found]
+    found = await gates.store.list_state_records(StateNamespace.SCHEDULE)
+    every = [(record, msgspec.json.decode(record.value, type=Schedule)) for record in found]
     # one that does not say where it was made is older than that
-    return [it for it in every if (it.address == body.stamp.address if it.address else it.place == place)]
+    return [
+        (record, it) for record, it in every if (it.address == body.stamp.address if it.address else it.place == place)
+    ]
 
 
 def _sender(body: Heard) -> str:

@@ -54,7 +54,7 @@ class Purses:
         day = self.day()
         while True:
             before = self._given_back
-            spents = [await self.store.spent(limit.purse, day) for limit in bound]
+            spents = [await self.store.get_spend(limit.purse, day) for limit in bound]
             if before == self._given_back:
                 break  # else something was spent and given back since we read what was spent: we would see neither
         # from here to the reservation nobody else gets a turn: two calls cannot both have the last of a purse

@@ -172,7 +172,7 @@ async def judge(
 
     A memory need not have heard yet, or ever, that something was undone or taken back: the log has.
     """
-    cited = await store.cited(places) if places else {}
+    cited = await store.get_cited_entries(places) if places else {}
     gone = await notes.gone(agent, (it.entry for it in cited.values() if it.agent == agent)) if notes else set()
     return {
         place: (it.entry, objection(it, agent=agent, present=present, taken_back=place in gone))
@@ -224,7 +224,7 @@ async def _steady(
         if not text:
             return asked, {}
         found = await _ask_all(gates, runtimes, runtime, session, text, stamp, visible)
-        session = await gates.store.session(session.id)
+        session = await gates.store.get_session(session.id)
         if session.generation == asked.generation:
             return asked, found
         gates.log.info("recall.dropped", session=session.id, generation=asked.generation)

@@ -47,7 +47,7 @@ class Records:
         """The blobs that show any of these entries, or may: not every memory knows where it has something from."""
         if not seqs:
             return ()
-        said = (await self.store.entry(session, min(seqs))).pos
+        said = (await self.store.get_entry(session, min(seqs))).pos
         if self.upto is None or said < self._from:
             self.upto, self._from, self._known = said, said, []
         self.upto = await self._read(self.upto)
@@ -62,7 +62,7 @@ class Records:
         )
 
     async def _read(self, upto: int) -> int:
-        while page := await self.store.feed(after=upto):
+        while page := await self.store.read_feed(after=upto):
             for entry in page:
                 if isinstance(entry.body, Thought) and entry.body.why:
                     await self._note(entry.pos, entry.body)
@@ -71,7 +71,7 @@ class Records:
         return upto
 
     async def _note(self, pos: int, thought: Thought) -> None:
-        data = await self.store.blob(thought.why)
+        data = await self.store.get_blob(thought.why)
         if data is None:
             return  # gone with something else; both go together
         why = msgspec.json.decode(data, type=Why)

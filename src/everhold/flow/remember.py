@@ -8,9 +8,23 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
+from everhold.core import consumers
 from everhold.core.context import assemble, choose
-from everhold.core.entries import Body, Changed, Draft, Ended, Entry, Heard, Kind, Named, Noted, Stamp, Told, Undone
-from everhold.core.exchange import PLACES, TASKS, exchange, fingerprint, job, matters, note, retraction
+from everhold.core.entries import (
+    Body,
+    Changed,
+    Draft,
+    Ended,
+    Entry,
+    Heard,
+    Kind,
+    MemoryNameSet,
+    Noted,
+    Notified,
+    OperationsUndone,
+    Stamp,
+)
+from everhold.core.exchange import PLACES, exchange, fingerprint, job, matters, note, retraction
 from everhold.core.naming import Origin
 from everhold.core.pace import Pace, Waiting, due
 from everhold.errors import EverholdError, Transient
@@ -21,7 +35,7 @@ from everhold.flow.perform import hand_over
 from everhold.flow.switch import WINDOW, is_turn, switch_of
 from everhold.ports.memory import Batch, Capability, Exchange, Job, Memory, Note, Retraction
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Claim, Flight, Item, Operation, Session, Wake
+from everhold.ports.store import Claim, InFlightBatch, Item, Operation, Session, Wakeup
 
 MOST_ITEMS: Final = 20
 PAGE: Final = 200
@@ -32,15 +46,10 @@ SICK: Final = (
 )
 HOOK_SECONDS: Final = 10.0
 """For a provider to take note of something that concerns nobody else."""
-READ: Final = (*PLACES, Kind.FOLDED)
+READ: Final = (*PLACES, Kind.COMPRESSED)
 
 
 Handed: TypeAlias = Memory | Job
-
-
-def reader_of(instance: str) -> str:
-    """The lane of a memory instance."""
-    return f"memory:{instance}"
 
 
 class Remember:
@@ -61,7 +70,7 @@ class Remember:
         pace: Pace | None = None,
         released: float = float("-inf"),
         tells: bool = False,
-        voices: Callable[[Sequence[Body]], tuple[Wake, ...]] = lambda _: (),
+        voices: Callable[[Sequence[Body]], tuple[Wakeup, ...]] = lambda _: (),
         upto: int | None = None,
     ) -> None:
         """`now` is asked for the provider before every call: the one there was may have been replaced.
@@ -107,13 +116,13 @@ class Remember:
         )
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
-        session = await self.store.session(claim.session)
+        session = await self.store.get_session(claim.session)
         upto = session.last_seq if self.upto is None else self.upto
         if not self._here():
             return Look(load=None, upto=after)  # what is left stays due, and waits for a provider
         most = max(MOST_ITEMS, min(self.pace.turns, PAGE))
         while True:
-            page = await self.store.entries(claim.session, after=after, upto=upto, kinds=READ, limit=PAGE)
+            page = await self.store.list_entries(claim.session, after=after, upto=upto, kinds=READ, limit=PAGE)
             ready, wait = await self._ready(session, page)
             self.turns.update({entry.seq: entry for entry in ready if is_turn(entry)})
             places = await self._wanted(session, [entry for entry in ready if matters(entry)])
@@ -145,7 +154,7 @@ class Remember:
             return found, 0.0
         ops = [entry.op for entry in found if entry.op is not None] or [0]
         ended = await self._operations(session.id, min(ops), max(ops), jobs=self._hears_of_jobs)
-        what = {op.op: op.what for op in ended}
+        what = {op.op: op.type for op in ended}
         # what ended and was no turn is nothing for memory: it neither fills a batch nor waits for one
         found = [entry for entry in found if entry.kind is not Kind.ENDED or entry.op in what]
         waiting = [
@@ -159,12 +168,12 @@ class Remember:
         """The chat hears once, in every outage that lasts, that its memory is not answering."""
         if attempts != TELL_AT or not self.tells:
             return Notice()
-        latest = (await self.store.session(claim.session)).last_seq
-        heard = await self.store.entries(claim.session, after=max(0, latest - WINDOW), kinds=(Kind.HEARD,))
+        latest = (await self.store.get_session(claim.session)).last_seq
+        heard = await self.store.list_entries(claim.session, after=max(0, latest - WINDOW), kinds=(Kind.HEARD,))
         to = next((e.body.origin for e in reversed(heard) if isinstance(e.body, Heard) and e.body.asks), None)
         if to is None:
             return Notice()
-        told = Told(text=(text := SICK.format(memory=self.instance)), about="memory", to=to, parts=(text,))
+        told = Notified(text=(text := SICK.format(memory=self.instance)), about="memory", to=to, parts=(text,))
         return Notice(entries=(Draft(body=told, author="system"),), wakes=self.voices((told,)))
 
     async def announce(self, claim: Claim, *, upto: int) -> None:
@@ -173,7 +182,7 @@ class Remember:
             provider = self.now()
             if seq > upto or provider is None or not provider.can(Capability.SESSION_SWITCHED):
                 continue
-            session = await self.store.session(claim.session)
+            session = await self.store.get_session(claim.session)
             switch = await switch_of(
                 self.store,
                 session,
@@ -196,11 +205,11 @@ class Remember:
             else:
                 provider.hook("session_switched", "")
 
-    async def again(self, claim: Claim, flight: Flight) -> Load | None:
-        session = await self.store.session(claim.session)
+    async def again(self, claim: Claim, flight: InFlightBatch) -> Load | None:
+        session = await self.store.get_session(claim.session)
         items = []
         for item in flight.items:
-            entry = await self.store.entry(claim.session, item.seq)
+            entry = await self.store.get_entry(claim.session, item.seq)
             if (memory := await self._memory(session, entry)) is not None:
                 items.append((item.seq, memory))
         if not items:
@@ -234,7 +243,7 @@ class Remember:
                 continue
             if item.supersedes:
                 session, seq, _ = item.supersedes.rsplit(":", 2)
-                old = (await self.store.entry(session, int(seq))).body
+                old = (await self.store.get_entry(session, int(seq))).body
             else:
                 old = await self._last_version(item) if item.fact else None
             if isinstance(old, Noted) and old.text:
@@ -246,13 +255,15 @@ class Remember:
         return structs.replace(batch, replaced=replaced, heard_by=heard_by) if replaced or heard_by else batch
 
     async def _heard_by(self, retraction: Retraction) -> dict[str, tuple[str, ...]]:
-        session = await self.store.session(retraction.session)
+        session = await self.store.get_session(retraction.session)
         heard_by: dict[str, tuple[str, ...]] = {}
         for key in retraction.keys:
             op = int(key.rpartition(":")[2])
-            for turn in await self.store.operations(session.id, what=("turn",), after=op - 1, before=op + 1):
+            for turn in await self.store.list_operations(session.id, types=("turn",), after=op - 1, before=op + 1):
                 memory = (
-                    await self._memory(session, await self.store.entry(session.id, turn.last)) if turn.last else None
+                    await self._memory(session, await self.store.get_entry(session.id, turn.last))
+                    if turn.last
+                    else None
                 )
                 if isinstance(memory, Exchange):
                     heard_by[key] = memory.stamp.audience
@@ -262,7 +273,7 @@ class Remember:
         """How a fact was noted in another session."""
         last: Noted | None = None
         after = 0
-        while page := await self.store.notes(after=after, limit=PAGE):
+        while page := await self.store.list_notes(after=after, limit=PAGE):
             for entry in page:
                 if (entry.session, entry.seq) == (note.session, note.seq):
                     return last
@@ -288,7 +299,7 @@ class Remember:
         records: tuple[Draft, ...] = ()
         if not names:
             name = self._name(session, items)
-            records = (Draft(body=Changed(change=Named(memory=self.instance, name=name)), author="system"),)
+            records = (Draft(body=Changed(change=MemoryNameSet(memory=self.instance, name=name)), author="system"),)
             names = [(0, name)]
         first = _name_at(names, items[0][0])
         alike = isinstance(items[0][1], Job)
@@ -306,9 +317,9 @@ class Remember:
     async def _names(self, session: str) -> list[tuple[int, str]]:
         return [
             (entry.seq, entry.body.change.name)
-            for entry in await self.store.entries(session, kinds=(Kind.CHANGED,))
+            for entry in await self.store.list_entries(session, kinds=(Kind.CHANGED,))
             if isinstance(entry.body, Changed)
-            and isinstance(entry.body.change, Named)
+            and isinstance(entry.body.change, MemoryNameSet)
             and entry.body.change.memory == self.instance
         ]
 
@@ -339,8 +350,8 @@ class Remember:
     async def _operations(self, session: str, first: int, last: int, *, jobs: bool) -> list[Operation]:
         """What memory is handed of these: turns, and tasks if it wants to hear of `jobs`. Reviews leave notes."""
         what = ("turn", "job") if jobs else ("turn",)
-        found = await self.store.operations(session, what=what, after=first - 1, before=last + 1)
-        return [op for op in found if op.what == "turn" or op.reader == TASKS]
+        found = await self.store.list_operations(session, types=what, after=first - 1, before=last + 1)
+        return [op for op in found if op.type == "turn" or op.consumer == consumers.TASKS]
 
     async def _memory(self, session: Session, entry: Entry, *, jobs: bool = True) -> Handed | None:
         """What an entry stands for in memory. An exchange is built from its turn's own entries, as they were then; a
@@ -356,9 +367,9 @@ class Remember:
                 if not found:
                     return None
                 turn = found[0]
-                if turn.what == "job":
+                if turn.type == "job":
                     return await self._job(session, entry)
-                entries = await self.store.entries(session.id, after=turn.first - 1, upto=entry.seq)
+                entries = await self.store.list_entries(session.id, after=turn.first - 1, upto=entry.seq)
                 # as it was when it ended: what undid it later is handed over at its own place
                 selection = choose([turn], at=entry.seq + 1)
                 ended = assemble(selection, entries).exchanges
@@ -372,11 +383,13 @@ class Remember:
                     steps=ended[0].steps,
                     parent=session.parent,
                 )
-            case Changed(change=Undone(ops=ops)):
+            case Changed(change=OperationsUndone(ops=ops)):
                 turns = [
                     op.op
                     for each in ops
-                    for op in await self.store.operations(session.id, what=("turn",), after=each - 1, before=each + 1)
+                    for op in await self.store.list_operations(
+                        session.id, types=("turn",), after=each - 1, before=each + 1
+                    )
                 ]
                 return retraction(entry, agent=session.agent, turns=turns)
             case _:
@@ -384,7 +397,7 @@ class Remember:
 
     async def _job(self, session: Session, ended: Entry) -> Job | None:
         """What came of a task: it is heard right behind the end of its job."""
-        heard = await self.store.entries(session.id, after=ended.seq, upto=ended.seq + 1, kinds=(Kind.HEARD,))
+        heard = await self.store.list_entries(session.id, after=ended.seq, upto=ended.seq + 1, kinds=(Kind.HEARD,))
         return job(heard[0], agent=session.agent) if heard else None
 
 

@@ -10,11 +10,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from everhold.flow import backfill
+from everhold.core.consumers import backfill_consumer, memory_consumer
 from everhold.flow.gates import Gates
-from everhold.flow.remember import reader_of
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Change, Parked, Receipt, Session, Step, Store, Wake
+from everhold.ports.store import Change, DeadLetter, Receipt, Session, Step, Store, Wakeup
 
 REASON: Final = "handed over before, and asked for again"
 REPEATS: Final = {
@@ -31,7 +30,7 @@ class Again(Struct, frozen=True, kw_only=True):
     """What of one session was handed over since a time, and goes again."""
 
     session: str
-    letters: tuple[Parked, ...]
+    letters: tuple[DeadLetter, ...]
     given_up: tuple[int, ...]
     """Dead letters of that time: they go, too."""
     since: float
@@ -44,15 +43,15 @@ class Again(Struct, frozen=True, kw_only=True):
 
 async def handed_over(store: Store, session: Session, instance: str, *, since: float) -> Again | None:
     """What a memory was handed of a session from `since` on, oldest first; None if nothing was."""
-    letters: list[Parked] = []
-    given_up: list[Parked] = []
-    for reader in (backfill.lane_of(instance), reader_of(instance)):
-        going = await store.parked(session=session.id, reader=reader, state="replaying")
-        given_up += [it for it in await store.parked(session=session.id, reader=reader) if it.at >= since]
-        besides = {(it.seq, it.part) for it in (*going, *given_up) if it.reader == reader}
+    letters: list[DeadLetter] = []
+    given_up: list[DeadLetter] = []
+    for reader in (backfill_consumer(instance), memory_consumer(instance)):
+        going = await store.list_dead_letters(session=session.id, consumer=reader, state="replaying")
+        given_up += [it for it in await store.list_dead_letters(session=session.id, consumer=reader) if it.at >= since]
+        besides = {(it.seq, it.part) for it in (*going, *given_up) if it.consumer == reader}
         letters += [
             _letter(receipt)
-            for receipt in await store.receipts(session.id, reader=reader)
+            for receipt in await store.list_receipts(session.id, consumer=reader)
             if receipt.at >= since and (receipt.seq, receipt.part) not in besides
         ]
     times = [it.at for it in (*letters, *given_up)]
@@ -67,15 +66,15 @@ async def handed_over(store: Store, session: Session, instance: str, *, since: f
     )
 
 
-def _letter(receipt: Receipt) -> Parked:
-    return Parked(
-        reader=receipt.reader,
+def _letter(receipt: Receipt) -> DeadLetter:
+    return DeadLetter(
+        consumer=receipt.consumer,
         session=receipt.session,
         seq=receipt.seq,
         part=receipt.part,
         key=receipt.key,
         reason=REASON,
-        doubtful=True,
+        in_doubt=True,
         at=receipt.at,
         state="replaying",
     )
@@ -85,8 +84,8 @@ async def begin(gates: Gates, again: Again) -> None:
     """Put it in front of its lanes, which take it up before anything new, whatever falls meanwhile."""
     now = gates.clock.now()
     if again.letters:
-        wakes = tuple(Wake(reader=reader) for reader in sorted({it.reader for it in again.letters}))
-        change = Change(step=Step.REPLAY, session=again.session, at=now, parks=again.letters, wakes=wakes)
+        wakes = tuple(Wakeup(consumer=reader) for reader in sorted({it.consumer for it in again.letters}))
+        change = Change(step=Step.REPLAY, session=again.session, at=now, dead_letters=again.letters, wakeups=wakes)
         await gates.store.commit(change)
     if again.given_up:
-        await gates.store.replay(again.given_up, at=now)
+        await gates.store.replay_dead_letters(again.given_up, at=now)

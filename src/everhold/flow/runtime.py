@@ -12,19 +12,19 @@ from typing import Final, Protocol
 import msgspec
 
 from everhold.core.attachments import fitting
+from everhold.core.consumers import get_reply_parts, memory_consumer, place_consumer
 from everhold.core.entries import Attachment, Body, Place, Said, Stamp, Thought, Usage
 from everhold.core.mailbox import Busy
 from everhold.core.naming import Origin
 from everhold.core.pace import Pace
 from everhold.core.split import split
 from everhold.core.tokens import UNCALIBRATED, ceiling, expected, observe, weigh, weigh_request, weigh_tools
-from everhold.flow import remember, voice
 from everhold.flow.facts import Facts
 from everhold.flow.memory import Attached
 from everhold.flow.purse import Limit
 from everhold.ports.model import Model, Request, ToolSpec
 from everhold.ports.platform import Drafting, Platform
-from everhold.ports.store import Spend, Wake
+from everhold.ports.store import Spend, Wakeup
 from everhold.ports.tool import Effect, Tool
 
 MOST_OUTPUT: Final = 4_096
@@ -166,24 +166,24 @@ class Runtime:
         text, fit = fitting(text, files, most=self.file_limit(to))
         return Said(text=text, to=to, parts=split(text, self.text_limit(to)), hops=hops, attachments=fit, stamp=stamp)
 
-    def voices(self, bodies: Iterable[Body]) -> tuple[Wake, ...]:
+    def voices(self, bodies: Iterable[Body]) -> tuple[Wakeup, ...]:
         """The voice lanes that have something to deliver once these bodies are committed."""
-        places = [place for body in bodies if (place := voice.spoken_to(body)[0]) is not None]
-        readers = dict.fromkeys(voice.reader_of(place) for place in places if not self.pulls(place))
-        return tuple(Wake(reader=reader) for reader in readers)
+        places = [place for body in bodies if (place := get_reply_parts(body)[0]) is not None]
+        readers = dict.fromkeys(place_consumer(place) for place in places if not self.pulls(place))
+        return tuple(Wakeup(consumer=reader) for reader in readers)
 
-    def remembers(self) -> tuple[Wake, ...]:
+    def remembers(self) -> tuple[Wakeup, ...]:
         """The lanes of this agent's memories."""
-        return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories)
+        return tuple(Wakeup(consumer=memory_consumer(memory)) for memory in self.memories)
 
-    def overseers(self) -> tuple[Wake, ...]:
+    def overseers(self) -> tuple[Wakeup, ...]:
         """The lanes of those memories that want to hear what came of a job."""
-        return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories if memory in self.overseeing)
+        return tuple(Wakeup(consumer=memory_consumer(memory)) for memory in self.memories if memory in self.overseeing)
 
-    def turning(self) -> tuple[Wake, ...]:
+    def turning(self) -> tuple[Wakeup, ...]:
         """The lanes of those memories that hold something back, or want to hear that the talk takes a turn."""
         hear = {*self.paces, *self.attentive}
-        return tuple(Wake(reader=remember.reader_of(memory)) for memory in self.memories if memory in hear)
+        return tuple(Wakeup(consumer=memory_consumer(memory)) for memory in self.memories if memory in hear)
 
 
 def purses_of(agent: str, stamp: Stamp, *, scheduled: bool = False) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ def purses_of(agent: str, stamp: Stamp, *, scheduled: bool = False) -> tuple[str
 def background(runtime: Runtime, thoughts: Iterable[Thought], *, day: str) -> tuple[Spend, ...]:
     """What work beside the conversation has cost, and who pays for it."""
     return tuple(
-        Spend(purse=purse, day=day, usd=thought.usage.usd, tokens=thought.usage.input + thought.usage.output)
+        Spend(budget=purse, day=day, usd=thought.usage.usd, tokens=thought.usage.input + thought.usage.output)
         for thought in thoughts
         for purse in (f"background:{runtime.agent}", runtime.author)
         if thought.usage.input or thought.usage.output

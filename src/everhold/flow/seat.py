@@ -12,7 +12,7 @@ from everhold.flow.purse import Purses
 from everhold.flow.records import Beside
 from everhold.flow.runtime import Runtimes
 from everhold.flow.view import Views
-from everhold.ports.store import Change, Claim, Committed, LaneUpdate, Spend, Step, Wake
+from everhold.ports.store import Change, Claim, Committed, CursorUpdate, Spend, Step, Wakeup
 
 
 class Seat:
@@ -56,13 +56,13 @@ class Seat:
         *,
         op: int | None = None,
         generation: int | None = None,
-        lane: LaneUpdate | None = None,
-        wakes: tuple[Wake, ...] = (),
+        lane: CursorUpdate | None = None,
+        wakes: tuple[Wakeup, ...] = (),
         spends: tuple[Spend, ...] = (),
         beside: Beside | None = None,
         files: tuple[bytes, ...] = (),
         pause: bool = False,
-        redone: bool = False,
+        durable: bool = True,
     ) -> Committed:
         """Commit under this mind's claim."""
         beside = beside or Beside()
@@ -75,22 +75,22 @@ class Seat:
             claim=self.claim,
             op=op,
             generation=generation,
-            lane=lane,
-            wakes=self.bells.offer(wakes),
+            cursor=lane,
+            wakeups=self.bells.offer(wakes),
             spends=spends,
             blobs=self.views.unkept(beside.blobs) + files,
             records=beside.records,
             pause=pause,
-            redone=redone,
+            durable=durable,
         )
         try:
             done = await self.gates.commit(change)
         except BaseException:
-            self.bells.hand_over(change.wakes)
+            self.bells.hand_over(change.wakeups)
             raise
         self.views.kept(beside.blobs)
         self.rests = done.rests
         if wakes:
-            self.bells.hand_over(change.wakes, done.claims)
+            self.bells.hand_over(change.wakeups, done.claims)
             self.bells.ring(self.claim.session, work=len(done.claims) < len(wakes))
         return done

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
+from everhold.core import consumers
 from everhold.core.retry import wait_seconds
 from everhold.errors import EverholdError, LeaseLost, Poisoned, StoreError
 from everhold.flow import backfill, desk, draft, fold, job, mind, tie
@@ -17,12 +18,12 @@ from everhold.flow.beforehand import Beforehand
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.lane import Courier, Lane
 from everhold.flow.purse import Purses
-from everhold.flow.remember import Remember, reader_of
+from everhold.flow.remember import Remember
 from everhold.flow.runtime import Runtimes
 from everhold.flow.seat import Seat
 from everhold.flow.view import Views
 from everhold.flow.voice import DEADLINE_SECONDS, Voice
-from everhold.ports.store import Change, Claim, LaneUpdate, Step, Wait, Wake
+from everhold.ports.store import Change, Claim, CursorUpdate, RetryDelay, Step, Wakeup
 
 LEASE_SECONDS: Final = 120.0
 """Longer than any outbound call's deadline with its hold, so that a lease is never lost by waiting for an answer."""
@@ -35,8 +36,7 @@ JUMP_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 5.0
 """How long at most nobody looks for due lanes. The bell is the hint, this is the truth."""
 UNAVAILABLE_SECONDS: Final = 60.0
-MEMORY: Final = "memory:"
-MEMORIES: Final = (f"{MEMORY}*",)
+MEMORIES: Final = (f"{consumers.MEMORY_PREFIX}*",)
 
 
 class Supervisor:
@@ -105,7 +105,7 @@ class Supervisor:
             full = [reader for reader, count in taken.items() if count >= self.most_per_reader]
             # whose lanes will be found is not known yet: no more than fit whoever has the least room
             share = self.most_per_reader - max((taken[reader] for reader in taken if reader not in full), default=0)
-            due = await gates.store.next_due(at=gates.clock.now(), skip=full, only=self.only)
+            due = await gates.store.get_next_due(at=gates.clock.now(), skip=full, only=self.only)
             if room > 0 and (jumped or (due is not None and due <= 0)):
                 claims = await gates.patiently(functools.partial(self._claim, min(room, share), full))
                 for claim in claims:
@@ -118,7 +118,7 @@ class Supervisor:
 
     async def _claim(self, room: int, full: list[str]) -> list[Claim]:
         """Take what is due, but nothing that somebody here is at work on, whatever the clock makes of its lease."""
-        return await self.gates.store.claim(
+        return await self.gates.store.claim_cursors(
             owner=self.gates.owner,
             at=self.gates.clock.now,
             lease=self.lease,
@@ -127,18 +127,18 @@ class Supervisor:
             only=self.only,
         )
 
-    def offer(self, wake: Wake) -> Wake:
-        if self.stopping or self.only or self._is_full(wake.reader):
+    def offer(self, wake: Wakeup) -> Wakeup:
+        if self.stopping or self.only or self._is_full(wake.consumer):
             return wake
-        self.promised[wake.reader] += 1
+        self.promised[wake.consumer] += 1
         return structs.replace(wake, owner=self.gates.owner, lease=self.lease)
 
-    def take(self, wakes: tuple[Wake, ...], claims: tuple[Claim, ...]) -> None:
+    def take(self, wakes: tuple[Wakeup, ...], claims: tuple[Claim, ...]) -> None:
         spare = False
         for wake in wakes:
             if wake.owner:
-                spare = spare or self._is_full(wake.reader)
-                self.promised[wake.reader] -= 1
+                spare = spare or self._is_full(wake.consumer)
+                self.promised[wake.consumer] -= 1
         for claim in claims:
             self._start(claim)
         if spare and len(claims) < len(wakes):
@@ -160,7 +160,7 @@ class Supervisor:
     async def _renew(self) -> None:
         if self.tasks:
             await self.gates.patiently(
-                lambda: self.gates.store.renew(
+                lambda: self.gates.store.renew_leases(
                     list(self.tasks.values()), owner=self.gates.owner, at=self.gates.clock.now(), lease=self.lease
                 )
             )
@@ -195,7 +195,7 @@ class Supervisor:
     async def release(self) -> None:
         """Let go of what is held back from memories: there was a change, or nobody knows when the next chance comes."""
         self.released = self.gates.clock.now()
-        if await self.gates.store.hasten(at=self.released, held=MEMORIES):
+        if await self.gates.store.retry_now(at=self.released, held=MEMORIES):
             self.bells.work.set()
 
     async def _hand_over_held(self, deadline: float) -> None:
@@ -204,8 +204,8 @@ class Supervisor:
         try:
             await self.release()
             while self.gates.clock.monotonic() < deadline:
-                due = await self.gates.store.next_due(at=self.gates.clock.now(), only=MEMORIES)
-                working = any(claim.reader.startswith(MEMORY) for claim in self.tasks.values())
+                due = await self.gates.store.get_next_due(at=self.gates.clock.now(), only=MEMORIES)
+                working = any(claim.consumer.startswith(consumers.MEMORY_PREFIX) for claim in self.tasks.values())
                 if not working and (due is None or due > 0):
                     return
                 await self.gates.sleep(0.05)
@@ -217,29 +217,29 @@ class Supervisor:
     def _start(self, claim: Claim) -> None:
         task = asyncio.get_running_loop().create_task(self._work(claim), name=claim.name)
         self.tasks[task] = claim
-        self.busy[claim.reader] += 1
+        self.busy[claim.consumer] += 1
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[bool]) -> None:
-        full = self._is_full(self.tasks[task].reader)
+        full = self._is_full(self.tasks[task].consumer)
         claim = self.tasks.pop(task)
-        self.busy[claim.reader] -= 1
-        if not self.busy[claim.reader]:
-            del self.busy[claim.reader]
+        self.busy[claim.consumer] -= 1
+        if not self.busy[claim.consumer]:
+            del self.busy[claim.consumer]
         # who let go of a lane with nothing to do in it leaves nothing to be found, but perhaps a place
         if full or task.cancelled() or task.exception() is not None or not task.result():
             self.bells.work.set()
 
     async def _work(self, claim: Claim) -> bool:
         """Work on a lane. Whether nothing is left to do in it."""
-        log = self.gates.log.bind(session=claim.session, reader=claim.reader)
+        log = self.gates.log.bind(session=claim.session, reader=claim.consumer)
         await self._line_up()
         try:
             return await self._worker(claim)
         except LeaseLost:
             log.info("lane.lost")
             # what was lost may be the operation alone, ended by somebody else: then the lane is still ours to let go
-            await self._put_back(claim, "", seconds=0.0, attempts=claim.lane.attempts)
+            await self._put_back(claim, "", seconds=0.0, attempts=claim.cursor.attempts)
         except Poisoned as error:
             log.error("lane.stopped", error=error)
             await self._put_back(claim, str(error), seconds=3600.0)
@@ -276,9 +276,10 @@ class Supervisor:
 
     async def _worker(self, claim: Claim) -> bool:
         gates, runtimes, bells = self.gates, self.runtimes, self.bells
-        kind, _, rest = claim.reader.partition(":")
+        consumer = consumers.parse_consumer(claim.consumer)
+        kind, rest = consumer
         match kind:
-            case mind.READER:
+            case consumers.TURN:
                 seat = Seat(
                     gates,
                     claim,
@@ -293,9 +294,9 @@ class Supervisor:
                 )
                 await mind.Mind(seat).run()
                 return seat.rests
-            case desk.READER:
+            case consumers.COMMANDS:
                 await desk.Desk(gates, claim, runtimes=runtimes, bells=bells, day=self.day).run()
-            case fold.READER:
+            case consumers.COMPRESSION:
                 await fold.Ahead(
                     gates,
                     claim,
@@ -305,21 +306,21 @@ class Supervisor:
                     before=self.beforehand,
                     views=self.views,
                 ).run()
-            case job.READER | job.REVIEW:
+            case consumers.TASKS | consumers.REVIEW:
                 await job.Jobs(gates, claim, runtimes=runtimes, bells=bells, purses=self.purses, views=self.views).run()
-            case tie.READER:
+            case consumers.BACKLINKS:
                 await tie.Tie(gates, claim, runtimes=runtimes, bells=bells).run()
-            case "voice":
-                name, _, account = rest.partition(":")
+            case consumers.PLATFORM:
+                name, account = consumer.platform, consumer.account
                 platform = runtimes.platform(name, account)
                 if platform is None:
                     await self._put_back(claim, f"{rest} is not connected", seconds=UNAVAILABLE_SECONDS)
                     return False
                 drafts = runtimes.drafting(name, account) is not None
-                policy = runtimes.in_doubt(claim.reader, claim.agent)
+                policy = runtimes.in_doubt(claim.consumer, claim.agent)
                 voice = Voice(gates.store, platform, policy=policy, deadline=self.send_deadline, drafts=drafts)
                 return await self.lane(claim, voice).run()
-            case backfill.READER:
+            case consumers.BACKFILL:
                 past = runtimes.memory(rest, claim.agent)
                 if past is None:
                     await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
@@ -330,7 +331,7 @@ class Supervisor:
                     gates,
                     past,
                     now=functools.partial(runtimes.memory, rest, claim.agent),
-                    policy=runtimes.in_doubt(reader_of(rest), claim.agent),
+                    policy=runtimes.in_doubt(consumers.memory_consumer(rest), claim.agent),
                     instance=rest,
                     naming=functools.partial(runtime.naming, rest),
                     meter=self.meters.setdefault(rest, backfill.Meter()),
@@ -338,7 +339,7 @@ class Supervisor:
                     notes=runtime.notes,
                 )
                 return await self.lane(claim, courier).run()
-            case "memory":
+            case consumers.MEMORY:
                 provider = runtimes.memory(rest, claim.agent)
                 if provider is None:
                     await self._put_back(claim, f"memory {rest} is not attached", seconds=UNAVAILABLE_SECONDS)
@@ -348,7 +349,7 @@ class Supervisor:
                     gates,
                     provider,
                     now=functools.partial(runtimes.memory, rest, claim.agent),
-                    policy=runtimes.in_doubt(claim.reader, claim.agent),
+                    policy=runtimes.in_doubt(claim.consumer, claim.agent),
                     instance=rest,
                     naming=functools.partial(runtime.naming, rest),
                     pace=runtime.paces.get(rest),
@@ -361,7 +362,7 @@ class Supervisor:
                 await memory.announce(claim, upto=lane.settled)
                 return rests
             case _:
-                await self._put_back(claim, f"nobody knows the reader {claim.reader}", seconds=3600.0)
+                await self._put_back(claim, f"there is no consumer {claim.consumer}", seconds=3600.0)
         return False
 
     def lane(self, claim: Claim, courier: Courier) -> Lane:
@@ -372,21 +373,21 @@ class Supervisor:
         self, claim: Claim, error: str, *, seconds: float | None = None, attempts: int | None = None
     ) -> None:
         """Let go of a lane that cannot be worked on now."""
-        attempts = claim.lane.attempts + 1 if attempts is None else attempts
+        attempts = claim.cursor.attempts + 1 if attempts is None else attempts
         wait = seconds if seconds is not None else wait_seconds(attempts, jitter=self.gates.chance.random())
         wait = 300.0 if wait is None else wait
-        update = LaneUpdate(attempts=attempts, error=error, wait=Wait(seconds=wait), release=True)
+        update = CursorUpdate(attempts=attempts, error=error, wait=RetryDelay(seconds=wait), release=True)
         try:
             await self.gates.commit(
                 Change(
-                    step=Step.LATER,
+                    step=Step.DELIVERY_RETRY,
                     session=claim.session,
                     at=self.gates.clock.now(),
                     claim=claim,
-                    lane=update,
+                    cursor=update,
                 )
             )
         except LeaseLost:
             return  # it is somebody else's, who knows better
         except EverholdError as failure:
-            self.gates.log.warning("lane.lost", session=claim.session, reader=claim.reader, error=failure)
+            self.gates.log.warning("lane.lost", session=claim.session, reader=claim.consumer, error=failure)

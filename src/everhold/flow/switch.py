@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from everhold.core.entries import Changed, Entry, Folded, Fresh, Heard, Kind, Sprouted, Stamp, Unbound
+from everhold.core.entries import (
+    AddressUnbound,
+    BranchCreated,
+    Changed,
+    Compressed,
+    ContextReset,
+    Entry,
+    Heard,
+    Kind,
+    Stamp,
+)
 from everhold.ports.memory import Scope, Switch
 from everhold.ports.store import Session, Store
 
@@ -19,7 +29,7 @@ WINDOW: Final = 500
 def is_turn(entry: Entry) -> bool:
     """Whether the talk takes a turn here. A session that was left has the record of it, through its tie."""
     match entry.body:
-        case Folded() | Changed(change=Fresh()) | Changed(change=Unbound()):
+        case Compressed() | Changed(change=ContextReset()) | Changed(change=AddressUnbound()):
             return True
         case _:
             return False
@@ -42,10 +52,10 @@ async def switch_of(
 
     here = scope(session)
     match entry.body:
-        case Changed(change=Unbound(session=other)):
+        case Changed(change=AddressUnbound(session=other)):
             how = "branch" if await _sprouted(store, session.id, entry.seq, other) else "resume"
-            return Switch(how=how, before=here, after=scope(await store.session(other)))
-        case Folded():
+            return Switch(how=how, before=here, after=scope(await store.get_session(other)))
+        case Compressed():
             return Switch(how="fold", before=here, after=here)
         case _:
             return Switch(how="new", before=here, after=here)
@@ -53,12 +63,12 @@ async def switch_of(
 
 async def _stamp(store: Store, session: str, seq: int) -> Stamp:
     """Who spoke last."""
-    heard = await store.entries(session, after=max(0, seq - WINDOW), upto=seq, kinds=(Kind.HEARD,))
+    heard = await store.list_entries(session, after=max(0, seq - WINDOW), upto=seq, kinds=(Kind.HEARD,))
     return next((entry.body.stamp for entry in reversed(heard) if isinstance(entry.body, Heard)), Stamp())
 
 
 async def _sprouted(store: Store, session: str, seq: int, other: str) -> bool:
     """Whether what led away was the branch itself: its record stands right before. Later ways there are resumptions."""
-    changed = await store.entries(session, after=max(0, seq - WINDOW), upto=seq - 1, kinds=(Kind.CHANGED,))
+    changed = await store.list_entries(session, after=max(0, seq - WINDOW), upto=seq - 1, kinds=(Kind.CHANGED,))
     before = changed[-1].body if changed else None
-    return isinstance(before, Changed) and isinstance(before.change, Sprouted) and before.change.session == other
+    return isinstance(before, Changed) and isinstance(before.change, BranchCreated) and before.change.session == other

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from everhold.core.entries import Bound, Branched, Changed, Draft, Kind, Sprouted, Unbound
+from everhold.core.entries import AddressBound, AddressUnbound, BranchCreated, BranchedFrom, Changed, Draft, Kind
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.runtime import Runtimes
-from everhold.ports.store import Change, Claim, LaneUpdate, Step
-
-READER: Final = "tie"
+from everhold.ports.store import Change, Claim, CursorUpdate, Step
 
 
 class Tie:
@@ -22,29 +18,35 @@ class Tie:
         self.bells = bells
 
     async def run(self) -> None:
-        store, lane = self.gates.store, self.claim.lane
-        session = await store.session(self.claim.session)
-        for entry in await store.entries(session.id, after=lane.position, upto=session.last_seq, kinds=(Kind.CHANGED,)):
+        store, lane = self.gates.store, self.claim.cursor
+        session = await store.get_session(self.claim.session)
+        for entry in await store.list_entries(
+            session.id, after=lane.processed_seq, upto=session.last_seq, kinds=(Kind.CHANGED,)
+        ):
             match entry.body:
-                case Changed(change=Bound(address=address, previous=previous)) if previous:
-                    other, record = previous, Changed(change=Unbound(address=address, session=session.id))
-                case Changed(change=Branched(parent=parent, at=at)):
-                    other, record = parent, Changed(change=Sprouted(session=session.id, at=at))
+                case Changed(change=AddressBound(address=address, previous=previous)) if previous:
+                    other, record = previous, Changed(change=AddressUnbound(address=address, session=session.id))
+                case Changed(change=BranchedFrom(parent=parent, at=at)):
+                    other, record = parent, Changed(change=BranchCreated(session=session.id, at=at))
                 case _:
                     continue
             key = f"tie:{session.id}:{entry.seq}"
             await self.gates.commit(
                 Change(
-                    step=Step.TIE,
+                    step=Step.BACKLINK,
                     session=other,
                     at=self.gates.clock.now(),
                     entries=(Draft(body=record, author=entry.author, dedup=key),),
                     # both sessions are one agent's, and so are their memories
-                    wakes=self.runtimes.runtime(self.claim.agent, {}).turning(),
+                    wakeups=self.runtimes.runtime(self.claim.agent, {}).turning(),
                 )
             )
             self.bells.ring(other)
-        update = LaneUpdate(position=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True)
+        update = CursorUpdate(
+            processed_seq=session.last_seq, idle_at=session.last_seq, attempts=0, error="", release=True
+        )
         await self.gates.commit(
-            Change(step=Step.SETTLE, session=session.id, at=self.gates.clock.now(), claim=self.claim, lane=update)
+            Change(
+                step=Step.CURSOR_SETTLE, session=session.id, at=self.gates.clock.now(), claim=self.claim, cursor=update
+            )
         )

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from everhold.core import compression, facts
+from everhold.core import compression, consumers, facts
 from everhold.core.access import hops_of
 from everhold.core.context import LONG_RESULT, SHORT_TEXT, Exchange, View, build, fingerprint, messages, oversized
 from everhold.core.entries import (
@@ -23,10 +23,10 @@ from everhold.core.entries import (
     Heard,
     Kind,
     Noted,
+    Notified,
     Place,
     Stamp,
     Thought,
-    Told,
     Took,
     Usage,
     kind_of,
@@ -55,7 +55,7 @@ from everhold.core.turn import (
     step,
 )
 from everhold.errors import LeaseLost, Refused
-from everhold.flow import draft, job, perform, waits
+from everhold.flow import draft, perform, waits
 from everhold.flow.draft import Sketch
 from everhold.flow.fold import Fold, Outcome
 from everhold.flow.purse import Reservation, Worst
@@ -65,7 +65,7 @@ from everhold.flow.runtime import Runtime, purses_of
 from everhold.flow.seat import Seat
 from everhold.flow.view import NOTHING, Seen, see, view_at
 from everhold.ports.model import Answer, Message
-from everhold.ports.store import LaneUpdate, Operation, Session, Spend, Step, Wake
+from everhold.ports.store import CursorUpdate, Operation, Session, Spend, Step, Wakeup
 from everhold.ports.tool import Effect, Result, ToolContext
 
 LOOK_SECONDS: Final = 1.0
@@ -125,7 +125,7 @@ class TurnWork:
     async def resume(self, op: int, first: int, attempts: int) -> bool:
         """Go on with a turn somebody left: at the first thing that is not recorded."""
         self._open(op)
-        entries = await self.store.entries(self.session.id, after=first - 1)
+        entries = await self.store.list_entries(self.session.id, after=first - 1)
         self.steps = [entry for entry in entries if entry.op == op]
         await self._fetch(takes_of(self.steps))
         await self._see(await self._before(self.session))
@@ -140,7 +140,11 @@ class TurnWork:
 
     async def _before(self, session: Session) -> View:
         """What came before this turn, as the log tells it now."""
-        pins = [e.body.fold for e in self.steps if isinstance(e.body, Began | Took) and e.body.fold is not None]
+        pins = [
+            e.body.compression
+            for e in self.steps
+            if isinstance(e.body, Began | Took) and e.body.compression is not None
+        ]
         return await view_at(self.store, session, at=self.op, fold=pins[-1] if pins else None)
 
     async def _see(self, view: View) -> None:
@@ -152,7 +156,7 @@ class TurnWork:
         self.log = self.seat.log.bind(op=op)
 
     async def _fetch(self, takes: tuple[int, ...]) -> None:
-        self._hear([await self.store.entry(self.session.id, seq) for seq in takes])
+        self._hear([await self.store.get_entry(self.session.id, seq) for seq in takes])
 
     def _hear(self, heard: list[Entry]) -> None:
         """What the turn consumed; the reply goes to where the last one that asks came from."""
@@ -209,7 +213,7 @@ class TurnWork:
 
     async def _look(self, *, boundary: bool, after: int = 0) -> tuple[Decision, int]:
         """What to do about the letters behind `after`, and the last of these: nobody has to read them again."""
-        box = letters(await self.store.pending(self.session.id, after=after))
+        box = letters(await self.store.list_pending(self.session.id, after=after))
         running = Running(op=self.op, boundary=boundary, stop=(await self._ours()).stop)
         return decide(box, running=running, busy=self.runtime.busy), box[-1].seq if box else after
 
@@ -295,8 +299,8 @@ class TurnWork:
         """What memories have to say about this turn's messages: what it was shown first, if it was shown something."""
         for entry in self.steps:
             if isinstance(entry.body, Thought):
-                kept = await self.store.blob(entry.body.recall) if entry.body.recall else None
-                why = await self.store.blob(entry.body.why) if entry.body.why else None
+                kept = await self.store.get_blob(entry.body.recall) if entry.body.recall else None
+                why = await self.store.get_blob(entry.body.why) if entry.body.why else None
                 return Recalled(text=(kept or b"").decode(), why=msgspec.json.decode(why, type=Why) if why else None)
         heard = [entry.body.text for entry in self.heard.values() if isinstance(entry.body, Heard)]
         return await recall(
@@ -381,16 +385,16 @@ class TurnWork:
         files = tuple(file.data for file in result.files)
         return await self._record((*recorded.bodies, *notes, *sayings, *self._noticed(notes)), files=files)
 
-    def _noticed(self, notes: tuple[Noted, ...]) -> tuple[Told, ...]:
+    def _noticed(self, notes: tuple[Noted, ...]) -> tuple[Notified, ...]:
         """A word in the chat about what was remembered, true once it is committed, whatever the providers do."""
         if not notes or not self.runtime.memory_notices or self.origin is None:
             return ()
         text = "\n".join(facts.notice(note) for note in notes)
         limit = self.runtime.text_limit(self.origin)
-        return (Told(text=text, about="memory", to=self.origin, parts=split(text, limit)),)
+        return (Notified(text=text, about="memory", to=self.origin, parts=split(text, limit)),)
 
     async def _ours(self) -> Operation:
-        found = await self.store.operations(self.session.id, after=self.op - 1, before=self.op + 1)
+        found = await self.store.list_operations(self.session.id, after=self.op - 1, before=self.op + 1)
         if not found or found[0].state != "running" or found[0].fence != self.seat.claim.fence:
             raise LeaseLost(f"session {self.session.id}: operation {self.op} is in other hands")
         return found[0]
@@ -421,7 +425,7 @@ class TurnWork:
         unfit = oversized(current, most=SHORT_TEXT, what=Heard)
         if unfit and self._weighs(current) > self.runtime.models[0].context_tokens:
             return self._unfit(reason, unfit)  # a summary of what came before would not help
-        session = await self.store.session(self.session.id)
+        session = await self.store.get_session(self.session.id)
         await self._ours()
         view = await self._before(session)  # read anew: something of what this turn has seen may have been erased since
         fold = Fold(self.gates, self.seat.claim, self.runtime, bells=self.seat.bells, purses=self.seat.purses)
@@ -431,12 +435,16 @@ class TurnWork:
             await self.gates.sleep(LOOK_SECONDS)
             return Overlong(reason=reason)
         if outcome is Outcome.DONE:
-            self.session = await self.store.session(self.session.id)
+            self.session = await self.store.get_session(self.session.id)
             # not through the view: a fresh context that somebody began meanwhile does not show what came before it
-            made = await self.store.operations(session.id, what=("fold",), states=("done",), newest_first=True, limit=1)
-            found = await self.store.entries(session.id, after=made[0].op, upto=made[0].last, kinds=(Kind.FOLDED,))
+            made = await self.store.list_operations(
+                session.id, types=("compression",), states=("done",), newest_first=True, limit=1
+            )
+            found = await self.store.list_entries(
+                session.id, after=made[0].op, upto=made[0].last, kinds=(Kind.COMPRESSED,)
+            )
             await self._see(View(fold=found[0]))
-            return await self._record((Took(fold=made[0].op),))
+            return await self._record((Took(compression=made[0].op),))
         if self._stub(oversized(before, most=SHORT_TEXT, what=Heard)):
             return Opened()
         if unfit:
@@ -461,16 +469,16 @@ class TurnWork:
 
     async def _wait(self, task: WaitForModel) -> None:
         """No model can be asked. The messages stay pending; the chat hears once that they are kept."""
-        attempts = self.seat.claim.lane.attempts + 1
+        attempts = self.seat.claim.cursor.attempts + 1
         wait = waits.for_models(task.retry_after, attempts, chance=self.gates.chance, whom=self.runtime.whom)
         told: tuple[Body, ...] = ()
         if self.origin is not None and (attempts == 1 or (task.release and await self._half_shown(self.origin))):
             text = "The model cannot be reached right now. Your message is kept and will be answered."
-            told = (Told(text=text, about=OUTAGE, to=self.origin, parts=(text,)),)
+            told = (Notified(text=text, about=OUTAGE, to=self.origin, parts=(text,)),)
         ended: tuple[Body, ...] = (Ended(outcome="released", reason=task.reason),) if task.release else ()
         bodies = (*told, *ended)
         self.log.warning("turn.waiting", reason=task.reason, seconds=wait.seconds, released=task.release)
-        update = LaneUpdate(attempts=attempts, error=task.reason, wait=wait, release=True)
+        update = CursorUpdate(attempts=attempts, error=task.reason, wait=wait, release=True)
         try:
             await self.seat.commit(
                 Step.END if task.release else Step.PAUSE,
@@ -482,7 +490,7 @@ class TurnWork:
             )
         except LeaseLost:
             # if only the operation was ended by somebody else, the model's word still counts for the next one
-            await self.seat.commit(Step.LATER, (), lane=update)
+            await self.seat.commit(Step.DELIVERY_RETRY, (), lane=update)
         if self.runtime.whom:
             await waits.look_at(self.gates, self.seat.runtimes, self.seat.bells, self.seat.claim)
 
@@ -501,11 +509,11 @@ class TurnWork:
             parts = split(notice, self.runtime.text_limit(self.origin))
             # what stands beside a reply must not take the place of its draft
             about = "reply" if task.reply else "turn"
-            bodies.append(Told(text=notice, about=about, to=self.origin, parts=parts))
+            bodies.append(Notified(text=notice, about=about, to=self.origin, parts=parts))
         bodies.append(task.ended)
         # if nobody else wrote since the turn took all there was, the lane can be let go of in the same commit; the
         # store keeps it due should something arrive before that
-        lane = LaneUpdate(attempts=0, error="", idle_at=self.tail, release=self.tail is not None)
+        lane = CursorUpdate(attempts=0, error="", idle_at=self.tail, release=self.tail is not None)
         wakes = self.runtime.voices(bodies) + self.runtime.remembers()
         done = await self.seat.commit(
             Step.END,
@@ -550,14 +558,14 @@ class TurnWork:
         self.tail = seq if self.tail == seq - 1 else None
 
     def _author(self, body: Body) -> str:
-        return "system" if isinstance(body, Told | Ended) else self.runtime.author
+        return "system" if isinstance(body, Notified | Ended) else self.runtime.author
 
-    def _wakes(self, bodies: Iterable[Body]) -> tuple[Wake, ...]:
+    def _wakes(self, bodies: Iterable[Body]) -> tuple[Wakeup, ...]:
         bodies = tuple(bodies)
         noted = any(isinstance(body, Noted) for body in bodies)
         return self.runtime.voices(bodies) + (self.runtime.remembers() if noted else ())
 
-    def _fold_wake(self, reply: str) -> tuple[Wake, ...]:
+    def _fold_wake(self, reply: str) -> tuple[Wakeup, ...]:
         """Above the soft mark a fold is made ahead of need, beside the conversation."""
         runtime = self.runtime
         if not runtime.ahead:
@@ -569,18 +577,18 @@ class TurnWork:
             return ()
         new = messages(View(exchanges=(self._current(),))) + answer
         due = self._is_due(self.seen.tokens + compression.tokens(new) + runtime.overhead)
-        return (Wake(reader="fold"),) if due else ()
+        return (Wakeup(consumer=consumers.COMPRESSION),) if due else ()
 
     def _is_due(self, weight: int) -> bool:
         runtime = self.runtime
         used, window = runtime.meter.tokens(weight), runtime.models[0].context_tokens
         return bool(compression.due(used, window, soft=runtime.soft, hard=runtime.hard))
 
-    def _review_wake(self) -> tuple[Wake, ...]:
+    def _review_wake(self) -> tuple[Wakeup, ...]:
         """Every so many turns somebody looks through what was said for what to remember."""
         every = self.runtime.review_every
         due = bool(every) and self.seat.views.count(self.session.id) % every == 0
-        return (Wake(reader=job.REVIEW, start=0),) if due else ()
+        return (Wakeup(consumer=consumers.REVIEW, start=0),) if due else ()
 
     def _settle(self) -> None:
         """What the last call came to is committed, or will never be: its purses need not hold it back any longer."""
@@ -594,5 +602,5 @@ class TurnWork:
             if usage is not None and (usage.input or usage.output):
                 tokens = usage.input + usage.output
                 for purse in purses_of(self.runtime.agent, self.stamp, scheduled=self.scheduled):
-                    spends.append(Spend(purse=purse, day=self.seat.day(), usd=usage.usd, tokens=tokens))
+                    spends.append(Spend(budget=purse, day=self.seat.day(), usd=usage.usd, tokens=tokens))
         return tuple(spends)

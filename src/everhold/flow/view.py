@@ -182,7 +182,7 @@ async def view_at(
             break
         erased.add(selection.fold.op)  # it was in force at that time; what it stood for is told by the originals
     if selection.whole and session.parent and not since:
-        parent = await store.session(session.parent)
+        parent = await store.get_session(session.parent)
         return await view_at(store, parent, at=session.parent_at + 1, over=True) + view
     return view
 
@@ -197,26 +197,28 @@ async def select(
     erased: Collection[int] = (),
 ) -> Selection:
     """Which operations are in the view, found through the newest fold and fresh context. Passes over `erased` folds."""
-    fresh = await _newest(store, session, "fresh", at=at)
+    fresh = await _newest(store, session, "context_reset", at=at)
     if fold is None:
-        newest = await _newest(store, session, "fold", at=at, without=erased)
+        newest = await _newest(store, session, "compression", at=at, without=erased)
     else:
         newest = await _pinned(store, session, 0 if fold in erased else fold)
     after = max(fresh.op if fresh else 0, newest.covers if newest else 0)
-    turns = await store.operations(session, what=("turn",), after=after, before=at)
+    turns = await store.list_operations(session, types=("turn",), after=after, before=at)
     marks = [operation for operation in (fresh, newest) if operation is not None]
     return choose([*marks, *turns], at=at, fold=fold, over=over)
 
 
 async def _pinned(store: Store, session: str, fold: int) -> Operation | None:
-    found = await store.operations(session, what=("fold",), after=fold - 1, before=fold + 1) if fold else []
+    found = (
+        await store.list_operations(session, types=("compression",), after=fold - 1, before=fold + 1) if fold else []
+    )
     return found[0] if found else None
 
 
 async def _newest(store: Store, session: str, what: str, *, at: int, without: Collection[int] = ()) -> Operation | None:
     """The newest one that was in force just before `at`. Undone ones are few, so a small page nearly always does."""
     before = at
-    while page := await store.operations(session, what=(what,), before=before, newest_first=True, limit=8):
+    while page := await store.list_operations(session, types=(what,), before=before, newest_first=True, limit=8):
         for operation in page:
             if (
                 operation.state == "done"
@@ -233,10 +235,10 @@ async def _load(store: Store, session: str, selection: Selection) -> View:
     entries = []
     if selection.fold is not None:
         fold = selection.fold
-        entries += await store.entries(session, after=fold.op, upto=fold.last, kinds=(Kind.FOLDED,))
+        entries += await store.list_entries(session, after=fold.op, upto=fold.last, kinds=(Kind.COMPRESSED,))
     if selection.turns:
         first = min(turn.first for turn in selection.turns)
         last = max(turn.last or 0 for turn in selection.turns)
         running = any(not turn.last for turn in selection.turns)
-        entries += await store.entries(session, after=first - 1, upto=None if running else last)
+        entries += await store.list_entries(session, after=first - 1, upto=None if running else last)
     return assemble(selection, entries)

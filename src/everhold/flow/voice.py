@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 from msgspec import structs
 
 from everhold.core.attachments import not_sent
-from everhold.core.entries import OUTAGE, Attachment, Body, Ended, Entry, Kind, Place, Said, Told
+from everhold.core.consumers import ReplyPart, get_reply_parts, place_consumer
+from everhold.core.entries import OUTAGE, Ended, Entry, Kind, Notified, Place, Said
 from everhold.errors import TooLong
 from everhold.flow.lane import Load, Look, Notice
 from everhold.ports.platform import Delivery, Outgoing, Platform
-from everhold.ports.store import Claim, Flight, Item, Store
-
-Part: TypeAlias = str | Attachment
-"""What is sent at once: a piece of the text, or a file."""
+from everhold.ports.store import Claim, InFlightBatch, Item, Store
 
 DRAFT = -1
 """A draft's place among the parts of a reply: before all of them. It is filed under the operation, since the reply has
@@ -27,11 +24,6 @@ TURN = "turn"
 
 DEADLINE_SECONDS = 30.0
 """After this a send is given up on; leases outlive it."""
-
-
-def reader_of(place: Place) -> str:
-    """The voice lane that delivers to a place."""
-    return f"voice:{place.platform}:{place.account}"
 
 
 class Voice:
@@ -60,11 +52,13 @@ class Voice:
         self.drafts = drafts
 
     async def next(self, claim: Claim, *, after: int, done: Sequence[Item] = ()) -> Look:
-        upto, generation = await self.store.head(claim.session)
+        upto, generation = await self.store.get_session_head(claim.session)
         load: Load | None = None
-        for entry in await self.store.entries(claim.session, after=after, upto=upto, kinds=(Kind.SAID, Kind.TOLD)):
+        for entry in await self.store.list_entries(
+            claim.session, after=after, upto=upto, kinds=(Kind.SAID, Kind.NOTIFIED)
+        ):
             place, parts = spoken(entry)
-            if place is None or reader_of(place) != claim.reader or await self._undone(claim.session, entry):
+            if place is None or place_consumer(place) != claim.consumer or await self._undone(claim.session, entry):
                 continue
             if load is not None:
                 return Look(load=load, upto=upto, generation=generation, more=True)
@@ -79,15 +73,17 @@ class Voice:
         """The parts of an entry that are neither delivered nor given up. The position tells for those of one part."""
         over = {item.part for item in done if item.seq == entry.seq}
         if parts > 1:
-            over |= {r.part for r in await self.store.receipts(claim.session, seq=entry.seq, reader=claim.reader)}
+            over |= {
+                r.part for r in await self.store.list_receipts(claim.session, seq=entry.seq, consumer=claim.consumer)
+            }
             # in whichever state: what somebody sends again goes by itself
-            given_up = await self.store.parked(session=claim.session, reader=claim.reader, state="")
+            given_up = await self.store.list_dead_letters(session=claim.session, consumer=claim.consumer, state="")
             over |= {parked.part for parked in given_up if parked.seq == entry.seq}
         return [part for part in range(parts) if part not in over]
 
-    async def again(self, claim: Claim, flight: Flight) -> Load | None:
+    async def again(self, claim: Claim, flight: InFlightBatch) -> Load | None:
         item = flight.items[0]
-        entry = await self.store.entry(claim.session, item.seq)
+        entry = await self.store.get_entry(claim.session, item.seq)
         _, parts = spoken(entry)
         if item.part >= len(parts):
             return None  # erased since: nothing of it may leave
@@ -127,7 +123,7 @@ class Voice:
             key=key,
             edits=edits,
             hops=hops,
-            notice=isinstance(entry.body, Told),
+            notice=isinstance(entry.body, Notified),
             file=file,
         )
         # until its last part has gone, the position stays before the entry
@@ -140,18 +136,18 @@ class Voice:
         """The visible draft of this reply, if one was shown: the final text takes its place, or the word that there is
         none, or none yet.
         """
-        ends = isinstance(entry.body, Told) and (entry.body.about == TURN or await self._releases(entry))
+        ends = isinstance(entry.body, Notified) and (entry.body.about == TURN or await self._releases(entry))
         if not (isinstance(entry.body, Said) or ends) or entry.op is None:
             return ""
-        shown = await self.store.receipts(claim.session, seq=entry.op, reader=claim.reader)
+        shown = await self.store.list_receipts(claim.session, seq=entry.op, consumer=claim.consumer)
         remote = next((receipt.remote for receipt in shown if receipt.part == DRAFT), "")
         return remote if remote and (ends or await self._replies(entry)) else ""
 
     async def _releases(self, entry: Entry) -> bool:
         """Whether its turn is given back with it: whichever answers in the end knows nothing of this one's draft."""
-        if not (isinstance(entry.body, Told) and entry.body.about == OUTAGE):
+        if not (isinstance(entry.body, Notified) and entry.body.about == OUTAGE):
             return False
-        behind = await self.store.entries(entry.session, after=entry.seq, upto=entry.seq + 1, kinds=(Kind.ENDED,))
+        behind = await self.store.list_entries(entry.session, after=entry.seq, upto=entry.seq + 1, kinds=(Kind.ENDED,))
         return any(isinstance(end.body, Ended) and end.op == entry.op for end in behind)
 
     async def _replies(self, entry: Entry) -> bool:
@@ -159,27 +155,17 @@ class Voice:
         for another chat.
         """
         kinds = (Kind.THOUGHT, Kind.RETURNED)
-        steps = await self.store.entries(entry.session, after=entry.op or 0, upto=entry.seq - 1, kinds=kinds)
+        steps = await self.store.list_entries(entry.session, after=entry.op or 0, upto=entry.seq - 1, kinds=kinds)
         return next((step.kind for step in reversed(steps) if step.op == entry.op), None) is Kind.THOUGHT
 
     async def _undone(self, session: str, entry: Entry) -> bool:
         """Whether the turn that said it was taken back; a notice stands whatever becomes of its turn."""
         if not isinstance(entry.body, Said) or entry.op is None:
             return False
-        found = await self.store.operations(session, after=entry.op - 1, before=entry.op + 1)
+        found = await self.store.list_operations(session, after=entry.op - 1, before=entry.op + 1)
         return bool(found and found[0].undone_at)
 
 
-def spoken(entry: Entry) -> tuple[Place | None, tuple[Part, ...]]:
+def spoken(entry: Entry) -> tuple[Place | None, tuple[ReplyPart, ...]]:
     """Where an entry is to be said, and in which parts."""
-    return spoken_to(entry.body)
-
-
-def spoken_to(body: Body | None) -> tuple[Place | None, tuple[Part, ...]]:
-    match body:
-        case Said(to=to, parts=parts, text=text, attachments=files):
-            return to, (*(parts or (text,)), *files)
-        case Told(to=to, parts=parts, text=text):
-            return to, parts or (text,)
-        case _:
-            return None, ()
+    return get_reply_parts(entry.body)

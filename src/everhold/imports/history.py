@@ -11,19 +11,20 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
+from everhold.core.consumers import COMPRESSION, TURN
 from everhold.core.entries import (
     OWN,
+    AddressBound,
     Began,
-    Bound,
-    Branched,
+    BranchedFrom,
     Changed,
+    Compressed,
+    ContextReset,
     Draft,
     Ended,
-    Folded,
-    Fresh,
     Kind,
-    Named,
-    Titled,
+    MemoryNameSet,
+    SessionTitled,
     Usage,
     clean,
 )
@@ -34,7 +35,7 @@ from everhold.hermes.lineage import Chain
 from everhold.hermes.transcript import META, Fold, Reading, light, read
 from everhold.imports.conversations import AWAY, Conversation
 from everhold.imports.turns import Voice, aside, drafts, pieces, text_of
-from everhold.ports.store import Change, Opening, Position, Step
+from everhold.ports.store import Change, Opening, StateNamespace, StateWrite, Step
 from everhold.stores.sqlite import SqliteStore
 
 SOURCE: Final = "hermes"
@@ -107,6 +108,8 @@ class Historian:
         self.advance = advance
         self.filing = filing
         self.ledgers: dict[str, Ledger] = {}
+        self.versions: dict[str, int] = {}
+        """The versions of the records that say how far each session of theirs was read."""
 
     async def write(self, conversation: Conversation) -> str:
         """Bring one conversation up to date; its session here."""
@@ -124,23 +127,28 @@ class Historian:
         self.tally.sessions += len(conversation.ids)
         return session
 
+    def record_key(self, id: str) -> str:
+        """Where it is kept how far a session of theirs was read."""
+        return f"{self.agent}:{id}"
+
     async def _ledger(self, id: str) -> Ledger:
-        text = await self.store.position(platform=SOURCE, account=self.agent, name=id)
-        if not text:
+        record = await self.store.get_state_record(StateNamespace.HERMES_IMPORT, self.record_key(id))
+        self.versions[id] = 0 if record is None else record.version
+        if record is None:
             return Ledger("")
-        ledger = Ledger.decode(text)
+        ledger = Ledger.decode(record.value)
         placed = await self._placed(id, ledger.upto, ledger.session)
         return ledger if placed else await self._recount(id, ledger)
 
     async def _recount(self, id: str, told: Ledger) -> Ledger:
         """How far it was read as the log has it: a log that was taken back keeps a ledger of what it has lost."""
         try:
-            await self.store.session(told.session)
+            await self.store.get_session(told.session)
         except NotFound:
             return Ledger("")
         used = Usage()
         found = Ledger(told.session)
-        for entry in await self.store.entries(told.session, kinds=(Kind.ENDED,)):
+        for entry in await self.store.list_entries(told.session, kinds=(Kind.ENDED,)):
             if isinstance(entry.body, Ended) and entry.body.reason == _used_in(id):
                 used, found.order = used + entry.body.usage, entry.seq
         found.used = (used.input - used.cached, used.cached, used.output, used.usd)
@@ -152,7 +160,7 @@ class Historian:
 
     async def _placed(self, id: str, row: int, session: str) -> int:
         """The number a row has in a session here, 0 if it is not there."""
-        placed = await self.store.placed(self.key(id)(row))
+        placed = await self.store.find_entry_place(self.key(id)(row))
         return placed[1] if placed is not None and placed[0] == session else 0
 
     def key(self, session: str) -> Callable[[int], str]:
@@ -189,16 +197,18 @@ class _Log:
 
     async def open(self) -> None:
         try:
-            there = await self.store.session(self.id)
+            there = await self.store.get_session(self.id)
         except NotFound:
             await self._create()
             return
         self.seq, self.generation = there.last_seq + 1, there.generation
-        newest = await self.store.operations(self.id, what=("turn",), newest_first=True, limit=1)
+        newest = await self.store.list_operations(self.id, types=("turn",), newest_first=True, limit=1)
         self.last_turn = newest[0].op if newest else 0
-        folds = await self.store.operations(self.id, what=("fold",), states=("done",), newest_first=True, limit=1)
+        folds = await self.store.list_operations(
+            self.id, types=("compression",), states=("done",), newest_first=True, limit=1
+        )
         self.fold = folds[0].op if folds and not folds[0].undone_at else 0
-        self.overheard = [entry.seq for entry in await self.store.pending(self.id)]
+        self.overheard = [entry.seq for entry in await self.store.list_pending(self.id)]
 
     async def _create(self) -> None:
         at = self.it.root.started_at
@@ -206,13 +216,13 @@ class _Log:
         parent, parent_at = await self._branch_point()
         if parent:
             first.append(
-                Draft(body=Changed(change=Branched(parent=parent, at=parent_at, by="import")), author="system")
+                Draft(body=Changed(change=BranchedFrom(parent=parent, at=parent_at, by="import")), author="system")
             )
             self.h.tally.branches += 1
             address = str(self.it.address)
         else:
             address = await self._own_address()
-            first.append(Draft(body=Changed(change=Bound(address=address, by="import")), author="system"))
+            first.append(Draft(body=Changed(change=AddressBound(address=address, by="import")), author="system"))
         opens = Opening(agent=self.it.agent, address=address, parent=parent, parent_at=parent_at, bind=False)
         done = await self.store.commit(
             Change(step=Step.ACCEPT, session=self.id, at=at, opens=opens, entries=tuple(first))
@@ -222,7 +232,7 @@ class _Log:
     async def _own_address(self) -> str:
         """The chat's own; one that leads elsewhere already, since somebody has talked here before, is left alone."""
         address = str(self.it.address)
-        taken = await self.store.resolve(address)
+        taken = await self.store.resolve_address(address)
         if taken is None:
             return address
         self.h.tally.remarks.append(f"{address} has a session here already; the imported one is {self.id} (/resume)")
@@ -241,13 +251,13 @@ class _Log:
         point = 0
         for copy, original in self._copies_of(self.it.branch_of):
             self.copied.add(copy)
-            placed = await self.store.placed(self.h.key(self.it.branch_of)(original))
+            placed = await self.store.find_entry_place(self.h.key(self.it.branch_of)(original))
             if placed is not None and placed[0] == ledger.session:
                 point = max(point, placed[2] or 0)
         if not point:
             self.copied.clear()
             return "", 0
-        (operation,) = await self.store.operations(ledger.session, after=point - 1, before=point + 1)
+        (operation,) = await self.store.list_operations(ledger.session, after=point - 1, before=point + 1)
         return ledger.session, operation.last
 
     def _copies_of(self, parent: str) -> list[tuple[int, int]]:
@@ -266,19 +276,19 @@ class _Log:
         if not self.it.routed or not self.it.branch_of:
             return
         address = str(self.it.address)
-        previous = await self.store.resolve(address) or ""
+        previous = await self.store.resolve_address(address) or ""
         if previous != self.id:
-            body = Changed(change=Bound(address=address, previous=previous, by="import"))
+            body = Changed(change=AddressBound(address=address, previous=previous, by="import"))
             await self._commit(Draft(body=body, author="system"), self.it.chains[-1].tip)
 
     async def file(self) -> None:
         """Memory services go on under the name that a chat had there, whatever its agent is called here."""
         tip = self.it.chains[-1].tip
         key = tip.session_key or self.it.root.session_key
-        named = (await self.store.session(self.id)).names
+        named = (await self.store.get_session(self.id)).names
         for instance in self.h.filing if key else ():
             if instance not in named:
-                body = Changed(change=Named(memory=instance, name=hermes_filed(key)))
+                body = Changed(change=MemoryNameSet(memory=instance, name=hermes_filed(key)))
                 await self._commit(Draft(body=body, author="system"), tip)
 
     # -- one chain ---------------------------------------------------------------------------------------------------
@@ -292,7 +302,7 @@ class _Log:
         mine = max(ledger.order for ledger in ledgers)
         others = max((it.order for id, it in self.h.ledgers.items() if id in self.it.ids), default=0)
         if others and (not begun or mine < others) and self._has_news(chain, reading):
-            self._add(Draft(body=Changed(change=Fresh()), author="system", at=chain.root.started_at))
+            self._add(Draft(body=Changed(change=ContextReset()), author="system", at=chain.root.started_at))
             self.generation += 1
         folds = {fold.row: fold for fold in reading.folds}
         starts = {fold.tail[0] for fold in reading.folds if fold.tail}
@@ -311,7 +321,7 @@ class _Log:
 
     async def _remember_copies(self) -> None:
         """On a later import: which rows of a branch are its parent's. The first one found out and committed it."""
-        known = await self.store.session(self.id)
+        known = await self.store.get_session(self.id)
         if known.parent and not self.it.forked:
             await self._branch_point()
 
@@ -379,11 +389,11 @@ class _Log:
         else:
             covers = await self._covers(fold, row)
             text = text_of(row.content) + await self._head(fold)
-            body = Folded(
+            body = Compressed(
                 summary=clean(text)[0], covers=covers, based_on=self.fold, generation=self.generation,
                 trigger="import", messages=len(fold.covers),
             )  # fmt: skip
-            began = Began(what="fold", reader="fold", generation=self.generation, trigger="import")
+            began = Began(type="compression", consumer=COMPRESSION, generation=self.generation, trigger="import")
             self.fold = self._next()
             self._add(
                 Draft(body=began, author="system", at=row.timestamp),
@@ -398,14 +408,14 @@ class _Log:
         """The last turn a summary stands for: none of it is behind the summary there."""
         last = await self._op(fold.covers[-1], fold) if fold.covers else 0
         if last and fold.tail and await self._op(fold.tail[0], fold) == last:
-            before = await self.store.operations(self.id, what=("turn",), before=last, newest_first=True, limit=1)
+            before = await self.store.list_operations(self.id, types=("turn",), before=last, newest_first=True, limit=1)
             last = before[0].op if before else 0
         if last or self.last_turn:
             return last or (0 if fold.tail else self.last_turn)
         # what it sums up is gone there: a turn that holds nothing stands for it
         op = self._next()
         self._add(
-            Draft(body=Began(what="turn", reader="mind", trigger="import"), author="system", at=row.timestamp),
+            Draft(body=Began(type="turn", consumer=TURN, trigger="import"), author="system", at=row.timestamp),
             Draft(body=Ended(), author="system", op=OWN, at=row.timestamp),
         )
         self.last_turn = op
@@ -415,14 +425,14 @@ class _Log:
         if row in self.ops:
             return self.ops[row]
         for session in self.it.ids:
-            placed = await self.store.placed(self.h.key(session)(row))
+            placed = await self.store.find_entry_place(self.h.key(session)(row))
             if placed is not None and placed[0] == self.id:
                 return placed[2] or await self._taker(placed[1])
         return 0
 
     async def _taker(self, seq: int) -> int:
         """The turn that took a message: the first that began behind it."""
-        found = await self.store.operations(self.id, what=("turn",), after=seq, limit=1)
+        found = await self.store.list_operations(self.id, types=("turn",), after=seq, limit=1)
         return found[0].op if found else 0
 
     async def _head(self, fold: Fold) -> str:
@@ -443,7 +453,7 @@ class _Log:
         usage = Usage(input=int(more[0]) + int(more[1]), cached=int(more[1]), output=int(more[2]), usd=float(more[3]))
         at = session.ended_at or session.started_at
         self._add(
-            Draft(body=Began(what="job", reader="import", trigger="import"), author="system", at=at),
+            Draft(body=Began(type="job", consumer="import", trigger="import"), author="system", at=at),
             Draft(body=Ended(usage=usage, reason=_used_in(session.id)), author="system", op=OWN, at=at),
         )
         ledger.used = total
@@ -454,8 +464,8 @@ class _Log:
         title = clean(chain.title)[0]
         digest = hashlib.blake2b(title.encode(), digest_size=8).hexdigest()
         key = f"title:{SOURCE}:{self.id}:{digest}"
-        if title and await self.store.placed(key) is None:
-            change = Changed(change=Titled(title=title))
+        if title and await self.store.find_entry_place(key) is None:
+            change = Changed(change=SessionTitled(title=title))
             await self._commit(Draft(body=change, author="system", at=chain.root.started_at, dedup=key), chain.tip)
 
     # -- committing --------------------------------------------------------------------------------------------------
@@ -478,10 +488,16 @@ class _Log:
             return
         self.seq += len(self.batch)
         ledger.order = self.seq - 1
-        position = Position(platform=SOURCE, account=self.it.agent, name=session.id, value=ledger.encode())
+        key, versions = self.h.record_key(session.id), self.h.versions
+        read = StateWrite(
+            namespace=StateNamespace.HERMES_IMPORT, key=key, value=ledger.encode(), version=versions[session.id]
+        )
         change = Change(
-            step=Step.NOTE, session=self.id, at=session.started_at, entries=tuple(self.batch), position=position,
+            step=Step.NOTE, session=self.id, at=session.started_at, entries=tuple(self.batch), state_writes=(read,),
             seen=self.seq - 1 - len(self.batch),
         )  # fmt: skip
+        # A Conflict ends the import with a report: another import of the same home is at work.
         await self.store.commit(change)
+        record = await self.store.get_state_record(StateNamespace.HERMES_IMPORT, key)
+        versions[session.id] = 0 if record is None else record.version
         self.batch, self.bytes, self.dirty = [], 0, False

@@ -41,14 +41,14 @@ async def remember(
     """Note what a memory file says. `target` is what the facts are about, `audience` who may hear of them."""
     done = Remembered()
     address = str(derive(agent=agent, platform="terminal", account="", kind="dm", chat=CHAT))
-    session = await store.resolve(address)
+    session = await store.resolve_address(address)
     person = audience[0].removeprefix("person:") if audience else ""
     stamp = Stamp(person=person, audience=tuple(audience), address=address)
     for text in texts:
         text = clean(text.strip())[0]
         seal = hashlib.blake2b(f"{agent}\0{target}\0{text}".encode(), digest_size=12).hexdigest()
         key = f"note:{seal}"
-        if not text or await store.placed(key) is not None:
+        if not text or await store.find_entry_place(key) is not None:
             done.known += bool(text)
             continue
         opens = None
@@ -69,7 +69,7 @@ async def remember(
 
 async def _opening(store: SqliteStore, session: str, agent: str, address: str) -> Opening | None:
     try:
-        await store.session(session)
+        await store.get_session(session)
     except NotFound:
         return Opening(agent=agent, address=address)
     return None

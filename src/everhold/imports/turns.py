@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from everhold.core.consumers import TURN
 from everhold.core.entries import (
     OWN,
     Began,
@@ -20,13 +21,13 @@ from everhold.core.entries import (
     Draft,
     Ended,
     Heard,
+    Notified,
+    OperationsUndone,
     Place,
     Returned,
     Said,
     Stamp,
     Thought,
-    Told,
-    Undone,
     clean,
 )
 from everhold.hermes.database import MULTIMODAL, Row
@@ -87,14 +88,14 @@ def drafts(
     op = seq + len(found)
     takes = (*(() if piece.undone else overheard), *range(seq, op))
     last = piece.rows[-1].timestamp
-    began = Began(what="turn", takes=takes, fold=fold, generation=generation, reader="mind", trigger="import")
+    began = Began(type="turn", takes=takes, compression=fold, generation=generation, consumer=TURN, trigger="import")
     found.append(
         Draft(body=began, author="system", at=piece.rows[len(piece.heard) - 1 if piece.heard else 0].timestamp)
     )
     found += _steps(piece.steps, voice)
     found.append(Draft(body=Ended(), author="system", op=OWN, at=last))
     if piece.undone:
-        found.append(Draft(body=Changed(change=Undone(ops=(op,))), author="system", at=last))
+        found.append(Draft(body=Changed(change=OperationsUndone(ops=(op,))), author="system", at=last))
     return found, op
 
 
@@ -145,7 +146,7 @@ def _steps(rows: list[Row], voice: Voice) -> Iterator[Draft]:
 
 def aside(row: Row, voice: Voice, *, op: int | None = None, about: str = "") -> Draft:
     """Something that was kept there and has no place in a conversation: it is kept, and no model is shown it."""
-    body: Body = Told(text=clean(text_of(row.content))[0], about=about or f"imported: {row.role or 'unknown'}")
+    body: Body = Notified(text=clean(text_of(row.content))[0], about=about or f"imported: {row.role or 'unknown'}")
     return Draft(body=body, author="system", op=op, dedup=voice.key(row.id), at=row.timestamp)
 
 

@@ -8,7 +8,6 @@ import msgspec
 
 from everhold.core.entries import Place
 from everhold.ports.platform import UNREADABLE, Incoming
-from everhold.ports.store import Position
 
 CHAT: Final = "unreadable"
 MOST_CHARACTERS: Final = 100_000
@@ -32,9 +31,7 @@ def readable(heard: Incoming) -> Incoming:
     return heard
 
 
-def unreadable(
-    raw: object, *, platform: str, account: str, id: str, reason: str, position: Position | None = None
-) -> Incoming:
+def unreadable(raw: object, *, platform: str, account: str, id: str, reason: str) -> Incoming:
     """What to hand over instead. All that an account could not read stands in one conversation that nobody answers."""
     try:
         text = raw if isinstance(raw, str) else msgspec.json.encode(raw, enc_hook=repr).decode()
@@ -47,5 +44,4 @@ def unreadable(
         kind="channel",
         event=UNREADABLE,
         addressed=False,
-        position=position,
     )

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeGuard, runtime_checkable
 from msgspec import Struct
 
 from everhold.core.entries import Attachment, Place
-from everhold.ports.store import Position
+from everhold.ports.store import StateWrite
 
 UNREADABLE: Final = "unreadable"
 """The event of an update that an adapter cannot take apart. It is kept as it came, nobody answers it, and reading goes
@@ -34,6 +34,13 @@ class Delivery(StrEnum):
     """Nobody can tell: follow the configured policy, count it, show it."""
     UNACKNOWLEDGED = "unacknowledged"
     """Calls return before the work is done: keep everything replayable."""
+
+
+class PlatformOffset(Struct, frozen=True, kw_only=True):
+    """How far an account was read. It is committed with the message that it belongs to."""
+
+    key: str
+    value: str
 
 
 class Incoming(Struct, frozen=True, kw_only=True):
@@ -64,7 +71,9 @@ class Incoming(Struct, frozen=True, kw_only=True):
     """For platforms that let the caller choose."""
     directory: str = ""
     repo: str = ""
-    position: Position | None = None
+    offset: PlatformOffset | None = None
+    state_write: StateWrite | None = None
+    """Committed with the message. Raises Conflict, and nothing is accepted, if the record has another version."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

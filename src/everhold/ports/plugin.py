@@ -13,7 +13,7 @@ from everhold.ports.log import Log
 
 
 class Positions(Protocol):
-    """How far an account was read. A position that belongs to a message goes with it, in `Incoming.position`."""
+    """How far an account was read. An offset that belongs to a message goes with it, in `Incoming.offset`."""
 
     async def read(self, name: str) -> str | None: ...
 

@@ -1,8 +1,8 @@
 """The store's promise: one atomic `commit` per change, and reads of what is committed.
 
-A `Change` appends to one session and says under which conditions. The rows that make reading fast (pending messages,
-operations, bindings, lanes) follow from the entries and are written in the same transaction; they can be rebuilt from
-the log. Nothing in here names a database.
+A `Change` appends to one session and names its conditions. The rows that make reading fast (pending messages,
+operations, bindings) follow from the entries and are written in the same transaction, so they can be rebuilt from the
+log. Nothing in this module names a database.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from everhold.core.entries import Draft, Entry, Kind, Record
 
-LANE: Final = "\t"
-"""Between reader and session in the name of a lane; no reader's name has one."""
+CURSOR_SEPARATOR: Final = "\t"
+"""Separates consumer and session in the name of a cursor. No consumer's name contains it."""
 
 
 class Step(StrEnum):
@@ -34,201 +34,258 @@ class Step(StrEnum):
     NOTE = "note"
     JOB = "job"
     NOTICE = "notice"
-    FOLD_BEGIN = "fold.begin"
-    FOLD_END = "fold.end"
-    FLIGHT = "lane.flight"
-    LANDED = "lane.landed"
-    LATER = "lane.later"
-    SETTLE = "lane.settle"
-    TIE = "tie"
+    COMPRESSION_BEGIN = "compression.begin"
+    COMPRESSION_END = "compression.end"
+    DELIVERY_SEND = "delivery.send"
+    DELIVERY_DONE = "delivery.done"
+    DELIVERY_RETRY = "delivery.retry"
+    CURSOR_SETTLE = "cursor.settle"
+    BACKLINK = "backlink"
     ERASE = "erase"
     DRAFT = "draft"
     CLAIM = "claim"
     RENEW = "renew"
-    SEIZE = "seize"
-    HASTEN = "hasten"
+    REVOKE_LEASES = "revoke_leases"
+    RETRY_NOW = "retry_now"
     REPLAY = "replay"
-    POSITION = "position"
+    STATE = "state"
     SPEND = "spend"
     PEOPLE = "people"
 
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
+# -- cursors -----------------------------------------------------------------------------------------------------------
 
 
 class Item(Record, frozen=True):
-    """One thing in a flight: the entry and part it stands for, and the key by which a repeat is recognised."""
+    """One thing in a batch: the entry and part it stands for, and the key by which a repeat is recognised."""
 
     seq: int
     key: str
     part: int = 0
 
 
-class Flight(Record, frozen=True):
-    """What a lane has handed over and not yet heard back about. A retry repeats exactly this.
+class InFlightBatch(Record, frozen=True):
+    """What a consumer has sent to its destination without an answer so far. A retry repeats exactly this.
 
-    `state`: `unsent` is known not to have arrived; `flying` may have left; `doubt` left and its answer was lost;
-    `void` contained something that was erased since.
+    `state`: `unsent` is known not to have arrived; `sent` may have left; `in_doubt` left and its answer was lost;
+    `voided` contained something that was erased since.
     """
 
     items: tuple[Item, ...]
     upto: int
-    """The lane's position once this flight is over."""
+    """The cursor's processed seq once this batch is done."""
     digest: str
-    """Of the payload, so that a retry that would send something else is noticed."""
-    state: Literal["unsent", "flying", "doubt", "void"] = "flying"
+    """Of the payload. A retry that would send something else is noticed by it."""
+    state: Literal["unsent", "sent", "in_doubt", "voided"] = "sent"
     sends: int = 1
     name: str = ""
-    """Under which name or identity the far side files it."""
+    """Under which name or identity the destination files it."""
     replays: tuple[int, ...] = ()
-    """Parked items it is another try of."""
-    behind: Flight | None = None
-    """What is left of a batch that was refused: its items go after this one, each by itself."""
+    """Dead letters that this batch tries again."""
+    remaining: InFlightBatch | None = None
+    """What is left of a batch that was refused. Its items follow this one, each by itself."""
 
 
-class Wait(Struct, frozen=True, kw_only=True):
-    """Due when now ≥ since + seconds, or when now < since: clocks jump. A firm wait is never shortened."""
+class RetryDelay(Struct, frozen=True, kw_only=True):
+    """Due when now ≥ since + seconds, or when now < since, because clocks jump. A mandatory one is never shortened."""
 
     seconds: float = 0.0
-    firm: bool = False
-    whom: str = ""
-    """Whose wish it is, or who failed: whoever is going to ask somebody else need not wait. Empty: it concerns all."""
+    mandatory: bool = False
+    waits_for: str = ""
+    """Who asked for the delay, or who failed. A consumer that will ask another one need not wait. Empty: all must."""
 
 
-class Wake(Struct, frozen=True, kw_only=True):
-    """Make a lane due. One that already waits firmly, or waits after a failure, is left as it is."""
+class Wakeup(Struct, frozen=True, kw_only=True):
+    """Makes a cursor due. It leaves a cursor alone that has a mandatory delay, or a delay after a failure."""
 
-    reader: str
-    wait: Wait = Wait()
-    whom: str = ""
-    """Only if the lane waits for somebody else than this: then it does not any more, firmly or not."""
+    consumer: str
+    wait: RetryDelay = RetryDelay()
+    waits_for: str = ""
+    """Only for a cursor that waits for another one than this. It stops waiting, even if the delay is mandatory."""
     start: int | None = None
-    """Where a lane that is new begins to read; None: with what this change appends."""
+    """Where a new cursor begins to read; None: with what this change appends."""
     owner: str = ""
-    """Who takes the lane at once, in the same commit, if it is due and nobody's."""
+    """Who claims the cursor in the same commit, if it is due and unclaimed."""
     lease: float = 0.0
     """For how many seconds."""
 
 
-class Lane(Struct, frozen=True, kw_only=True):
-    """One reader of one session, with its durable position."""
+class ConsumerCursor(Struct, frozen=True, kw_only=True):
+    """One consumer's durable state in one session."""
 
-    reader: str
+    consumer: str
     session: str
-    position: int = 0
-    flight: Flight | None = None
+    processed_seq: int = 0
+    in_flight: InFlightBatch | None = None
     attempts: int = 0
     since: float | None = None
-    """None: nothing to do."""
+    """None: there is nothing to do."""
     wait: float = 0.0
-    firm: bool = False
+    mandatory: bool = False
     owner: str = ""
     fence: int = 0
     error: str = ""
-    whom: str = ""
-    """Whom it waits for, if that matters."""
+    waits_for: str = ""
+    """What it waits for, if that matters."""
 
 
 class Backlog(Struct, frozen=True, kw_only=True):
-    """What one reader has yet to do for one agent, over all its sessions."""
+    """What one consumer has yet to do for one agent, over all its sessions."""
 
-    reader: str
+    consumer: str
     agent: str
-    lanes: int
+    cursors: int
     items: int
     oldest: float | None
     """When the oldest of them was committed."""
     attempts: int
-    """So often in a row the lane that failed most has failed."""
+    """How often in a row the cursor that failed most has failed."""
     error: str
     due: float | None
     """When the next of them is due."""
 
 
 class Handed(Struct, frozen=True, kw_only=True):
-    """What one reader has handed over for one agent, over all its sessions."""
+    """What one consumer has delivered for one agent, over all its sessions."""
 
-    reader: str
+    consumer: str
     agent: str
     items: int
     named: int
-    """Of how many the far side has given a name back."""
+    """How many of them the destination returned an id for."""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """A lane somebody may act for until its lease ends; every write names the fence."""
+    """The right to act for a cursor until its lease ends. Every write names the fence."""
 
-    lane: Lane
+    cursor: ConsumerCursor
     agent: str
     taken_over: bool = False
-    """The former holder never let go: what it had in flight may still arrive."""
+    """The former holder never released it, so what it had in flight may still arrive."""
 
     @property
-    def reader(self) -> str:
-        return self.lane.reader
+    def consumer(self) -> str:
+        return self.cursor.consumer
 
     @property
     def session(self) -> str:
-        return self.lane.session
+        return self.cursor.session
 
     @property
     def fence(self) -> int:
-        return self.lane.fence
+        return self.cursor.fence
 
     @property
     def name(self) -> str:
-        """What the lane is called where one is named among readers."""
-        return f"{self.lane.reader}{LANE}{self.lane.session}"
+        """What the cursor is called in a list of consumers."""
+        return f"{self.cursor.consumer}{CURSOR_SEPARATOR}{self.cursor.session}"
 
 
-class LaneUpdate(Struct, frozen=True, kw_only=True):
-    """What becomes of a claimed lane. None leaves a field as it is."""
+class CursorUpdate(Struct, frozen=True, kw_only=True):
+    """What becomes of a claimed cursor. None leaves a field as it is."""
 
-    position: int | None = None
-    flight: Flight | None = None
-    landed: bool = False
-    """The flight is over: forget it."""
+    processed_seq: int | None = None
+    in_flight: InFlightBatch | None = None
+    clear_in_flight: bool = False
+    """The batch in flight is done, so forget it."""
     attempts: int | None = None
     error: str | None = None
-    wait: Wait | None = None
+    wait: RetryDelay | None = None
     """When it is due again."""
     idle_at: int | None = None
-    """The last seq that was looked at: the lane has nothing more to do unless the session has grown beyond it.
+    """The last seq that the worker looked at. The cursor has nothing to do unless the session has grown beyond it.
 
-    With `wait` it has something to do, but not before that has passed; if the session has grown, it is due at once.
+    With `wait` it has something to do, but not before that has passed. If the session has grown, it is due at once.
     """
     release: bool = False
-    """Let go of the lease."""
+    """End the lease."""
 
 
-class Parked(Struct, frozen=True, kw_only=True):
-    """A dead letter: what a lane gave up on, and why. `doubtful`: it may have arrived all the same."""
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    """An item that a consumer gave up on, and why. `in_doubt`: it may have arrived all the same."""
 
-    reader: str
+    consumer: str
     session: str
     seq: int
     part: int = 0
     key: str = ""
     reason: str = ""
-    doubtful: bool = False
+    in_doubt: bool = False
     at: float = 0.0
     id: int = 0
-    state: Literal["parked", "replaying", "replayed", "dropped"] = "parked"
-    """`replaying`: somebody asked for it to go again, and its lane takes it up before anything new."""
+    state: Literal["dead", "replaying", "replayed", "dropped"] = "dead"
+    """`replaying`: an operator asked for another try, and the consumer makes it before anything new."""
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """What the far side returned for one part: the ids that edits, probes and deletions need."""
+    """What the destination returned for one part: the ids that edits, probes and deletions need."""
 
-    reader: str
+    consumer: str
     session: str
     seq: int
     part: int = 0
     key: str = ""
     remote: str = ""
-    doubtful: bool = False
-    """Sent more than once because nobody could tell whether the first had arrived."""
+    in_doubt: bool = False
+    """Sent more than once, because nobody could tell whether the first had arrived."""
     at: float = 0.0
+
+
+# -- state records -----------------------------------------------------------------------------------------------------
+
+
+class StateNamespace(StrEnum):
+    """What a state record is about. There are no others."""
+
+    PLATFORM_OFFSET = "platform_offset"
+    SCHEDULE = "schedule"
+    PAIRING_REQUEST = "pairing_request"
+    PAIRING_GRANT = "pairing_grant"
+    PAIRING_ATTEMPTS = "pairing_attempts"
+    IDENTITY_LINK = "identity_link"
+    DM_OWNER = "dm_owner"
+    CHAT_ALIAS = "chat_alias"
+    CHAT_HALT = "chat_halt"
+    BACKFILL = "backfill"
+    HERMES_IMPORT = "hermes_import"
+
+
+class StateWrite(Struct, frozen=True, kw_only=True):
+    """Writes or deletes one state record. Raises Conflict unless the record still has the version that was read."""
+
+    namespace: StateNamespace
+    key: str
+    scope: str = ""
+    """`platform:account` (see `make_state_scope`), or empty."""
+    value: str | None
+    """None deletes the record."""
+    version: int
+    """The version that was read; 0: there must be no such record."""
+
+
+class StateRecord(Struct, frozen=True, kw_only=True):
+    """A small versioned value outside the log. Each write raises the version by one; a key never gets one twice."""
+
+    namespace: StateNamespace
+    key: str
+    scope: str = ""
+    value: str
+    version: int
+
+    def replace_with(self, value: str | None) -> StateWrite:
+        """The write that puts `value` in the place of what was read; None deletes it."""
+        return StateWrite(namespace=self.namespace, key=self.key, scope=self.scope, value=value, version=self.version)
+
+
+def make_state_scope(platform: str, account: str = "") -> str:
+    """The scope of what concerns one account, or with an empty account one platform."""
+    return f"{platform}:{account}"
+
+
+def split_state_scope(scope: str) -> tuple[str, str]:
+    """The platform and the account of a scope."""
+    platform, _, account = scope.partition(":")
+    return platform, account
 
 
 # -- one change --------------------------------------------------------------------------------------------------------
@@ -245,24 +302,10 @@ class Opening(Struct, frozen=True, kw_only=True):
     """Bind the address with it; a branch takes it over with a `bind` of its own."""
 
 
-class Position(Struct, frozen=True, kw_only=True):
-    """How far a platform account has been read, or something else it must not forget. An empty value forgets it.
-
-    Committed with, or after, all it covers.
-    """
-
-    platform: str
-    account: str
-    name: str
-    value: str
-    expects: str | None = None
-    """If given, the value that has to be there still; otherwise nothing of the change is written (LeaseLost)."""
-
-
 class Spend(Struct, frozen=True, kw_only=True):
-    """What a call cost, against a purse (`agent:main`, `person:ada`) and a day."""
+    """What a call cost, against a budget (`agent:main`, `person:ada`) and a day."""
 
-    purse: str
+    budget: str
     day: str
     usd: float = 0.0
     tokens: int = 0
@@ -278,7 +321,7 @@ class Change(Struct, frozen=True, kw_only=True):
     opens: Opening | None = None
     # conditions
     claim: Claim | None = None
-    """Refused with LeaseLost unless the lane is still held under this fence."""
+    """Raises LeaseLost unless the cursor is still held under this fence."""
     op: int | None = None
     """Refused with LeaseLost unless this operation is running under the claim's fence. Entries of the change belong to
     this one or to one that begins with them; only what is erased ends others, too: whoever had seen it."""
@@ -289,15 +332,16 @@ class Change(Struct, frozen=True, kw_only=True):
     bound: tuple[str, str] | None = None
     """(address, title): refused with Conflict unless the address leads to this session, and that is its title."""
     read: int | None = None
-    """Refused with Conflict if a thought stands behind this position, in whichever session."""
+    """Raises Conflict if any session has a `thought` after this pos."""
     # the rest of the commit
-    lane: LaneUpdate | None = None
-    wakes: tuple[Wake, ...] = ()
-    parks: tuple[Parked, ...] = ()
-    unparks: tuple[int, ...] = ()
-    """Dead letters (their ids) that went again and are settled."""
+    cursor: CursorUpdate | None = None
+    wakeups: tuple[Wakeup, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
+    replayed: tuple[int, ...] = ()
+    """Dead letters (their ids) that were tried again and are settled."""
     receipts: tuple[Receipt, ...] = ()
-    position: Position | None = None
+    state_writes: tuple[StateWrite, ...] = ()
+    """Raises Conflict unless every record still has the version that its write names."""
     spends: tuple[Spend, ...] = ()
     blobs: tuple[bytes, ...] = ()
     records: tuple[bytes, ...] = ()
@@ -307,9 +351,9 @@ class Change(Struct, frozen=True, kw_only=True):
     drop_blobs: tuple[str, ...] = ()
     pause: bool = False
     """The operation `op` waits on purpose: taking it up again is not another attempt."""
-    redone: bool = False
-    """Should a power cut take this commit, what it stands for is done again, and nobody sees a difference: it need not
-    be on the disk before it is answered. A process that is killed does not lose it."""
+    durable: bool = True
+    """Whether the commit is on the disk before it is answered. False: if a power cut takes it, what it stands for is
+    done again, and nobody sees a difference. A process that is killed does not lose it."""
 
 
 class Committed(Struct, frozen=True, kw_only=True):
@@ -322,9 +366,9 @@ class Committed(Struct, frozen=True, kw_only=True):
     duplicate: bool = False
     differs: bool = False
     claims: tuple[Claim, ...] = ()
-    """The lanes that were taken with their waking. Somebody has to work on them now."""
+    """The cursors that were claimed with their wakeups. The caller has to work on them now."""
     rests: bool = False
-    """The claimed lane was let go of, and there is nothing left to do in it: nobody need look for it."""
+    """The claimed cursor was released, and it has nothing left to do."""
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------
@@ -344,8 +388,8 @@ class Session(Struct, frozen=True, kw_only=True):
     parent_at: int = 0
     pending: int = 0
     running: str = ""
-    """`turn`, `fold`, or nothing."""
-    folded_upto: int = 0
+    """`turn`, `compression`, or nothing."""
+    compressed_upto: int = 0
     choices: Mapping[str, str] = {}
     names: Mapping[str, str] = {}
     """memory instance -> the name it files this session under."""
@@ -365,23 +409,23 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     session: str
     op: int
-    what: str
+    type: str
     state: str
     """`running`, or an outcome."""
     first: int
     last: int
     """Its `ended`, 0 while it runs."""
-    reader: str = ""
+    consumer: str = ""
     fence: int = 0
     attempts: int = 0
     paused: bool = False
     blocking: bool = False
     covers: int = 0
-    """A fold's mark."""
+    """How far a compression reaches."""
     undone_at: int = 0
     """The seq that took it out of the view, 0 if none did."""
-    fold: int = 0
-    """The fold pinned by its `began`."""
+    compression: int = 0
+    """The compression pinned by its `began`."""
     stop: bool = False
     """Somebody asked for it to end."""
 
@@ -407,67 +451,67 @@ class Store(Protocol):
     async def commit(self, change: Change) -> Committed:
         """Apply `change` whole or not at all; returns only once it is durable."""
 
-    async def claim(
+    async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
-        """Take up to `limit` due lanes that nobody holds, the longest due first, each under a new fence.
+        """Claim up to `limit` due cursors that nobody holds, the longest due first, each under a new fence.
 
-        `skip` names readers that are busy, `only` the ones to look at; a name that ends with `*` stands for all that
-        begin so. Nobody takes a lane from themselves that `skip` names (`Claim.name`), however its lease looks: a clock
-        that was set says nothing about those who are at work here. Operations the lane left running come under the same
-        fence; an attempt is counted unless they were paused. Give the clock itself as `at` where others claim, too:
-        whoever stood still between looking at it and claiming would take what they hold for a thing of the future.
+        `skip` names consumers that are busy, `only` the ones to look at. A name that ends with `*` stands for all that
+        begin with it. A process never takes over a cursor that `skip` names (`Claim.name`), whatever its lease says,
+        because its own worker holds it and the clock may have been set. Operations that the cursor left running come
+        under the same fence; an attempt is counted unless they were paused. Give the clock itself as `at` where other
+        processes claim, too: a time that was read before a stall would make their leases look like future ones.
         """
 
-    async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
-        """Prolong the leases of `owner` on these lanes; how many of them it still holds."""
+    async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+        """Prolong the leases of `owner` on these cursors; how many of them it still holds."""
 
-    async def seize(self, *, owner: str, at: float) -> int:
+    async def revoke_leases(self, *, owner: str, at: float) -> int:
         """End every lease that is not `owner`'s: for a process that knows it is alone. How many there were."""
 
-    async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
-        """Make due at once what waits after a failure: something was mended. A wait that the far side asked for stays.
+    async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
+        """Make due at once what waits after a failure, because something was repaired. Mandatory delays stay.
 
-        With `held`, instead: what these readers (a name that ends with `*` stands for all that begin so) hold back of
-        their own accord. How many lanes that were.
+        With `held`, instead: what these consumers (a name that ends with `*` stands for all that begin with it) delay
+        of their own accord. Returns the number of cursors.
         """
 
-    async def replay(self, ids: Sequence[int], *, at: float) -> int:
-        """Put parked items back in front of their lanes, which become due; how many."""
+    async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
+        """Have dead letters tried again before anything new; their cursors become due. Returns their number."""
 
     # -- sessions and their logs
-    async def session(self, id: str) -> Session: ...
+    async def get_session(self, id: str) -> Session: ...
 
-    async def glance(self, id: str) -> Glance:
+    async def get_session_snapshot(self, id: str) -> Glance:
         """The session, what it has not consumed and what it is doing, all of one moment."""
 
-    async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
+    async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         """Sessions in the order they were made, behind `after`; newest first: before it."""
 
-    async def begun(
+    async def list_sessions_begun_by(
         self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
     ) -> list[Session]:
         """Sessions that `author` spoke in first or branched off, and those made at `address`; of one agent or of all.
         Newest first, before `after`.
         """
 
-    async def branches(self, id: str) -> list[Session]:
+    async def list_branches(self, id: str) -> list[Session]:
         """The sessions that branched off this one."""
 
-    async def resolve(self, address: str) -> str | None:
+    async def resolve_address(self, address: str) -> str | None:
         """The session an address leads to."""
 
-    async def head(self, id: str) -> tuple[int, int]:
+    async def get_session_head(self, id: str) -> tuple[int, int]:
         """A session's last seq, and its generation: all that most of those need who go on reading."""
 
-    async def whereto(self, address: str) -> tuple[str, str] | None:
+    async def get_bound_session(self, address: str) -> tuple[str, str] | None:
         """The session an address leads to, and its title."""
 
-    async def find_session(self, name: str) -> list[str]:
+    async def find_sessions(self, name: str) -> list[str]:
         """Session ids that an id, a unique prefix, a title, an address or `last` may mean: where somebody was heard
         last, since notes are filed where nobody talks."""
 
-    async def entries(
+    async def list_entries(
         self,
         session: str,
         *,
@@ -477,34 +521,34 @@ class Store(Protocol):
         limit: int | None = None,
     ) -> list[Entry]: ...
 
-    async def entry(self, session: str, seq: int) -> Entry: ...
+    async def get_entry(self, session: str, seq: int) -> Entry: ...
 
-    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
         """Those of these places, session and seq, where an entry stands. All of them are read at once."""
 
-    async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
+    async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         """Where the entry with this dedup key stands: session, seq, operation."""
 
-    async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+    async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         """Entries of all sessions in commit order."""
 
-    async def notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
-        """Notes and erasures of all sessions in commit order: what curated facts are folded from."""
+    async def list_notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+        """Notes and erasures of all sessions in commit order. Curated facts are derived from them."""
 
-    async def folds(self, *, limit: int) -> list[Entry]:
-        """The newest folds of all sessions, the last one first."""
+    async def list_compressions(self, *, limit: int) -> list[Entry]:
+        """The newest compressions of all sessions, the last one first."""
 
-    async def waiting(self) -> int:
+    async def count_waiting(self) -> int:
         """How many messages of all sessions wait for an answer."""
 
-    async def pending(self, session: str, *, after: int = 0) -> list[Entry]:
+    async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
         """Heard entries behind seq `after` that no operation has consumed, in order."""
 
-    async def operations(
+    async def list_operations(
         self,
         session: str,
         *,
-        what: Sequence[str] = (),
+        types: Sequence[str] = (),
         after: int = 0,
         before: int | None = None,
         states: Sequence[str] = (),
@@ -512,51 +556,58 @@ class Store(Protocol):
         limit: int | None = None,
     ) -> list[Operation]: ...
 
-    # -- lanes and what they leave
-    async def lane(self, reader: str, session: str) -> Lane | None: ...
+    # -- cursors and what they leave
+    async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None: ...
 
-    async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]: ...
+    async def list_cursors(
+        self, *, consumer: str = "", session: str = "", waiting: bool = False
+    ) -> list[ConsumerCursor]: ...
 
-    async def backlog(self, readers: str) -> list[Backlog]:
-        """What the lanes of readers that begin so have yet to hand over, by reader and agent. Exchanges and notes."""
+    async def list_backlogs(self, prefix: str) -> list[Backlog]:
+        """The exchanges and notes that consumers whose names begin with `prefix` have yet to deliver, by consumer and
+        agent."""
 
-    async def handed(self, readers: Sequence[str]) -> list[Handed]:
-        """What these readers have receipts for, by reader and agent."""
+    async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
+        """What these consumers have receipts for, by consumer and agent."""
 
-    async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
-        """Seconds until the next lane nobody holds becomes due (0: now), None if none waits."""
+    async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
+        """Seconds until the next unclaimed cursor becomes due (0: now), None if none waits."""
 
-    async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
+    async def list_dead_letters(
+        self, *, session: str = "", consumer: str = "", state: str = "dead"
+    ) -> list[DeadLetter]:
         """Dead letters in `state` (empty: in any), oldest first."""
 
-    async def gambled(self) -> int:
-        """How many receipts are for something that may have arrived twice."""
+    async def count_receipts_in_doubt(self) -> int:
+        """The number of receipts for something that may have arrived twice."""
 
-    async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]: ...
+    async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]: ...
 
-    async def position(self, *, platform: str, account: str, name: str) -> str | None: ...
+    async def get_state_record(self, namespace: StateNamespace, key: str, *, scope: str = "") -> StateRecord | None: ...
 
-    async def positions(self, *, prefix: str, platform: str = "", account: str | None = None) -> list[Position]:
-        """Every position whose name begins with `prefix`, of one account, one platform, or all, in order."""
+    async def list_state_records(
+        self, namespace: StateNamespace | None = None, *, scope: str | None = None
+    ) -> list[StateRecord]:
+        """The records of one namespace (None: of all) and one scope (None: of all), in order."""
 
-    async def spent(self, purse: str, day: str) -> Spend: ...
+    async def get_spend(self, budget: str, day: str) -> Spend: ...
 
-    async def spending(self, purses: str, day: str) -> list[Spend]:
-        """What every purse whose name begins so has given on a day, by name."""
+    async def list_spends(self, prefix: str, day: str) -> list[Spend]:
+        """What was spent on a day against every budget whose name begins with `prefix`, by name."""
 
-    async def blob(self, digest: str) -> bytes | None: ...
+    async def get_blob(self, digest: str) -> bytes | None: ...
 
     # -- people
-    async def person_of(self, identity: str) -> str | None:
+    async def get_person(self, identity: str) -> str | None:
         """The person behind a platform identity."""
 
-    async def identities(self, person: str) -> list[str]:
+    async def list_identities(self, person: str) -> list[str]:
         """The platform identities that were linked to a person."""
 
-    async def link(self, identity: str, person: str, *, at: float) -> None:
+    async def link_identity(self, identity: str, person: str, *, at: float) -> None:
         """This identity is this person from now on; nobody's, if `person` is empty."""
 
-    async def links(self) -> list[tuple[str, str]]:
+    async def list_identity_links(self) -> list[tuple[str, str]]:
         """(identity, person) of everybody who was linked, in order."""
 
     # -- the whole

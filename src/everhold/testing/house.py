@@ -222,7 +222,7 @@ class Process:
         self.gates.dead = self._mortal.dead = True
 
     async def start(self) -> None:
-        await self.store.seize(owner=self.gates.owner, at=self.gates.clock.now())
+        await self.store.revoke_leases(owner=self.gates.owner, at=self.gates.clock.now())
         loop = asyncio.get_running_loop()
         self.tasks = [loop.create_task(self.supervisor.dispatch()), loop.create_task(self.supervisor.renew())]
 
@@ -290,7 +290,7 @@ class House:
                 await asyncio.sleep(0.01)
                 assert self.process is not None
                 if not self.process.supervisor.tasks:
-                    due = await self.store.next_due(at=self.clock.now())
+                    due = await self.store.get_next_due(at=self.clock.now())
                     if due is None or due > 0:
                         return
             raise AssertionError("the house does not come to rest")
@@ -334,7 +334,7 @@ class House:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def log(self, session: str) -> list[Entry]:
-        return self.run(self.store.entries(session))
+        return self.run(self.store.list_entries(session))
 
     def bodies(self, session: str, kind: type[B]) -> list[B]:
         return [entry.body for entry in self.log(session) if isinstance(entry.body, kind)]

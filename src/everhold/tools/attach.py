@@ -94,16 +94,16 @@ class Attach:
     async def _files(self, session: str) -> AsyncIterator[Attachment]:
         """Every file that came up in a conversation, and in those it branched off, newest first."""
         kinds = (Kind.HEARD, Kind.RETURNED)
-        upto = (await self.store.session(session)).last_seq
+        upto = (await self.store.get_session(session)).last_seq
         while session:
             while upto > 0:
-                entries = await self.store.entries(session, after=max(0, upto - PAGE), upto=upto, kinds=kinds)
+                entries = await self.store.list_entries(session, after=max(0, upto - PAGE), upto=upto, kinds=kinds)
                 for entry in reversed(entries):
                     for file in brought(entry):
-                        if file.blob and await self.store.blob(file.blob) is not None:
+                        if file.blob and await self.store.get_blob(file.blob) is not None:
                             yield file
                 upto -= PAGE
-            found = await self.store.session(session)
+            found = await self.store.get_session(session)
             session, upto = found.parent, found.parent_at
 
 

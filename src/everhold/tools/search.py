@@ -87,8 +87,8 @@ class Search:
         # what may not be known is answered like what is not there
         missing = Result(text=f"There is no entry {seq} to read in session {session}.", error=True)
         try:
-            about = await self.store.session(session)
-            entry = await self.store.entry(session, seq)
+            about = await self.store.get_session(session)
+            entry = await self.store.get_entry(session, seq)
         except NotFound:
             return missing
         if isinstance(entry.body, Returned | Thought) and session == context.session:

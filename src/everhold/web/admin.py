@@ -24,11 +24,11 @@ async def show_status(call: Call) -> Response:
     found = call.office.gateway.describe()
     day = str(found.pop("day"))
     for agent in found["agents"]:
-        spent = await store.spent(f"agent:{agent['name']}", day)
+        spent = await store.get_spend(f"agent:{agent['name']}", day)
         agent["spent"] = {"usd": spent.usd, "tokens": spent.tokens}
     people = [
-        {"name": spend.purse.removeprefix("person:"), "spent": {"usd": spend.usd, "tokens": spend.tokens}}
-        for spend in await store.spending("person:", day)
+        {"name": spend.budget.removeprefix("person:"), "spent": {"usd": spend.usd, "tokens": spend.tokens}}
+        for spend in await store.list_spends("person:", day)
     ]
     return answer({**found, "people": people, **await call.office.control.status()})
 
@@ -84,7 +84,7 @@ async def list_dead_letters(call: Call) -> Response:
     """What could not be delivered, and why."""
     after = call.number("after") or 0
     limit = call.number("limit", least=1, most=MAX_DEAD_LETTERS) or DEFAULT_DEAD_LETTERS
-    found = sorted((it for it in await call.office.store.parked() if it.id > after), key=lambda it: it.id)
+    found = sorted((it for it in await call.office.store.list_dead_letters() if it.id > after), key=lambda it: it.id)
     page: list[dict[str, Any]] = [parked_json(item) for item in found[:limit]]
     return answer({"dead_letters": page, "next": page[-1]["id"] if len(found) > limit else None})
 

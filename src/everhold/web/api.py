@@ -99,7 +99,7 @@ async def _show_session(call: Call, session: Session) -> dict[str, Any]:
     """A session, and when something was last written there."""
     at = session.created
     if session.last_seq:
-        at = (await call.office.store.entry(session.id, session.last_seq)).at
+        at = (await call.office.store.get_entry(session.id, session.last_seq)).at
     return {**session_json(session), "at": at}
 
 
@@ -119,7 +119,7 @@ async def _entries(call: Call, session: str, after: int, limit: int | None) -> A
     """The whole of it as one JSON document, but never more than a page of it in memory."""
     yield b'{"entries":['
     first = True
-    while page := await call.office.store.entries(session, after=after, limit=min(PAGE, limit or PAGE)):
+    while page := await call.office.store.list_entries(session, after=after, limit=min(PAGE, limit or PAGE)):
         lines = b",".join(msgspec.json.encode(entry_json(entry)) for entry in page)
         yield lines if first else b"," + lines
         first = False
@@ -223,7 +223,7 @@ async def erase(call: Call) -> Response:
 
 async def _amended(call: Call, before: Session, message: str) -> Response:
     """What was done, in words, and whether that wrote anything."""
-    after = await call.office.store.session(before.id)
+    after = await call.office.store.get_session(before.id)
     return answer({"session": before.id, "message": message, "done": after.last_seq > before.last_seq})
 
 

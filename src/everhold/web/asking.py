@@ -113,7 +113,7 @@ async def _id(call: Call, message: Incoming) -> str:
     digest = hashlib.sha256(call.raw).hexdigest()[:24]
     repeats = call.headers.get("x-stainless-retry-count", "0")
     if repeats != "0":
-        found = await call.office.store.whereto(address(message.origin, agent=message.agent))
+        found = await call.office.store.get_bound_session(address(message.origin, agent=message.agent))
         if found and (id := await _heard_before(call.office, found[0], f"auto:{digest}:")):
             return id
     return f"auto:{digest}:{call.office.control.gates.chance.bytes(9).hex()}"
@@ -124,11 +124,11 @@ async def _heard_before(office: Office, session: str, start: str) -> str:
 
     People say the same twice. What was answered a while ago has reached whoever asked, and they are not asking again.
     """
-    now, upto = office.control.gates.clock.now(), (await office.store.session(session)).last_seq
+    now, upto = office.control.gates.clock.now(), (await office.store.get_session(session)).last_seq
     ended: dict[int, float] = {}
     over: dict[int, float | None] = {}
     while upto > 0:
-        page = await office.store.entries(session, after=max(0, upto - LOOK_BACK), upto=upto, kinds=_LOOKED_AT)
+        page = await office.store.list_entries(session, after=max(0, upto - LOOK_BACK), upto=upto, kinds=_LOOKED_AT)
         for entry in reversed(page):
             match entry.body:
                 case Ended(outcome=outcome) if outcome != "released":
@@ -234,7 +234,7 @@ async def _pay(office: Office, agent: str, person: str, usage: Usage) -> None:
     gates, tokens = office.control.gates, usage.input + usage.output
     if tokens:
         spends = [
-            Spend(purse=purse, day=office.agents.day(), usd=usage.usd, tokens=tokens)
+            Spend(budget=purse, day=office.agents.day(), usd=usage.usd, tokens=tokens)
             for purse in purses_of(agent, Stamp(person=person))[:2]
         ]
         await gates.store.commit(Change(step=Step.SPEND, session="", at=gates.clock.now(), spends=tuple(spends)))

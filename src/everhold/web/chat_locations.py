@@ -27,9 +27,9 @@ async def find_chat_location(call: Call) -> Response:
         raise Misuse("a chat needs a name", remedy="--session NAME, or leave it out for `me`")
     chat = derive(agent=call.agent(agent), platform=TERMINAL, account="", kind="dm", chat=name)
     store, control = call.office.store, call.office.control
-    bound = await store.resolve(str(chat))
+    bound = await store.resolve_address(str(chat))
     if bound is not None:
-        return answer(_show_location(chat, await store.session(bound)))
+        return answer(_show_location(chat, await store.get_session(bound)))
     session = await _find_session(call, name)
     if session is None:
         return answer(_show_location(chat, None))
@@ -46,7 +46,7 @@ async def find_chat_location(call: Call) -> Response:
 
 
 async def _find_session(call: Call, name: str) -> Session | None:
-    found = await call.office.store.find_session(name)
+    found = await call.office.store.find_sessions(name)
     if name == "last" and not found:
         raise NotFound("there is no session yet", remedy="everhold chat")
     found = [id for id in found if len(name) >= MIN_PREFIX_CHARS or not id.startswith(name)]

@@ -72,7 +72,7 @@ class _FeedReader:
 
     async def read_page(self) -> tuple[list[Entry], bool]:
         """The next entries to show, and whether there may be more at once."""
-        page = await self._call.office.store.feed(after=self.pos, limit=PAGE)
+        page = await self._call.office.store.read_feed(after=self.pos, limit=PAGE)
         if page:
             self.pos = page[-1].pos
         full = len(page) == PAGE
@@ -93,11 +93,11 @@ class _SessionReader:
         self.pos = 0
 
     async def start(self, end: int) -> None:
-        last = min(self._seq, (await self._store.session(self._session)).last_seq)
-        self.pos = (await self._store.entry(self._session, last)).pos if last else 0
+        last = min(self._seq, (await self._store.get_session(self._session)).last_seq)
+        self.pos = (await self._store.get_entry(self._session, last)).pos if last else 0
 
     async def read_page(self) -> tuple[list[Entry], bool]:
-        page = await self._store.entries(self._session, after=self._seq, limit=PAGE)
+        page = await self._store.list_entries(self._session, after=self._seq, limit=PAGE)
         if page:
             self._seq, self.pos = page[-1].seq, page[-1].pos
         return page, len(page) == PAGE

@@ -88,14 +88,14 @@ class Office:
     async def person(self, sender: str, *, platform: str = http.NAME) -> str:
         """Who `sender` is to the agents."""
         identity = f"{platform}:{sender}"
-        return self.agents.settings.identities.get(identity) or await self.store.person_of(identity) or sender
+        return self.agents.settings.identities.get(identity) or await self.store.get_person(identity) or sender
 
     async def find(self, caller: Caller, name: str) -> Session:
         """A session this caller may see; others are not there for them."""
         if caller.operator:
             return await self.control.find(name)
         with contextlib.suppress(NotFound):
-            session = await self.store.session(name)
+            session = await self.store.get_session(name)
             if await self.may_see(caller, session.id):
                 return session
         raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists those there are")
@@ -103,10 +103,10 @@ class Office:
     async def sessions(self, caller: Caller, *, limit: int, after: str = "") -> list[Session]:
         """The newest sessions that this caller may see, older than `after`."""
         if caller.operator:
-            return await self.store.sessions(limit=limit, after=after, newest_first=True)
+            return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
         seen: list[Session] = []
         person = f"person:{await self.person(caller.sender)}"
-        while page := await self.store.begun(author=person, limit=limit, after=after):
+        while page := await self.store.list_sessions_begun_by(author=person, limit=limit, after=after):
             seen += [session for session in page if await self.may_see(caller, session.id)]
             after = page[-1].id
             if len(seen) >= limit:
@@ -124,7 +124,7 @@ class Office:
         if session in self._owners:
             self._owners.move_to_end(session)
             return self._owners[session]
-        found = await access.owner(self.store, await self.store.session(session))
+        found = await access.owner(self.store, await self.store.get_session(session))
         if found is None:
             return ""
         self._owners[session] = found

@@ -34,7 +34,8 @@ REFUSALS: Final = {
 }
 
 INTRODUCTION: Final = (
-    "At this machine no token is needed. From anywhere else every route needs one from `http.tokens`, as "
+    "The gateway serves this API over TCP and on `api.sock` in the home, where every caller is an operator: only the home's "
+    "own user and root can connect to it. At this machine no token is needed. From anywhere else every route needs one from `http.tokens`, as "
     "`Authorization: Bearer …`. A token pins the speaker; an operator's may speak for others and see everything, any "
     "other sees its own sessions."
 )

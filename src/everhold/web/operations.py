@@ -9,6 +9,7 @@ from typing import Final, Literal
 from starlette.responses import Response
 
 from everhold import __version__
+from everhold.core.consumers import MEMORY_PREFIX
 from everhold.ports.store import Backlog, Spend
 from everhold.web.answers import Refusal, answer
 from everhold.web.call import Call
@@ -40,25 +41,32 @@ class Metrics:
     async def __call__(self, call: Call) -> Response:
         """Numbers for Prometheus."""
         store, tail = call.office.store, call.office.tail
-        lanes, parked = await store.lanes(waiting=True), await store.parked()
-        behind, now = await store.backlog("memory:"), call.office.control.gates.clock.now()
+        lanes, parked = await store.list_cursors(waiting=True), await store.list_dead_letters()
+        behind, now = await store.list_backlogs(MEMORY_PREFIX), call.office.control.gates.clock.now()
         commits = {step: float(count) for step, count in tail.commits.items()}
-        spent = await store.spending("agent:", call.office.agents.day())
+        spent = await store.list_spends("agent:", call.office.agents.day())
         answers = {str(status): float(count) for status, count in (self.guard.answers if self.guard else {}).items()}
         lines = [
-            *_one("pending", "gauge", "Messages that wait for an answer.", await store.waiting()),
-            *_by("lanes_waiting", "reader", "Lanes with something to do.", Counter(lane.reader for lane in lanes)),
+            *_one("messages_pending", "gauge", "Messages that wait for an answer.", await store.count_waiting()),
+            *_by("cursors_due", "consumer", "Cursors with something to do.", Counter(lane.consumer for lane in lanes)),
             *_by(
-                "lanes_failing",
-                "reader",
-                "Lanes whose last attempt failed.",
-                Counter(lane.reader for lane in lanes if lane.error),
+                "cursors_failing",
+                "consumer",
+                "Cursors whose last attempt failed.",
+                Counter(lane.consumer for lane in lanes if lane.error),
             ),
-            *_by("parked", "reader", "Items given up until replayed.", Counter(item.reader for item in parked)),
-            *_one("in_doubt", "gauge", "Parked items that may have arrived.", sum(item.doubtful for item in parked)),
-            *_by("memory_lag", "memory", "What a memory has yet to be handed.", _lags(behind)),
             *_by(
-                "memory_oldest_seconds",
+                "dead_letters", "consumer", "Items given up until replayed.", Counter(item.consumer for item in parked)
+            ),
+            *_one(
+                "dead_letters_in_doubt",
+                "gauge",
+                "Dead letters that may have arrived.",
+                sum(item.in_doubt for item in parked),
+            ),
+            *_by("memory_backlog_items", "memory", "Items a memory has yet to receive.", _lags(behind)),
+            *_by(
+                "memory_backlog_age_seconds",
                 "memory",
                 "How long the oldest of it has waited.",
                 {memory: now - oldest for memory, oldest in _oldest(behind).items()},
@@ -66,19 +74,19 @@ class Metrics:
             *_by(
                 "memory_failing",
                 "memory",
-                "Whether handing something over fails.",
+                "Whether delivery to a memory fails.",
                 {
-                    reader.removeprefix("memory:"): 1.0
-                    for reader in {lane.reader for lane in lanes if lane.error}
-                    if reader.startswith("memory:")
+                    reader.removeprefix(MEMORY_PREFIX): 1.0
+                    for reader in {lane.consumer for lane in lanes if lane.error}
+                    if reader.startswith(MEMORY_PREFIX)
                 },
             ),
-            *_by("spent_tokens", "agent", "Tokens an agent has used today.", _agents(spent, "tokens")),
-            *_by("spent_usd", "agent", "US dollars an agent has cost today.", _agents(spent, "usd")),
+            *_by("spend_today_tokens", "agent", "Tokens an agent has used today.", _agents(spent, "tokens")),
+            *_by("spend_today_usd", "agent", "US dollars an agent has cost today.", _agents(spent, "usd")),
             *_one("turns_total", "counter", "Turns ended since the start.", commits.get("end", 0.0)),
             *_by("commits_total", "step", "Commits since the start.", commits, kind="counter"),
-            *_one("streams", "gauge", "Open streams and requests that wait for a reply.", tail.watchers),
-            *_by("http_answers_total", "status", "Answered requests since the start.", answers, kind="counter"),
+            *_one("http_streams", "gauge", "Open streams and requests that wait for a reply.", tail.watchers),
+            *_by("http_responses_total", "status", "Answered requests since the start.", answers, kind="counter"),
             *_one("agents", "gauge", "Configured agents.", len(call.office.agents.settings.agents)),
             *_one("ready", "gauge", "Whether messages can be accepted.", int(not call.office.trouble())),
         ]
@@ -86,20 +94,20 @@ class Metrics:
 
 
 def _agents(spent: Iterable[Spend], what: Literal["tokens", "usd"]) -> dict[str, float]:
-    return {it.purse.removeprefix("agent:"): float(it.tokens if what == "tokens" else it.usd) for it in spent}
+    return {it.budget.removeprefix("agent:"): float(it.tokens if what == "tokens" else it.usd) for it in spent}
 
 
 def _lags(behind: Iterable[Backlog]) -> dict[str, float]:
     lags: Counter[str] = Counter()
     for it in behind:
-        lags[it.reader.removeprefix("memory:")] += it.items
+        lags[it.consumer.removeprefix(MEMORY_PREFIX)] += it.items
     return {memory: float(lag) for memory, lag in lags.items()}
 
 
 def _oldest(behind: Iterable[Backlog]) -> dict[str, float]:
     oldest: dict[str, float] = {}
     for it in behind:
-        memory = it.reader.removeprefix("memory:")
+        memory = it.consumer.removeprefix(MEMORY_PREFIX)
         if it.oldest is not None:
             oldest[memory] = min(it.oldest, oldest.get(memory, it.oldest))
     return oldest

@@ -28,7 +28,7 @@ async def list_people(call: Call) -> Response:
         }
         for person in settings.people
     }
-    for identity, name in await call.office.store.links():
+    for identity, name in await call.office.store.list_identity_links():
         unknown = {"name": name, "owner": False, "configured": [], "linked": []}
         if settings.identities.get(identity) is None:
             people.setdefault(name, unknown)["linked"].append(identity)
@@ -44,7 +44,7 @@ async def link_identity(call: Call) -> Response:
     configured = settings.identities.get(given.identity)
     if configured is not None:
         raise Misuse(f"{given.identity} is {configured} by config.yaml", remedy="change it there, under people")
-    await call.office.store.link(given.identity, given.person, at=call.office.now())
+    await call.office.store.link_identity(given.identity, given.person, at=call.office.now())
     return answer({"identity": given.identity, "person": given.person})
 
 
@@ -52,10 +52,10 @@ async def unlink_identity(call: Call) -> Response:
     """An identity is that person no longer."""
     given = call.body(shapes.UnlinkIdentity)
     _require_identity(given.identity)
-    person = await call.office.store.person_of(given.identity)
+    person = await call.office.store.get_person(given.identity)
     if person is None:
         raise Misuse(f"{given.identity} is linked to no person", remedy="everhold people list")
-    await call.office.store.link(given.identity, "", at=call.office.now())
+    await call.office.store.link_identity(given.identity, "", at=call.office.now())
     return answer({"identity": given.identity, "person": person})
 
 
@@ -84,7 +84,7 @@ async def revoke_pairing(call: Call) -> Response:
     given = call.body(shapes.UnlinkIdentity)
     revoked = await call.office.gateway.pairing.revoke(given.identity)
     configured = _settings(call).identities.get(given.identity)
-    known = configured or await call.office.store.person_of(given.identity) or ""
+    known = configured or await call.office.store.get_person(given.identity) or ""
     return answer({"revoked": revoked, "still": known, "configured": configured is not None})
 
 

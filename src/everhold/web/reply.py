@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
+from everhold.core.consumers import TURN
 from everhold.core.entries import (
     OUTAGE,
     Began,
@@ -17,11 +18,11 @@ from everhold.core.entries import (
     Ended,
     Entry,
     Erased,
+    Notified,
+    OperationsUndone,
     Said,
     Thought,
-    Told,
     Took,
-    Undone,
     Usage,
 )
 from everhold.web.answers import Refusal, seconds
@@ -69,13 +70,13 @@ async def follow(office: Office, *, session: str, seq: int, growing: bool = True
     clock = office.control.gates.clock
     until = clock.monotonic() + MOST_SECONDS
     reader, after, due = _Reader(session, seq), seq, True
-    with office.tail.watching(session, until=() if growing else (Ended, Told, Erased)) as watch:
+    with office.tail.watching(session, until=() if growing else (Ended, Notified, Erased)) as watch:
         if growing:
             reader.pieces += office.tail.grown(session)
         while not office.tail.closed:
             reader.pieces += watch.pieces()
             watch.grown = False
-            page = await office.store.entries(session, after=after, limit=PAGE) if due else []
+            page = await office.store.list_entries(session, after=after, limit=PAGE) if due else []
             for words in reader.grown():
                 yield words
             for entry in page:
@@ -140,7 +141,7 @@ class _Reader:
         body = entry.body
         if isinstance(body, Began | Took) and (self.seq in body.takes or self._retaken(body)):
             self.op, self.text, self.notice = entry.op or 0, "", ""
-            self.turn = isinstance(body, Took) or body.what == "turn"
+            self.turn = isinstance(body, Took) or body.type == "turn"
             return None
         if isinstance(body, Erased) and self.seq in body.seqs and not self.op:
             raise _over(410, "erased", "this message was erased before anybody answered it")
@@ -151,10 +152,10 @@ class _Reader:
                 self.cut = not calls and finish == "length"
             case Said(text=text):
                 self.text = text
-            case Told(text=text, about=about):
+            case Notified(text=text, about=about):
                 self.told = self.turn and about in _OUTAGE
                 self.notice = "" if self.told else text
-            case Changed(change=Undone(again=True)):
+            case Changed(change=OperationsUndone(again=True)):
                 self.again = True
             case Ended() if self.again and not self.turn:
                 self.op = 0
@@ -166,7 +167,7 @@ class _Reader:
 
     def _retaken(self, body: Began | Took) -> bool:
         """Whether this turn has the messages that are answered once more: they are older than all that waits."""
-        return self.again and not self.op and isinstance(body, Began) and body.what == "turn"
+        return self.again and not self.op and isinstance(body, Began) and body.type == "turn"
 
     def _ended(self, ended: Ended) -> Growth | None:
         match ended.outcome:
@@ -188,7 +189,7 @@ class _Reader:
 
 async def _check(office: Office, session: str) -> None:
     """Say so if the message waits for a model that cannot be asked now."""
-    lane = await office.store.lane("mind", session)
+    lane = await office.store.get_cursor(TURN, session)
     if lane is None or not lane.error or lane.owner or lane.since is None:
         return
     left = lane.since + lane.wait - office.control.gates.clock.now()

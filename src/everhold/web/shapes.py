@@ -355,7 +355,7 @@ class EntryView(Struct):
     pos: int
     seq: int
     kind: Literal[
-        "heard", "began", "took", "thought", "called", "returned", "noted", "said", "told", "ended", "folded",
+        "heard", "began", "took", "thought", "called", "returned", "noted", "said", "notified", "ended", "compressed",
         "changed", "erased",
     ]  # fmt: skip
     op: int | None

@@ -182,11 +182,11 @@ class Tail:
 async def _newest(store: Store, low: int) -> int:
     """The highest position, found by halving: a store tells what comes after a place, not how far it goes."""
     high = low + 1
-    while page := await store.feed(after=high, limit=1):
+    while page := await store.read_feed(after=high, limit=1):
         low, high = page[0].pos, max(high, page[0].pos) * 2
     while high > low:
         middle = (low + high) // 2
-        if page := await store.feed(after=middle, limit=1):
+        if page := await store.read_feed(after=middle, limit=1):
             low = page[0].pos
         else:
             high = middle

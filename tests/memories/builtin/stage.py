@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from everhold.core.entries import Changed, Draft, Heard, Noted, Place, Said, Stamp, Undone
+from everhold.core.entries import Changed, Draft, Heard, Noted, OperationsUndone, Place, Said, Stamp
 from everhold.memories.builtin import Builtin, Hit, Index
 from everhold.memories.builtin.meaning import Use
 from everhold.ports.store import Change, Opening, Step
@@ -50,7 +50,7 @@ class Stage(Scene):
         return await self._put(Draft(body=body, author="person:ada"), session, 1.0)
 
     async def undo(self, *ops: int, again: bool = False) -> None:
-        await self.commit(Changed(change=Undone(ops=ops, again=again)))
+        await self.commit(Changed(change=OperationsUndone(ops=ops, again=again)))
 
     async def find(
         self, text: str, *, audience: tuple[str, ...] = ADA, agent: str = "main", session: str | None = None,

@@ -88,7 +88,7 @@ async def test_one_that_raises_there_has_it_parked_like_a_turn(tmp_path: Path) -
         session = (await t.say("/background count the cats")).session
 
         async def parked() -> bool:
-            return any("no helpers here" in it.reason for it in await t.app.store.parked(session=session))
+            return any("no helpers here" in it.reason for it in await t.app.store.list_dead_letters(session=session))
 
         await t.until(parked)
         await t.ask("hello")

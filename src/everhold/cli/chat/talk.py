@@ -166,7 +166,7 @@ class Talk:
                 self.terminal.speech(entry["author"].removeprefix("person:"), body["text"], "cyan")
             case "said":
                 self.terminal.reply(entry["author"].removeprefix("agent:"), entry["op"] or 0, body["text"])
-            case "told":
+            case "notified":
                 self.terminal.speech("everhold", body["text"], "yellow")
             case "thought" if body.get("calls"):
                 self.terminal.settle()

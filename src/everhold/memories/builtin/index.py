@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import apsw
 from msgspec import Struct
 
-from everhold.core.entries import Changed, Entry, Erased, Noted, Undone
+from everhold.core.entries import Changed, Entry, Erased, Noted, OperationsUndone
 from everhold.errors import NotFound
 from everhold.memories.builtin import lookup, plain, schema
 from everhold.memories.builtin.intake import Intake, Words, words_of
@@ -157,7 +157,7 @@ class Index:
             while await self._write(lambda: self._note(self._meaning.mend(self._writer))):
                 pass
         if len(self._pending) < limit:
-            entries = await store.feed(after=self._read, limit=limit - len(self._pending))
+            entries = await store.read_feed(after=self._read, limit=limit - len(self._pending))
             if entries:
                 if not self._pending:
                     self._after = self._read
@@ -215,7 +215,7 @@ class Index:
         sessions = {entry.session for entry in entries}
         agents = {session: self._known[session] for session in sessions if session in self._known}
         for session in sessions - agents.keys():
-            agents[session] = (await store.session(session)).agent
+            agents[session] = (await store.get_session(session)).agent
         if len(self._known) > KNOWN:
             self._known.clear()
         self._known.update(agents)
@@ -227,7 +227,7 @@ class Index:
         if landmark is not None:
             session, seq, digest = landmark
             try:
-                same = (await store.entry(session, seq)).digest.hex() == digest
+                same = (await store.get_entry(session, seq)).digest.hex() == digest
             except NotFound:
                 same = False
             if not same:
@@ -311,8 +311,8 @@ class Index:
                 return list(self._pending)
         if waiting < TAIL or not asking.here or self._read is None:
             return []
-        last = (await store.session(asking.here)).last_seq
-        return [entry for entry in await store.entries(asking.here, after=last - TAIL) if entry.pos > self._read]
+        last = (await store.get_session(asking.here)).last_seq
+        return [entry for entry in await store.list_entries(asking.here, after=last - TAIL) if entry.pos > self._read]
 
     async def _look(self, asking: Asking) -> list[Hit]:
         if self._meaning.ready and not self._meaning.deep and self._reading.acquire(blocking=False):
@@ -436,7 +436,9 @@ def _mattering(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Words | None]]
     for entry in entries:
         words = words_of(entry)
         body = entry.body
-        changes = isinstance(body, Erased | Noted) or (isinstance(body, Changed) and isinstance(body.change, Undone))
+        changes = isinstance(body, Erased | Noted) or (
+            isinstance(body, Changed) and isinstance(body.change, OperationsUndone)
+        )
         if changes or (words is not None and words.stamp.audience):
             yield entry, words
 

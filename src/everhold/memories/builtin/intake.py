@@ -10,7 +10,7 @@ import apsw
 import msgspec
 from msgspec import Struct
 
-from everhold.core.entries import Began, Changed, Entry, Erased, Heard, Noted, Said, Stamp, Took, Undone
+from everhold.core.entries import Began, Changed, Entry, Erased, Heard, Noted, OperationsUndone, Said, Stamp, Took
 from everhold.memories.builtin.schema import SCOPE_BITS, meta, put
 from everhold.memories.builtin.words import chunks, grams, tokens
 
@@ -157,7 +157,7 @@ class Intake:
                 self._taken(entry.session, entry.seq, takes)
             case Took(takes=takes) if entry.op is not None:
                 self._taken(entry.session, entry.op, takes)
-            case Changed(change=Undone() as undone):
+            case Changed(change=OperationsUndone() as undone):
                 self._undo(entry.session, undone)
             case Erased(seqs=seqs):
                 for seq in seqs:
@@ -297,7 +297,7 @@ class Intake:
             self.db.execute("insert or ignore into takes values (?, ?, ?)", (session, seq, op))
             self._mark(session, seq, State.LIVE, was=State.UNDONE)  # taken again: it stands after all
 
-    def _undo(self, session: str, undone: Undone) -> None:
+    def _undo(self, session: str, undone: OperationsUndone) -> None:
         for op in undone.ops:
             self.db.execute(
                 "update items set state = ? where session = ? and op = ? and kind = 'said' and state = ?",

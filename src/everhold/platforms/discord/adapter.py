@@ -29,9 +29,8 @@ from everhold.platforms.discord.reading import Channel
 from everhold.platforms.discord.settings import NAME, DiscordSettings
 from everhold.platforms.files import contents, fetched, taken_in
 from everhold.platforms.unreadable import BROKEN, readable, unreadable
-from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
+from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing, PlatformOffset
 from everhold.ports.plugin import Context
-from everhold.ports.store import Position
 
 T = TypeVar("T")
 TEXT_CHARACTERS: Final = 2_000
@@ -226,8 +225,8 @@ class Discord:
         id = data.get("id") if isinstance(data, dict) else None
         if not edited and isinstance(id, str) and reading.is_id(id) and where.id:
             name = self._backlog.moves(where, id)
-            position = Position(platform=NAME, account=self.account, name=name, value=id) if name else None
-            heard = msgspec.structs.replace(heard, position=position)
+            offset = PlatformOffset(key=name, value=id) if name else None
+            heard = msgspec.structs.replace(heard, offset=offset)
         await accept(heard)
 
     async def _read(self, where: Channel, data: Any, *, edited: bool) -> Incoming | None:

@@ -24,9 +24,8 @@ from everhold.platforms.matrix import client, reading
 from everhold.platforms.matrix.reading import OURS
 from everhold.platforms.matrix.settings import NAME, MatrixSettings
 from everhold.platforms.unreadable import BROKEN, readable, unreadable
-from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
+from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing, PlatformOffset
 from everhold.ports.plugin import Context
-from everhold.ports.store import Position
 
 TEXT_UNITS: Final = 8_000
 """An event holds 64 KiB; an edit says its text twice, and a unit may take three bytes."""
@@ -159,9 +158,9 @@ class Matrix:
                 if last is not None:
                     await accept(last)
                 last = heard
-        position = Position(platform=NAME, account=self.account, name=SINCE, value=behind)
         if last is not None:
-            await accept(msgspec.structs.replace(last, position=position))
+            offset = PlatformOffset(key=SINCE, value=behind)
+            await accept(msgspec.structs.replace(last, offset=offset))
             self._passed = 0
         elif self._passed >= MOST_PASSED or since is None:
             await self._station.positions.move(SINCE, behind)

@@ -26,9 +26,8 @@ from everhold.platforms.slack.events import Events
 from everhold.platforms.slack.line import Envelope, Line
 from everhold.platforms.slack.settings import NAME, SlackSettings
 from everhold.platforms.unreadable import BROKEN, readable, unreadable
-from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
+from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing, PlatformOffset
 from everhold.ports.plugin import Context
-from everhold.ports.store import Position
 
 API: Final = "https://slack.com/api/"
 TEXT_UNITS: Final = 3_900
@@ -171,7 +170,8 @@ class Slack:
 
         async def missed(event: dict[str, Any]) -> None:
             heard = await self._read(event, id=str(event["ts"]))
-            await self._keep(heard, accept, at=self._position(f"history/{event['channel']}", str(event["ts"])))
+            offset = PlatformOffset(key=f"history/{event['channel']}", value=str(event["ts"]))
+            await self._keep(heard, accept, at=offset)
 
         self._fetching.clear()
         self._slow.clear()
@@ -220,7 +220,7 @@ class Slack:
             case _:
                 return None  # buttons, and whatever Slack will think of
 
-    async def _keep(self, heard: Incoming | None, accept: Accept, *, at: Position | None = None) -> None:
+    async def _keep(self, heard: Incoming | None, accept: Accept, *, at: PlatformOffset | None = None) -> None:
         """Hand a message over, with how far its conversation is read by it."""
         if heard is None:
             return
@@ -229,11 +229,8 @@ class Slack:
             await self._backlog.note_thread(origin.chat, origin.thread)
         if at is None and heard.event == "message" and not self._slow.get(origin.chat):
             name = self._backlog.position(origin.chat, origin.message)
-            at = self._position(name, origin.message) if name else None
-        await accept(msgspec.structs.replace(heard, position=at))
-
-    def _position(self, name: str, value: str) -> Position:
-        return Position(platform=NAME, account=self.account, name=name, value=value)
+            at = PlatformOffset(key=name, value=origin.message) if name else None
+        await accept(msgspec.structs.replace(heard, offset=at))
 
     async def _read(self, event: Any, *, id: str) -> Incoming | None:
         me = self._me

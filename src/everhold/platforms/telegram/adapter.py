@@ -33,7 +33,6 @@ from everhold.platforms.telegram.wording import worded
 from everhold.platforms.unreadable import BROKEN, readable, unreadable
 from everhold.ports.platform import Accept, Delivery, Incoming, Introduction, Outgoing
 from everhold.ports.plugin import Context
-from everhold.ports.store import Position
 from everhold.secret import Secret
 
 API: Final = "https://api.telegram.org"
@@ -230,15 +229,12 @@ class Telegram:
     async def _hear(self, raw: Any, accept: Accept) -> int:
         """Hand one update over; the offset behind it. Nothing is confirmed before it is kept, or nothing to keep."""
         behind = _behind(raw)
-        position = Position(platform=NAME, account=self.account, name="offset", value=str(behind))
-        heard = await self._read(raw, position)
-        if heard is None:
-            await self._station.positions.move("offset", str(behind))
-        else:
+        heard = await self._read(raw)
+        if heard is not None:
             await accept(heard)
         return behind
 
-    async def _read(self, raw: Any, position: Position) -> Incoming | None:
+    async def _read(self, raw: Any) -> Incoming | None:
         if isinstance(raw, dict) and not reading.wanted(raw):
             return None
         try:
@@ -250,13 +246,12 @@ class Telegram:
         except BROKEN as error:
             reason = f"{type(error).__name__}: {error}"
             self._log.warning("update.unreadable", error=reason)
-            id = str(raw.get("update_id") if isinstance(raw, dict) else position.value)
-            return unreadable(raw, platform=NAME, account=self.account, id=id, reason=reason, position=position)
+            id = str(raw.get("update_id") if isinstance(raw, dict) else _behind(raw))
+            return unreadable(raw, platform=NAME, account=self.account, id=id, reason=reason)
         if message is not None and (moved := reading.moved(message)) is not None:
             await self._station.moved(*moved)
         if heard is None:
             return None
-        heard = msgspec.structs.replace(heard, position=position)
         return heard if file is None else await self._with_file(heard, file)
 
     async def _with_file(self, heard: Incoming, file: reading.File) -> Incoming:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import apsw
 
-from everhold.core.entries import Bound
+from everhold.core.entries import AddressBound
 from everhold.errors import Conflict
 
 
@@ -16,7 +16,7 @@ def bind_first(cur: apsw.Cursor, address: str, session: str) -> None:
         raise Conflict(f"{address} leads to a session already") from error
 
 
-def bind(cur: apsw.Cursor, session: str, bound: Bound) -> None:
+def bind(cur: apsw.Cursor, session: str, bound: AddressBound) -> None:
     """Lead an address here, if it still leads where the caller thinks it does."""
     now = resolve(cur, bound.address) or ""
     if now != bound.previous:

@@ -19,13 +19,13 @@ from everhold.ports.clock import Chance
 from everhold.ports.store import Change, Claim, Committed, Step
 from everhold.stores.sqlite import entries, lanes, ledger, operations, sessions
 
-HANDLED: Final = frozenset({"step", "session", "at", "entries", "bound", "wakes", "position"})
+HANDLED: Final = frozenset({"step", "session", "at", "entries", "bound", "wakeups", "state_writes"})
 """What of a change is looked at here. One that has anything else to say is for `commit`."""
 
 # crossed, so that the joins are made in this order: nothing is walked through but what is asked for
 _HEADS: Final = (
     "select b.address, s.id, s.title, s.next_seq, s.generation, s.parent, "
-    "(select due from lanes where session = s.id and reader = j.value) "
+    "(select due from cursors where session = s.id and consumer = j.value) "
     "from json_each(?) j cross join bindings b on b.address = j.key cross join sessions s on s.id = b.session"
 )
 _encoder: Final = msgspec.json.Encoder()
@@ -48,7 +48,7 @@ def fits(change: Change) -> bool:
 
 def hear(cur: apsw.Cursor, changes: Sequence[Change], chance: Chance) -> list[Committed]:
     """Apply `changes`, each of which `fits`, in their order."""
-    asked = {change.bound[0]: change.wakes[0].reader if change.wakes else "" for change in changes}  # type: ignore[index]
+    asked = {change.bound[0]: change.wakeups[0].consumer if change.wakeups else "" for change in changes}  # type: ignore[index]
     heads = {row[0]: row for row in cur.execute(_HEADS, (_encoder.encode(asked).decode(),))}
     salts = chance.bytes(entries.SALT * len(changes))
     salt = 0
@@ -74,14 +74,14 @@ def hear(cur: apsw.Cursor, changes: Sequence[Change], chance: Chance) -> list[Co
     for change, seq, (address, session, _, _, generation, parent, due) in placed:
         pos += 1
         claims: tuple[Claim, ...] = ()
-        if wakes := change.wakes:
+        if wakes := change.wakeups:
             first, at = wakes[0], change.at
-            awake = due is not None and due <= at and first.reader == asked[address] and session not in woken
-            if not awake or first.owner or first.whom or len(wakes) > 1:
+            awake = due is not None and due <= at and first.consumer == asked[address] and session not in woken
+            if not awake or first.owner or first.waits_for or len(wakes) > 1:
                 claims = lanes.wake(cur, session, wakes, before=seq - 1, at=at)
                 woken.add(session)
-        if change.position is not None:
-            ledger.move(cur, change.position)
+        for write in change.state_writes:
+            ledger.write_state(cur, write)
         if parent:
             generation += sessions.inherited(cur, parent)
         done.append(Committed(session=session, seqs=(seq,), pos=pos, generation=generation, claims=claims))

@@ -8,88 +8,109 @@ from typing import Any, Final
 import apsw
 
 from everhold.core.entries import (
+    AddressBound,
     Began,
     Body,
-    Bound,
     Changed,
-    Chose,
+    Compressed,
+    ContextReset,
     Ended,
     Erased,
-    Folded,
-    Fresh,
-    Halted,
     Heard,
-    Named,
-    Titled,
+    MemoryNameSet,
+    OperationsUndone,
+    SessionTitled,
+    SettingChosen,
+    StopRequested,
     Took,
-    Undone,
 )
 from everhold.errors import Conflict, Misuse, NotFound
 from everhold.ports.clock import Chance
-from everhold.ports.store import Change, Committed, Step
+from everhold.ports.store import Change, Committed, Opening, Step
 from everhold.stores.sqlite import bindings, entries, lanes, ledger, operations, outcomes, sessions
 
 
 def perform(cur: apsw.Cursor, change: Change, chance: Chance, *, pos: int | None = None) -> Committed:
-    """Apply `change` whole; raises, and leaves the undoing to the transaction, when a condition does not hold.
+    """Apply `change` whole. Raises when a condition does not hold, and leaves the undoing to the transaction.
 
-    Its entries stand at `pos`, or behind all there is.
+    Its entries get places from `pos` on, or after all others.
     """
-    session, drafts, claim, lane = change.session, change.entries, change.claim, change.lane
-    held = head = None
-    if claim is not None:
-        held = lanes.guard(cur, claim)
-        if claim.lane.session == session:
-            head = held.head
-    elif lane is not None:
-        raise Misuse("only who holds a lane can say what becomes of it")
+    held = _guard_claim(cur, change)
+    session, drafts, opens = change.session, change.entries, change.opens
     if not session:
         return _aside(cur, change)
-    head = _check(cur, change, head)
-    opens = change.opens
+    head = _check(cur, change, _get_head(change, held))
     if (opens is not None or len(drafts) > 1) and (found := _twin(cur, change)) is not None:
         return _repeated(cur, change, held, found)
     if opens is not None:
-        sessions.open_session(cur, session, opens, at=change.at)
-        if opens.bind:
-            bindings.bind_first(cur, opens.address, session)
-    if head is None:
-        head = sessions.look(cur, session)
-    first, generation = head
-    last = first - 1
+        _open(cur, session, opens, at=change.at)
+    first, generation = head or sessions.look(cur, session)
     seqs: tuple[int, ...] = ()
     if drafts:
         try:
-            ops = entries.append(
-                cur, session, first, drafts,
-                at=change.at, chance=chance, pos=pos, named=change.op, erases=change.step is Step.ERASE,
-            )  # fmt: skip
+            pos, raised = _append(cur, change, chance, first=first, pos=pos)
         except entries.Taken:
-            # nothing was done before a change's only entry: it need not look for a twin unless there is one
+            # A change's only entry is written first, so there is nothing to undo if its twin is there already.
             if opens is None and len(drafts) == 1 and (found := _twin(cur, change)) is not None:
                 return _repeated(cur, change, held, found)
             raise
-        pos = cur.connection.last_insert_rowid()
         seqs = tuple(range(first, first + len(drafts)))
-        sessions.advance(cur, session, first + len(drafts))
-        raised = 0
-        for seq, op, draft in zip(seqs, ops, drafts, strict=True):
-            follows = _FOLLOWS.get(type(draft.body))
-            if follows is not None:
-                raised += follows(cur, change, seq, op, draft.body)
-        if raised:
-            erasures = sum(type(draft.body) is Erased for draft in drafts)
-            sessions.raise_generation(cur, session, by=raised, erasures=erasures)
-            generation += raised
-    if change.erase and not any(type(draft.body) is Erased for draft in drafts):
-        raise Misuse("nothing is erased without an entry that says so")
-    claims = lanes.wake(cur, session, change.wakes, before=last, at=change.at) if change.wakes else ()
+        generation += raised
+    last = first - 1
+    claims = lanes.wake(cur, session, change.wakeups, before=last, at=change.at) if change.wakeups else ()
     _rest(cur, change)
-    rests = False
-    if lane is not None and claim is not None and held is not None:
-        grown_to = last if claim.lane.session == session else None
-        rests = lanes.update(cur, claim, held, lane, at=change.at, grown_to=grown_to)
+    rests = _update_cursor(cur, change, held, grown_to=last)
     return Committed(session=session, seqs=seqs, pos=pos or 0, generation=generation, claims=claims, rests=rests)
+
+
+def _guard_claim(cur: apsw.Cursor, change: Change) -> lanes.Held | None:
+    """The claimed cursor's row, if the change names a claim and that is still held."""
+    if change.claim is not None:
+        return lanes.guard(cur, change.claim)
+    if change.cursor is not None:
+        raise Misuse("a cursor can only be updated under a claim")
+    return None
+
+
+def _get_head(change: Change, held: lanes.Held | None) -> sessions.Head | None:
+    """The session's head, if reading the claimed cursor brought it along."""
+    if held is None or change.claim is None or change.claim.cursor.session != change.session:
+        return None
+    return held.head
+
+
+def _open(cur: apsw.Cursor, session: str, opens: Opening, *, at: float) -> None:
+    sessions.open_session(cur, session, opens, at=at)
+    if opens.bind:
+        bindings.bind_first(cur, opens.address, session)
+
+
+def _append(cur: apsw.Cursor, change: Change, chance: Chance, *, first: int, pos: int | None) -> tuple[int, int]:
+    """Append the entries and write what follows from them; the last pos, and by how much the generation rises."""
+    session, drafts = change.session, change.entries
+    ops = entries.append(
+        cur, session, first, drafts,
+        at=change.at, chance=chance, pos=pos, named=change.op, erases=change.step is Step.ERASE,
+    )  # fmt: skip
+    last_pos = cur.connection.last_insert_rowid()
+    sessions.advance(cur, session, first + len(drafts))
+    raised = 0
+    for seq, op, draft in zip(range(first, first + len(drafts)), ops, drafts, strict=True):
+        follows = _FOLLOWS.get(type(draft.body))
+        if follows is not None:
+            raised += follows(cur, change, seq, op, draft.body)
+    if raised:
+        erasures = sum(type(draft.body) is Erased for draft in drafts)
+        sessions.raise_generation(cur, session, by=raised, erasures=erasures)
+    return last_pos, raised
+
+
+def _update_cursor(cur: apsw.Cursor, change: Change, held: lanes.Held | None, *, grown_to: int) -> bool:
+    """Write what becomes of the claimed cursor; whether it was released with nothing left to do."""
+    if change.cursor is None or change.claim is None or held is None:
+        return False
+    own = change.claim.cursor.session == change.session
+    return lanes.update(cur, change.claim, held, change.cursor, at=change.at, grown_to=grown_to if own else None)
 
 
 def _check(cur: apsw.Cursor, change: Change, head: sessions.Head | None) -> sessions.Head | None:
@@ -110,7 +131,7 @@ def _check(cur: apsw.Cursor, change: Change, head: sessions.Head | None) -> sess
     if change.op is not None:
         operations.guard(cur, session, change.op, change.claim)
     if change.read is not None and entries.thought_behind(cur, change.read):
-        raise Conflict(f"somebody thought of something behind position {change.read} of the log")
+        raise Conflict(f"a `thought` was committed after pos {change.read}")
     return head
 
 
@@ -123,19 +144,19 @@ def _twin(cur: apsw.Cursor, change: Change) -> entries.Twin | None:
 
 
 def _aside(cur: apsw.Cursor, change: Change) -> Committed:
-    """A change that belongs to no session: a platform's position, a blob, a cost."""
-    if change.entries or change.opens is not None or change.op is not None or change.wakes or change.erase:
-        raise NotFound("an entry, an operation and a lane need a session; this change names none")
+    """A change that belongs to no session: a state record, a blob, a cost."""
+    if change.entries or change.opens is not None or change.op is not None or change.wakeups or change.erase:
+        raise NotFound("an entry, an operation and a wakeup need a session, but this change names none")
     _rest(cur, change)
     return Committed(session="")
 
 
 def _repeated(cur: apsw.Cursor, change: Change, held: lanes.Held | None, found: entries.Twin) -> Committed:
     """The same thing came again: nothing is appended, but whoever brought it need not bring it a third time."""
-    if change.position is not None:
-        ledger.move(cur, change.position)
-    if change.lane is not None and change.claim is not None and held is not None:
-        lanes.update(cur, change.claim, held, change.lane, at=change.at, grown_to=None)
+    for write in change.state_writes:
+        ledger.write_state(cur, write)
+    if change.cursor is not None and change.claim is not None and held is not None:
+        lanes.update(cur, change.claim, held, change.cursor, at=change.at, grown_to=None)
     _, generation = sessions.look(cur, found.session)
     return Committed(
         session=found.session,
@@ -173,7 +194,7 @@ def _ended(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: End
     return 0
 
 
-def _folded(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Folded) -> int:
+def _compressed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Compressed) -> int:
     operations.cover(cur, change.session, op, body.covers)
     return 1
 
@@ -181,21 +202,21 @@ def _folded(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Fo
 def _changed(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Changed) -> int:
     session = change.session
     match body.change:
-        case Fresh():
+        case ContextReset():
             operations.freshen(cur, session, seq)
             return 1
-        case Undone() as undone:
+        case OperationsUndone() as undone:
             operations.undo(cur, session, seq, undone)
             return 1
-        case Halted(op=op):
+        case StopRequested(op=op):
             operations.halt(cur, session, op)
-        case Titled(title=title):
+        case SessionTitled(title=title):
             sessions.title(cur, session, title)
-        case Named(memory=memory, name=name):
+        case MemoryNameSet(memory=memory, name=name):
             sessions.put(cur, session, "names", memory, name)
-        case Chose(setting=setting, value=value):
+        case SettingChosen(setting=setting, value=value):
             sessions.put(cur, session, "choices", setting, value)
-        case Bound() as bound:
+        case AddressBound() as bound:
             bindings.bind(cur, session, bound)
     return 0
 
@@ -208,12 +229,12 @@ def _erased(cur: apsw.Cursor, change: Change, seq: int, op: int | None, body: Er
     if any(erased >= seq for erased in gone):
         raise NotFound(f"session {session}: what is not yet in the log cannot be erased from it")
     touched = operations.endings(cur, session, gone)
-    if lanes.has_flights(cur, session):
-        lanes.void_flights(cur, session, gone | touched)
+    if lanes.has_in_flight(cur, session):
+        lanes.void_in_flight(cur, session, gone | touched)
     outcomes.drop(cur, session, gone, touched)
     entries.erase(cur, session, change.erase)
     operations.forget_pending(cur, session, change.erase)
-    operations.hide(cur, session, seq, body.folds)
+    operations.hide(cur, session, seq, body.compressions)
     sessions.step_back(cur, session)
     return 1
 
@@ -223,7 +244,7 @@ _FOLLOWS: Final[Mapping[type, Callable[[apsw.Cursor, Change, int, int | None, An
     Began: _began,
     Took: _took,
     Ended: _ended,
-    Folded: _folded,
+    Compressed: _compressed,
     Erased: _erased,
     Changed: _changed,
 }
@@ -231,26 +252,30 @@ _FOLLOWS: Final[Mapping[type, Callable[[apsw.Cursor, Change, int, int | None, An
 
 
 def _rest(cur: apsw.Cursor, change: Change) -> None:
-    if change.receipts:
+    """Write what a change brings besides entries and cursors."""
+    if change.erase and not any(type(draft.body) is Erased for draft in change.entries):
+        raise Misuse("nothing is erased without an entry that says so")
+    if change.receipts or change.dead_letters or change.replayed:
         outcomes.receive(cur, change.receipts, at=change.at)
-    if change.parks:
-        outcomes.park(cur, change.parks, at=change.at)
-    if change.unparks:
-        outcomes.unpark(cur, change.unparks)
-    if change.position is not None:
-        ledger.move(cur, change.position)
+        outcomes.add_dead_letters(cur, change.dead_letters, at=change.at)
+        outcomes.settle_dead_letters(cur, change.replayed)
+    for write in change.state_writes:
+        ledger.write_state(cur, write)
     if change.spends:
         ledger.spend(cur, change.spends)
-    if change.blobs:
-        ledger.keep(cur, change.blobs)
+    if change.blobs or change.records or change.drop_blobs:
+        _write_blobs(cur, change)
+    if change.pause:
+        if change.op is None:
+            raise Misuse("no operation is named that could pause")
+        operations.pause(cur, change.session, change.op)
+
+
+def _write_blobs(cur: apsw.Cursor, change: Change) -> None:
+    ledger.keep(cur, change.blobs)
     if change.records:
         if change.op is None:
             raise Misuse("no operation is named that was shown what is recorded")
         if not entries.erased_since(cur, change.session, change.op):
             ledger.keep(cur, change.records)
-    if change.drop_blobs:
-        ledger.drop(cur, change.drop_blobs)
-    if change.pause:
-        if change.op is None:
-            raise Misuse("no operation is named that could pause")
-        operations.pause(cur, change.session, change.op)
+    ledger.drop(cur, change.drop_blobs)

@@ -246,8 +246,9 @@ ERASED_SINCE: Final = (
     "select 1 from entries indexed by entries_notes where kind in ('noted', 'erased') and kind = 'erased' "
     "and pos > (select pos from entries where session = ? and seq = ?) limit 1"
 )
-FOLDS: Final = (
-    f"select {_COLUMNS} from entries indexed by entries_folds where kind = 'folded' order by pos desc limit ?"
+COMPRESSIONS: Final = (
+    f"select {_COLUMNS} from entries indexed by entries_compressions where kind = 'compressed' "
+    "order by pos desc limit ?"
 )
 PENDING: Final = (
     f"select {', '.join('e.' + column for column in _COLUMNS.split(', '))} from pending p "

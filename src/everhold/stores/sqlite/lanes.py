@@ -1,4 +1,4 @@
-"""Lanes: woken, claimed under a fence, updated, let go. It never knows what a lane does with what it reads.
+"""Cursors: woken, claimed under a fence, updated, released. It never knows what a consumer does with what it reads.
 
 Times are stored as (since, wait), so that a clock that jumps can be seen: something that began in the future is due.
 """
@@ -12,67 +12,71 @@ import apsw
 import msgspec
 
 from everhold.errors import LeaseLost, Misuse
-from everhold.ports.store import LANE, Backlog, Claim, Flight, Lane, LaneUpdate, Wake
+from everhold.ports.store import CURSOR_SEPARATOR, Backlog, Claim, ConsumerCursor, CursorUpdate, InFlightBatch, Wakeup
 from everhold.stores.sqlite.read import rows
 from everhold.stores.sqlite.sessions import Head, head_of
 
 _WAKE: Final = (
-    "insert into lanes(session, reader, position, since, wait, due, firm) values (?, ?, ?, ?, ?, ?, ?) "
-    "on conflict(session, reader) do update set "
-    "since = excluded.since, wait = excluded.wait, due = excluded.due, firm = excluded.firm "
-    "where lanes.due is null or (lanes.firm = 0 and lanes.attempts = 0 and excluded.due < lanes.due)"
+    "insert into cursors(session, consumer, processed_seq, since, wait, due, mandatory) values (?, ?, ?, ?, ?, ?, ?) "
+    "on conflict(session, consumer) do update set "
+    "since = excluded.since, wait = excluded.wait, due = excluded.due, mandatory = excluded.mandatory "
+    "where cursors.due is null or (cursors.mandatory = 0 and cursors.attempts = 0 and excluded.due < cursors.due)"
 )
 _ASK_ANOTHER: Final = (
-    "update lanes set since = ?, wait = 0, due = ?, firm = 0, attempts = 0, error = '', whom = '' "
-    "where session = ? and reader = ? and due is not null and whom not in ('', ?)"
+    "update cursors set since = ?, wait = 0, due = ?, mandatory = 0, attempts = 0, error = '', waits_for = '' "
+    "where session = ? and consumer = ? and due is not null and waits_for not in ('', ?)"
 )
 _GUARD: Final = (
-    "select l.position, l.flight, l.attempts, l.since, l.wait, l.due, l.firm, l.error, l.whom, l.owner, "
-    "exists(select 1 from parked p where p.state = 'replaying' and p.session = l.session and p.reader = l.reader), "
-    "l.fence, s.next_seq, s.generation, s.parent "
-    "from lanes l join sessions s on s.id = l.session where l.session = ? and l.reader = ?"
+    "select c.processed_seq, c.in_flight, c.attempts, c.since, c.wait, c.due, c.mandatory, c.error, c.waits_for, "
+    "c.owner, "
+    "exists(select 1 from dead_letters d where d.state = 'replaying' and d.session = c.session "
+    "and d.consumer = c.consumer), "
+    "c.fence, s.next_seq, s.generation, s.parent "
+    "from cursors c join sessions s on s.id = c.session where c.session = ? and c.consumer = ?"
 )
-_READERS: Final = (
-    "with recursive readers(name) as ("
-    "select min(reader) from lanes where due is not null "
-    "union all select (select min(reader) from lanes where due is not null and reader > readers.name) "
-    "from readers where readers.name is not null) "
-    "select name from readers where name is not null"
+_CONSUMERS: Final = (
+    "with recursive consumers(name) as ("
+    "select min(consumer) from cursors where due is not null "
+    "union all select (select min(consumer) from cursors where due is not null and consumer > consumers.name) "
+    "from consumers where consumers.name is not null) "
+    "select name from consumers where name is not null"
 )
 _FREE: Final = "(owner = '' or :at >= lease_since + lease_wait or :at < lease_since)"
-_COLUMNS: Final = "reader, session, position, flight, attempts, since, wait, firm, owner, fence, error, whom"
+_COLUMNS: Final = (
+    "consumer, session, processed_seq, in_flight, attempts, since, wait, mandatory, owner, fence, error, waits_for"
+)
 _TAKE: Final = (
-    "update lanes set owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
-    "where session = ? and reader = ?{only} "
-    f"returning {_COLUMNS}, (select agent from sessions where id = lanes.session)"
+    "update cursors set owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
+    "where session = ? and consumer = ?{only} "
+    f"returning {_COLUMNS}, (select agent from sessions where id = cursors.session)"
 )
 _TAKE_IDLE: Final = (
-    "update lanes set since = ?, wait = ?, due = ?, firm = ?, "
+    "update cursors set since = ?, wait = ?, due = ?, mandatory = ?, "
     "owner = ?, lease_since = ?, lease_wait = ?, fence = fence + 1 "
-    "where session = ? and reader = ? and due is null and owner = '' "
-    f"returning {_COLUMNS}, (select agent from sessions where id = lanes.session)"
+    "where session = ? and consumer = ? and due is null and owner = '' "
+    f"returning {_COLUMNS}, (select agent from sessions where id = cursors.session)"
 )
 _TAKE_ANY: Final = _TAKE.format(only="")
 _TAKE_FREE: Final = _TAKE.format(only=" and owner = '' and due <= ?")
-_flights: Final = msgspec.json.Decoder(Flight)
+_batches: Final = msgspec.json.Decoder(InFlightBatch)
 _encoder: Final = msgspec.json.Encoder()
 
 
 class Held(NamedTuple):
-    """A claimed lane's row and its session's, as they stand when a change begins."""
+    """A claimed cursor's row and its session's, as they stand when a change begins."""
 
-    position: int
-    flight: str | None
+    processed_seq: int
+    in_flight: str | None
     attempts: int
     since: float | None
     wait: float
     due: float | None
-    firm: int
+    mandatory: int
     error: str
-    whom: str
+    waits_for: str
     owner: str
     replays: int
-    """Whether somebody took something back for it from the parked ones."""
+    """Whether dead letters of it are to be tried again."""
     head: Head
 
 
@@ -80,73 +84,77 @@ class Held(NamedTuple):
 
 
 def guard(cur: apsw.Cursor, claim: Claim) -> Held:
-    """The lane's row, if it is still held under this claim's fence."""
-    lane = claim.lane
-    row: tuple[Any, ...] | None = cur.execute(_GUARD, (lane.session, lane.reader)).get
-    if row is None or row[9] != lane.owner or row[11] != lane.fence:
-        raise LeaseLost(f"lane {lane.reader} of session {lane.session} is no longer held under fence {lane.fence}")
+    """The cursor's row, if it is still held under this claim's fence."""
+    cursor = claim.cursor
+    row: tuple[Any, ...] | None = cur.execute(_GUARD, (cursor.session, cursor.consumer)).get
+    if row is None or row[9] != cursor.owner or row[11] != cursor.fence:
+        raise LeaseLost(
+            f"cursor {cursor.consumer} of session {cursor.session} is no longer held under fence {cursor.fence}"
+        )
     return Held._make((*row[:11], head_of(cur, *row[12:])))
 
 
 # -- what a change does ------------------------------------------------------------------------------------------------
 
 
-def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wake], *, before: int, at: float) -> tuple[Claim, ...]:
-    """Make lanes due; a new one starts reading behind `before` unless it says where. Those that were taken at once."""
+def wake(cur: apsw.Cursor, session: str, wakes: Iterable[Wakeup], *, before: int, at: float) -> tuple[Claim, ...]:
+    """Make cursors due; a new one starts after `before` unless it says where. Returns those claimed at once."""
     claims: tuple[Claim, ...] = ()
     for one in wakes:
         wait = one.wait
         seconds = wait.seconds
-        if one.whom:
-            cur.execute(_ASK_ANOTHER, (at, at, session, one.reader, one.whom))
+        if one.waits_for:
+            cur.execute(_ASK_ANOTHER, (at, at, session, one.consumer, one.waits_for))
             continue
         if one.owner and not seconds:
             row = cur.execute(
-                _TAKE_IDLE, (at, seconds, at, wait.firm, one.owner, at, one.lease, session, one.reader)
+                _TAKE_IDLE, (at, seconds, at, wait.mandatory, one.owner, at, one.lease, session, one.consumer)
             ).get
             if row is not None:
                 claims += (_taken(cur, row, taken_over=False),)
                 continue
         start = before if one.start is None else one.start
-        cur.execute(_WAKE, (session, one.reader, start, at, seconds, at + seconds, wait.firm))
+        cur.execute(_WAKE, (session, one.consumer, start, at, seconds, at + seconds, wait.mandatory))
         if one.owner:
-            row = cur.execute(_TAKE_FREE, (one.owner, at, one.lease, session, one.reader, at)).get
+            row = cur.execute(_TAKE_FREE, (one.owner, at, one.lease, session, one.consumer, at)).get
             if row is not None:
                 claims += (_taken(cur, row, taken_over=False),)
     return claims
 
 
-def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at: float, grown_to: int | None) -> bool:
-    """Write what becomes of a claimed lane. `grown_to` is the last seq of its session that others appended.
+def update(
+    cur: apsw.Cursor, claim: Claim, held: Held, wanted: CursorUpdate, *, at: float, grown_to: int | None
+) -> bool:
+    """Write what becomes of a claimed cursor. `grown_to` is the last seq of its session that others appended.
 
     Whether it was let go of with nothing left to do.
     """
-    lane = claim.lane
-    key = (lane.session, lane.reader)
-    since, wait, due, firm, whom = held.since, held.wait, held.due, held.firm, held.whom
+    cursor = claim.cursor
+    key = (cursor.session, cursor.consumer)
+    since, wait, due, mandatory, waits_for = held.since, held.wait, held.due, held.mandatory, held.waits_for
     if wanted.wait is not None:
-        since, wait, due, firm = at, wanted.wait.seconds, at + wanted.wait.seconds, int(wanted.wait.firm)
-        whom = wanted.wait.whom
+        since, wait, due, mandatory = at, wanted.wait.seconds, at + wanted.wait.seconds, int(wanted.wait.mandatory)
+        waits_for = wanted.wait.waits_for
     if wanted.idle_at is not None:
         if grown_to is None:
             grown_to = held.head[0] - 1
         if grown_to > wanted.idle_at or (held.replays and _has_replays(cur, key)):
-            since, wait, due, firm = at, 0.0, at, 0
+            since, wait, due, mandatory = at, 0.0, at, 0
         elif wanted.wait is None:
-            since, wait, due, firm = None, 0.0, None, 0
+            since, wait, due, mandatory = None, 0.0, None, 0
     cur.execute(
-        "update lanes set position = ?, flight = ?, attempts = ?, since = ?, wait = ?, due = ?, firm = ?, error = ?, "
-        "whom = ?, owner = ? where session = ? and reader = ?",
+        "update cursors set processed_seq = ?, in_flight = ?, attempts = ?, since = ?, wait = ?, due = ?, "
+        "mandatory = ?, error = ?, waits_for = ?, owner = ? where session = ? and consumer = ?",
         (
-            held.position if wanted.position is None else wanted.position,
-            _flight(held.flight, wanted),
+            held.processed_seq if wanted.processed_seq is None else wanted.processed_seq,
+            _encode_in_flight(held.in_flight, wanted),
             held.attempts if wanted.attempts is None else wanted.attempts,
             since,
             wait,
             due,
-            firm,
+            mandatory,
             held.error if wanted.error is None else wanted.error,
-            "" if due is None else whom,
+            "" if due is None else waits_for,
             "" if wanted.release else held.owner,
             *key,
         ),
@@ -154,37 +162,41 @@ def update(cur: apsw.Cursor, claim: Claim, held: Held, wanted: LaneUpdate, *, at
     return wanted.release and due is None
 
 
-def _flight(stored: str | None, wanted: LaneUpdate) -> str | None:
-    if wanted.flight is None:
-        return None if wanted.landed else stored
-    if wanted.landed:
-        raise Misuse("a lane's flight cannot land in the change that starts it")
-    flight = wanted.flight
-    if stored is not None and flight.state != "void":
+def _encode_in_flight(stored: str | None, wanted: CursorUpdate) -> str | None:
+    if wanted.in_flight is None:
+        return None if wanted.clear_in_flight else stored
+    if wanted.clear_in_flight:
+        raise Misuse("a batch cannot be cleared in the change that sends it")
+    in_flight = wanted.in_flight
+    if stored is not None and in_flight.state != "voided":
         # Its holder may not have seen that part of it was erased meanwhile.
-        before = _flights.decode(stored)
-        if before.state == "void" and (before.items, before.digest) == (flight.items, flight.digest):
-            flight = msgspec.structs.replace(flight, state="void")
-    return _encoder.encode(flight).decode()
+        before = _batches.decode(stored)
+        if before.state == "voided" and (before.items, before.digest) == (in_flight.items, in_flight.digest):
+            in_flight = msgspec.structs.replace(in_flight, state="voided")
+    return _encoder.encode(in_flight).decode()
 
 
-def void_flights(cur: apsw.Cursor, session: str, gone: set[int]) -> None:
-    """Mark every flight of this session that carries one of the entries in `gone`."""
-    flying = rows(cur, "select reader, flight from lanes where session = ? and flight is not null", (session,))
-    for reader, text in flying:
-        flight = _flights.decode(text)
-        if flight.state != "void" and any(item.seq in gone for item in flight.items):
-            void = _encoder.encode(msgspec.structs.replace(flight, state="void")).decode()
-            cur.execute("update lanes set flight = ? where session = ? and reader = ?", (void, session, reader))
+def void_in_flight(cur: apsw.Cursor, session: str, gone: set[int]) -> None:
+    """Mark every batch in flight of this session that contains one of the entries in `gone`."""
+    flying = rows(
+        cur, "select consumer, in_flight from cursors where session = ? and in_flight is not null", (session,)
+    )
+    for consumer, text in flying:
+        in_flight = _batches.decode(text)
+        if in_flight.state != "voided" and any(item.seq in gone for item in in_flight.items):
+            void = _encoder.encode(msgspec.structs.replace(in_flight, state="voided")).decode()
+            cur.execute(
+                "update cursors set in_flight = ? where session = ? and consumer = ?", (void, session, consumer)
+            )
 
 
-def has_flights(cur: apsw.Cursor, session: str) -> bool:
-    return cur.execute("select 1 from lanes where session = ? and flight is not null", (session,)).get is not None
+def has_in_flight(cur: apsw.Cursor, session: str) -> bool:
+    return cur.execute("select 1 from cursors where session = ? and in_flight is not null", (session,)).get is not None
 
 
 def _has_replays(cur: apsw.Cursor, key: tuple[str, str]) -> bool:
     found = cur.execute(
-        "select 1 from parked where state = 'replaying' and session = ? and reader = ? limit 1", key
+        "select 1 from dead_letters where state = 'replaying' and session = ? and consumer = ? limit 1", key
     ).get
     return found is not None
 
@@ -206,106 +218,110 @@ def claim(
     """Take what is due. `back`: the clock may have gone back behind the moment at which something began to wait."""
     if back:
         _restamp(cur, at)
-    readers = _readers(cur, skip=[name for name in skip if LANE not in name], only=only)
-    due = _find_due(cur, at=at, limit=limit, readers=readers, back=back)
+    consumers = _list_consumers(cur, skip=[name for name in skip if CURSOR_SEPARATOR not in name], only=only)
+    due = _find_due(cur, at=at, limit=limit, consumers=consumers, back=back)
     if any(before == owner for *_, before in due):
-        # the clock was set: whom `owner` has at work stays there, and takes no place from others
-        due = _find_due(cur, at=at, limit=limit + len(skip), readers=readers, back=back)
-        due = [it for it in due if it[3] != owner or f"{it[2]}{LANE}{it[1]}" not in skip][:limit]
+        # the clock was set: waits_for `owner` has at work stays there, and takes no place from others
+        due = _find_due(cur, at=at, limit=limit + len(skip), consumers=consumers, back=back)
+        due = [it for it in due if it[3] != owner or f"{it[2]}{CURSOR_SEPARATOR}{it[1]}" not in skip][:limit]
     return [
-        _taken(cur, cur.execute(_TAKE_ANY, (owner, at, lease, session, reader)).get, taken_over=before != "")
-        for _, session, reader, before in due
+        _taken(cur, cur.execute(_TAKE_ANY, (owner, at, lease, session, consumer)).get, taken_over=before != "")
+        for _, session, consumer, before in due
     ]
 
 
 def _taken(cur: apsw.Cursor, row: Sequence[Any], *, taken_over: bool) -> Claim:
-    """The claim on a lane whose row says who has it now. What it left running goes on under the new fence."""
-    lane = of(row[:-1])
+    """The claim on a cursor whose row says who has it now. What it left running goes on under the new fence."""
+    cursor = of(row[:-1])
     cur.execute(
         "update operations indexed by operations_running "
         "set fence = ?, attempts = attempts + 1 - paused, paused = 0 "
-        "where session = ? and reader = ? and state = 'running'",
-        (lane.fence, lane.session, lane.reader),
+        "where session = ? and consumer = ? and state = 'running'",
+        (cursor.fence, cursor.session, cursor.consumer),
     )
-    return Claim(lane=lane, agent=row[-1] or "", taken_over=taken_over)
+    return Claim(cursor=cursor, agent=row[-1] or "", taken_over=taken_over)
 
 
-def _readers(cur: apsw.Cursor, *, skip: Sequence[str], only: Sequence[str]) -> list[str]:
-    """The readers that anything waits for; there are few of them, however many lanes they have."""
+def _list_consumers(cur: apsw.Cursor, *, skip: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The consumers that anything waits for; there are few of them, however many cursors they have."""
     return [
         name
-        for (name,) in rows(cur, _READERS)
+        for (name,) in rows(cur, _CONSUMERS)
         if (not only or _named(name, only)) and not (skip and _named(name, skip))
     ]
 
 
-def _named(reader: str, patterns: Sequence[str]) -> bool:
-    return any(reader.startswith(pattern[:-1]) if pattern.endswith("*") else reader == pattern for pattern in patterns)
+def _named(consumer: str, patterns: Sequence[str]) -> bool:
+    return any(
+        consumer.startswith(pattern[:-1]) if pattern.endswith("*") else consumer == pattern for pattern in patterns
+    )
 
 
 def _find_due(
-    cur: apsw.Cursor, *, at: float, limit: int, readers: Sequence[str], back: bool
+    cur: apsw.Cursor, *, at: float, limit: int, consumers: Sequence[str], back: bool
 ) -> list[tuple[float, str, str, str]]:
-    """(due, session, reader, owner so far) of the lanes to claim, the longest due first."""
+    """(due, session, consumer, owner so far) of the cursors to claim, the longest due first."""
     found: set[tuple[float, str, str, str]] = set()
-    for reader in readers:
+    for consumer in consumers:
         found.update(
             rows(
                 cur,
-                f"select due, session, reader, owner from lanes where reader = :reader and due <= :at and {_FREE} "
+                "select due, session, consumer, owner from cursors "
+                f"where consumer = :consumer and due <= :at and {_FREE} "
                 "order by due, session limit :limit",
-                {"reader": reader, "at": at, "limit": limit},
+                {"consumer": consumer, "at": at, "limit": limit},
             )
         )
     if back:
-        # The clock went back behind the moment these began to wait, and nobody knows how long they have (firm waits
-        # were begun anew before).
-        wanted = set(readers)
-        early = f"select due, session, reader, owner from lanes where due is not null and since > :at and {_FREE}"
+        # The clock went back behind the moment these began to wait, so it is unknown how long they have. Mandatory
+        # delays were begun anew before.
+        wanted = set(consumers)
+        early = f"select due, session, consumer, owner from cursors where due is not null and since > :at and {_FREE}"
         found.update(row for row in rows(cur, early, {"at": at}) if row[2] in wanted)
     return sorted(found)[:limit]
 
 
 def _restamp(cur: apsw.Cursor, at: float) -> None:
-    """A firm wait is never shortened: when the clock went back, the whole of it begins again."""
+    """A mandatory wait is never shortened: when the clock went back, the whole of it begins again."""
     cur.execute(
-        "update lanes set since = :at, due = :at + wait where due is not null and since > :at and firm = 1",
+        "update cursors set since = :at, due = :at + wait where due is not null and since > :at and mandatory = 1",
         {"at": at},
     )
 
 
 def renew(cur: apsw.Cursor, held: Iterable[tuple[str, str]], *, owner: str, at: float, lease: float) -> int:
     still = 0
-    for session, reader in held:
+    for session, consumer in held:
         cur.execute(
-            "update lanes set lease_since = ?, lease_wait = ? where session = ? and reader = ? and owner = ?",
-            (at, lease, session, reader, owner),
+            "update cursors set lease_since = ?, lease_wait = ? where session = ? and consumer = ? and owner = ?",
+            (at, lease, session, consumer, owner),
         )
         still += cur.connection.changes()
     return still
 
 
-def hasten(cur: apsw.Cursor, *, at: float, held: Sequence[str] = ()) -> int:
+def retry_now(cur: apsw.Cursor, *, at: float, held: Sequence[str] = ()) -> int:
     which, values = "attempts > 0", list[str]()
     if held:
-        values = _readers(cur, skip=(), only=held)
-        which = f"attempts = 0 and reader in ({', '.join('?' * len(values))})"
+        values = _list_consumers(cur, skip=(), only=held)
+        which = f"attempts = 0 and consumer in ({', '.join('?' * len(values))})"
     cur.execute(
-        f"update lanes set since = ?, wait = 0, due = ? where due is not null and due > ? and firm = 0 and {which}",
+        "update cursors set since = ?, wait = 0, due = ? "
+        f"where due is not null and due > ? and mandatory = 0 and {which}",
         (at, at, at, *values),
     )
     return cur.connection.changes()
 
 
-def seize(cur: apsw.Cursor, *, owner: str, at: float) -> int:
+def revoke_leases(cur: apsw.Cursor, *, owner: str, at: float) -> int:
     """End foreign leases, but keep the holders' names: whoever claims next has to know that somebody was there."""
-    cur.execute("update lanes set lease_since = ?, lease_wait = 0 where owner <> '' and owner <> ?", (at, owner))
+    cur.execute("update cursors set lease_since = ?, lease_wait = 0 where owner <> '' and owner <> ?", (at, owner))
     return cur.connection.changes()
 
 
 def latest(cur: apsw.Cursor) -> float:
     """When the last of those that wait began to: a clock that is not behind that has not gone back on anybody."""
-    since: float | None = cur.execute("select max(since) from lanes where due is not null").get
+    since: float | None = cur.execute("select max(since) from cursors where due is not null").get
     return float("-inf") if since is None else since
 
 
@@ -313,69 +329,78 @@ def next_due(
     cur: apsw.Cursor, *, at: float, skip: Sequence[str], only: Sequence[str], back: bool = True
 ) -> float | None:
     soonest: float | None = None
-    for reader in _readers(cur, skip=skip, only=only):
+    for consumer in _list_consumers(cur, skip=skip, only=only):
         row = cur.execute(
-            f"select due from lanes where reader = :reader and due is not null and {_FREE} order by due limit 1",
-            {"reader": reader, "at": at},
+            f"select due from cursors where consumer = :consumer and due is not null and {_FREE} order by due limit 1",
+            {"consumer": consumer, "at": at},
         ).get
         if row is not None and (soonest is None or row < soonest):
             soonest = row
     waits = [] if soonest is None else [max(0.0, soonest - at)]
     if back:
         # where the clock went back, `due` lies further ahead than the wait is long
-        early = f"select reader, wait, firm from lanes where due is not null and since > :at and {_FREE}"
-        for reader, wait, firm in rows(cur, early, {"at": at}):
-            if (not only or _named(reader, only)) and not (skip and _named(reader, skip)):
-                waits.append(wait if firm else 0.0)
+        early = f"select consumer, wait, mandatory from cursors where due is not null and since > :at and {_FREE}"
+        for consumer, wait, mandatory in rows(cur, early, {"at": at}):
+            if (not only or _named(consumer, only)) and not (skip and _named(consumer, skip)):
+                waits.append(wait if mandatory else 0.0)
     return min(waits, default=None)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def query(*, reader: str = "", session: str = "", waiting: bool = False) -> tuple[str, list[Any]]:
+def query(*, consumer: str = "", session: str = "", waiting: bool = False) -> tuple[str, list[Any]]:
     where = ["true"]
     values: list[Any] = []
     if session:
         where.append("session = ?")
         values.append(session)
-    if reader:
-        where.append("reader = ?")
-        values.append(reader)
+    if consumer:
+        where.append("consumer = ?")
+        values.append(consumer)
     if waiting:
         where.append("due is not null")
-    return f"select {_COLUMNS} from lanes where {' and '.join(where)} order by session, reader", values
+    return f"select {_COLUMNS} from cursors where {' and '.join(where)} order by session, consumer", values
 
 
 BACKLOG: Final = """
 with behind as (
-  select lanes.reader, sessions.agent, lanes.attempts, lanes.error, lanes.due,
-    (select count(*) from operations as turn where turn.session = lanes.session and turn.what = 'turn'
-      and turn.state in ('done', 'stopped', 'interrupted') and turn.last > lanes.position)
-    + (select count(*) from entries where session = lanes.session and seq > lanes.position and kind = 'noted') as items,
-    (select min(entries.at) from entries where session = lanes.session and seq > lanes.position
+  select cursors.consumer, sessions.agent, cursors.attempts, cursors.error, cursors.due,
+    (select count(*) from operations as turn where turn.session = cursors.session and turn.type = 'turn'
+      and turn.state in ('done', 'stopped', 'interrupted') and turn.last > cursors.processed_seq)
+    + (select count(*) from entries where session = cursors.session and seq > cursors.processed_seq
+      and kind = 'noted') as items,
+    (select min(entries.at) from entries where session = cursors.session and seq > cursors.processed_seq
       and (kind = 'noted' or kind = 'ended' and op in (
-        select turn.op from operations as turn where turn.session = lanes.session and turn.what = 'turn'
+        select turn.op from operations as turn where turn.session = cursors.session and turn.type = 'turn'
         and turn.state in ('done', 'stopped', 'interrupted')))) as oldest
-  from lanes join sessions on sessions.id = lanes.session
-  where lanes.due is not null and lanes.reader >= :readers and lanes.reader < :beyond
+  from cursors join sessions on sessions.id = cursors.session
+  where cursors.due is not null and cursors.consumer >= :consumers and cursors.consumer < :beyond
 )
-select reader, agent, count(*), sum(items), min(oldest), max(attempts), max(error), min(due)
-from behind group by reader, agent order by reader, agent
+select consumer, agent, count(*), sum(items), min(oldest), max(attempts), max(error), min(due)
+from behind group by consumer, agent order by consumer, agent
 """
 
 
 def backlog_of(row: Sequence[Any]) -> Backlog:
-    reader, agent, lanes, items, oldest, attempts, error, due = row
+    consumer, agent, cursors, items, oldest, attempts, error, due = row
     return Backlog(
-        reader=reader, agent=agent, lanes=lanes, items=items, oldest=oldest, attempts=attempts, error=error, due=due
+        consumer=consumer,
+        agent=agent,
+        cursors=cursors,
+        items=items,
+        oldest=oldest,
+        attempts=attempts,
+        error=error,
+        due=due,
     )
 
 
-def of(row: Sequence[Any]) -> Lane:
-    reader, session, position, flight, attempts, since, wait, firm, owner, fence, error, whom = row
-    return Lane(
-        reader=reader, session=session, position=position, flight=None if flight is None else _flights.decode(flight),
-        attempts=attempts, since=since, wait=wait, firm=bool(firm), owner=owner, fence=fence, error=error,
-        whom=whom,
+def of(row: Sequence[Any]) -> ConsumerCursor:
+    consumer, session, processed_seq, in_flight, attempts, since, wait, mandatory, owner, fence, error, waits_for = row
+    return ConsumerCursor(
+        consumer=consumer, session=session, processed_seq=processed_seq,
+        in_flight=None if in_flight is None else _batches.decode(in_flight),
+        attempts=attempts, since=since, wait=wait, mandatory=bool(mandatory), owner=owner, fence=fence, error=error,
+        waits_for=waits_for,
     )  # fmt: skip

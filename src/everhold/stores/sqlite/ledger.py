@@ -1,68 +1,97 @@
-"""Small durable facts beside the log: how far platforms were read, what was spent, and content by its hash."""
+"""What the store keeps beside the log: state records, what was spent, and content by its hash."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import apsw
 
-from everhold.errors import LeaseLost
-from everhold.ports.store import Position, Spend
+from everhold.errors import Conflict
+from everhold.ports.store import Spend, StateNamespace, StateRecord, StateWrite
+from everhold.stores.sqlite.read import rows
 
 
-def move(cur: apsw.Cursor, it: Position) -> None:
-    if it.expects is not None and it.expects != position(cur, platform=it.platform, account=it.account, name=it.name):
-        raise LeaseLost(f"{it.platform}: {it.name} was changed or removed meanwhile")
-    if not it.value:
+def write_state(cur: apsw.Cursor, write: StateWrite) -> None:
+    """Write or delete one state record, if it still has the version that was read."""
+    place = (write.namespace, write.scope, write.key)
+    if write.value is not None and write.version:
         cur.execute(
-            "delete from positions where platform = ? and account = ? and name = ?",
-            (it.platform, it.account, it.name),
+            "update state_records set value = ?, version = version + 1 "
+            "where namespace = ? and scope = ? and key = ? and version = ?",
+            (write.value, *place, write.version),
         )
-        return
-    cur.execute(
-        "insert into positions(platform, account, name, value) values (?, ?, ?, ?) "
-        "on conflict(platform, account, name) do update set value = excluded.value",
-        (it.platform, it.account, it.name, it.value),
-    )
+    elif write.value is not None:
+        cur.execute(
+            "insert or ignore into state_records(namespace, scope, key, value, version) "
+            "select ?, ?, ?, ?, version + 1 from state_floor where id = 1",
+            (*place, write.value),
+        )
+    elif write.version:
+        cur.execute(
+            "delete from state_records where namespace = ? and scope = ? and key = ? and version = ?",
+            (*place, write.version),
+        )
+    elif get_state_record(cur, write.namespace, write.key, scope=write.scope) is None:
+        return  # it should not exist, and it does not
+    else:
+        raise _state_conflict(write)
+    if cur.connection.changes() != 1:
+        raise _state_conflict(write)
+    if write.value is None:
+        cur.execute("update state_floor set version = max(version, ?) where id = 1", (write.version,))
 
 
-def position(cur: apsw.Cursor, *, platform: str, account: str, name: str) -> str | None:
-    value: str | None = cur.execute(
-        "select value from positions where platform = ? and account = ? and name = ?", (platform, account, name)
+def _state_conflict(write: StateWrite) -> Conflict:
+    found = f"was changed or deleted after version {write.version}" if write.version else "exists already"
+    where = f" of {write.scope}" if write.scope else ""
+    return Conflict(f"the {write.namespace} record {write.key!r}{where} {found}", remedy="try again")
+
+
+def get_state_record(cur: apsw.Cursor, namespace: StateNamespace, key: str, *, scope: str) -> StateRecord | None:
+    row = cur.execute(
+        "select value, version from state_records where namespace = ? and scope = ? and key = ?",
+        (namespace, scope, key),
     ).get
-    return value
+    return None if row is None else _record_of((namespace, scope, key, *row))
 
 
-def positions(cur: apsw.Cursor, *, prefix: str, platform: str = "", account: str | None = None) -> list[Position]:
-    found = cur.execute(
-        "select platform, account, name, value from positions where substr(name, 1, ?) = ? "
-        "and (? = '' or platform = ?) and (? is null or account = ?) order by platform, account, name",
-        (len(prefix), prefix, platform, platform, account, account),
+def list_state_records(cur: apsw.Cursor, namespace: StateNamespace | None, *, scope: str | None) -> list[StateRecord]:
+    found = rows(
+        cur,
+        "select namespace, scope, key, value, version from state_records "
+        "where (?1 is null or namespace = ?1) and (?2 is null or scope = ?2) order by namespace, scope, key",
+        (namespace, scope),
     )
-    return [Position(platform=row[0], account=row[1], name=row[2], value=row[3]) for row in found]
+    return [_record_of(row) for row in found]
+
+
+def _record_of(row: Sequence[Any]) -> StateRecord:
+    namespace, scope, key, value, version = row
+    return StateRecord(namespace=StateNamespace(namespace), scope=scope, key=key, value=value, version=version)
 
 
 def spend(cur: apsw.Cursor, spends: Iterable[Spend]) -> None:
     cur.executemany(
-        "insert into spending(purse, day, usd, tokens) values (?, ?, ?, ?) "
-        "on conflict(purse, day) do update set usd = usd + excluded.usd, tokens = tokens + excluded.tokens",
-        [(one.purse, one.day, one.usd, one.tokens) for one in spends],
+        "insert into spending(budget, day, usd, tokens) values (?, ?, ?, ?) "
+        "on conflict(budget, day) do update set usd = usd + excluded.usd, tokens = tokens + excluded.tokens",
+        [(one.budget, one.day, one.usd, one.tokens) for one in spends],
     )
 
 
-def spent(cur: apsw.Cursor, purse: str, day: str) -> Spend:
-    row = cur.execute("select usd, tokens from spending where purse = ? and day = ?", (purse, day)).get
+def spent(cur: apsw.Cursor, budget: str, day: str) -> Spend:
+    row = cur.execute("select usd, tokens from spending where budget = ? and day = ?", (budget, day)).get
     usd, tokens = (0.0, 0) if row is None else row
-    return Spend(purse=purse, day=day, usd=usd, tokens=tokens)
+    return Spend(budget=budget, day=day, usd=usd, tokens=tokens)
 
 
-def spending(cur: apsw.Cursor, purses: str, day: str) -> list[Spend]:
+def spending(cur: apsw.Cursor, prefix: str, day: str) -> list[Spend]:
     found = cur.execute(
-        "select purse, usd, tokens from spending where substr(purse, 1, ?) = ? and day = ? order by purse",
-        (len(purses), purses, day),
+        "select budget, usd, tokens from spending where substr(budget, 1, ?) = ? and day = ? order by budget",
+        (len(prefix), prefix, day),
     )
-    return [Spend(purse=row[0], day=day, usd=row[1], tokens=row[2]) for row in found]
+    return [Spend(budget=row[0], day=day, usd=row[1], tokens=row[2]) for row in found]
 
 
 def keep(cur: apsw.Cursor, blobs: Iterable[bytes]) -> None:

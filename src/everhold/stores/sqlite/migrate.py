@@ -15,7 +15,9 @@ from everhold.errors import StoreDamaged, StoreError, StoreFull, StoreNewer
 from everhold.stores.sqlite import connect, harm
 from everhold.stores.sqlite.faults import damaged, translate
 
-APPLICATION: Final = 0x45564844  # "EVHD"
+APPLICATION: Final = 0x45564831  # "EVH1"
+DEVELOPMENT_APPLICATION: Final = 0x45564844  # "EVHD"
+"""The id of stores from before the first release. Nothing migrates them."""
 QUICK_CHECK_BYTES: Final = 32 * 1024 * 1024
 """Files up to this size are checked whole when they are opened."""
 _MAGIC: Final = b"SQLite format 3\x00"
@@ -173,6 +175,11 @@ def inspect(path: Path, *, newest: int | None = None) -> None:
         raise damaged(path, "page 1 is not the beginning of a SQLite database")
     (page_size,) = struct.unpack(">H", header[16:18])
     (application,) = struct.unpack(">I", header[68:72])
+    if application == DEVELOPMENT_APPLICATION:
+        raise StoreError(
+            "this home was created by a development version and cannot be opened",
+            remedy="start with a new home (`--home`)",
+        )
     if application != APPLICATION:
         raise StoreDamaged(
             f"{path} is not a database of everhold's", remedy="name another file, or move this one out of the way"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import apsw
 
-from everhold.core.entries import GIVES_BACK, Began, Heard, Kind, Took, Undone, decode
+from everhold.core.entries import GIVES_BACK, Began, Heard, Kind, OperationsUndone, Took, decode
 from everhold.errors import Conflict, LeaseLost, NotFound
 from everhold.ports.store import Claim, Operation
 from everhold.stores.sqlite.read import rows
@@ -44,12 +44,21 @@ def begin(cur: apsw.Cursor, session: str, seq: int, began: Began, *, fence: int)
     consume(cur, session, began.takes)
     try:
         cur.execute(
-            "insert into operations(session, op, what, state, first, reader, fence, attempts, blocking, fold) "
+            "insert into operations(session, op, type, state, first, consumer, fence, attempts, blocking, compression) "
             "values (?, ?, ?, 'running', ?, ?, ?, 1, ?, ?)",
-            (session, seq, began.what, min((*began.takes, seq)), began.reader, fence, began.blocking, began.fold),
+            (
+                session,
+                seq,
+                began.type,
+                min((*began.takes, seq)),
+                began.consumer,
+                fence,
+                began.blocking,
+                began.compression,
+            ),
         )
     except apsw.ConstraintError as error:
-        raise Conflict(f"session {session}: no {began.what} can begin while another operation runs") from error
+        raise Conflict(f"session {session}: no {began.type} can begin while another operation runs") from error
 
 
 def consume(cur: apsw.Cursor, session: str, takes: Sequence[int]) -> None:
@@ -75,18 +84,18 @@ def cover(cur: apsw.Cursor, session: str, op: int | None, covers: int) -> None:
 
 
 def freshen(cur: apsw.Cursor, session: str, seq: int) -> None:
-    """A fresh context stands among the operations, where the view finds it."""
+    """A context reset stands among the operations, where the view finds it."""
     cur.execute(
-        "insert into operations(session, op, what, state, first, last) values (?, ?, 'fresh', 'done', ?, ?)",
+        "insert into operations(session, op, type, state, first, last) values (?, ?, 'context_reset', 'done', ?, ?)",
         (session, seq, seq, seq),
     )
 
 
-def undo(cur: apsw.Cursor, session: str, seq: int, undone: Undone) -> None:
+def undo(cur: apsw.Cursor, session: str, seq: int, undone: OperationsUndone) -> None:
     """Take operations out of the view, and with a turn every summary that speaks of it."""
     turns = []
     for op in undone.ops:
-        row = cur.execute("select what, undone_at from operations where session = ? and op = ?", (session, op)).get
+        row = cur.execute("select type, undone_at from operations where session = ? and op = ?", (session, op)).get
         if row is None:
             raise NotFound(f"session {session} has no operation {op} to undo")
         if row == ("turn", 0):
@@ -96,7 +105,8 @@ def undo(cur: apsw.Cursor, session: str, seq: int, undone: Undone) -> None:
     hide(cur, session, seq, undone.ops)
     if turns:
         cur.execute(
-            "update operations set undone_at = ? where session = ? and what = 'fold' and undone_at = 0 and covers >= ?",
+            "update operations set undone_at = ? where session = ? and type = 'compression' and undone_at = 0 "
+            "and covers >= ?",
             (seq, session, min(turns)),
         )
 
@@ -166,14 +176,15 @@ def _takes(kind: str, text: str) -> tuple[int, ...]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 _COLUMNS: Final = (
-    "session, op, what, state, first, last, reader, fence, attempts, paused, blocking, covers, undone_at, fold, stop"
+    "session, op, type, state, first, last, consumer, fence, attempts, paused, blocking, covers, undone_at, "
+    "compression, stop"
 )
 
 
 def query(
     session: str,
     *,
-    what: Sequence[str],
+    types: Sequence[str],
     after: int,
     before: int | None,
     states: Sequence[str],
@@ -190,7 +201,7 @@ def query(
         # The few that run have an index of their own, which the planner only sees when it is told.
         table, states = "operations indexed by operations_running", ()
         where.append("state = 'running'")
-    for column, chosen in (("what", what), ("state", states)):
+    for column, chosen in (("type", types), ("state", states)):
         if chosen:
             where.append(f"{column} in ({', '.join('?' * len(chosen))})")
             values.extend(chosen)
@@ -202,11 +213,10 @@ def query(
 
 
 def of(row: Sequence[Any]) -> Operation:
-    session, op, what, state, first, last, reader, fence, attempts, paused, blocking, covers, undone_at, fold, stop = (
-        row
-    )
+    (session, op, type, state, first, last, consumer, fence, attempts, paused, blocking, covers, undone_at, compression,
+     stop) = row  # fmt: skip
     return Operation(
-        session=session, op=op, what=what, state=state, first=first, last=last, reader=reader, fence=fence,
-        attempts=attempts, paused=bool(paused), blocking=bool(blocking), covers=covers, undone_at=undone_at, fold=fold,
-        stop=bool(stop),
+        session=session, op=op, type=type, state=state, first=first, last=last, consumer=consumer, fence=fence,
+        attempts=attempts, paused=bool(paused), blocking=bool(blocking), covers=covers, undone_at=undone_at,
+        compression=compression, stop=bool(stop),
     )  # fmt: skip

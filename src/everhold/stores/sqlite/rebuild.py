@@ -1,7 +1,7 @@
 """Takes a copy of the store back to an earlier place of its log. Works on copies only; the live file is never cut.
 
 Whatever follows from the entries is written anew by the code that wrote it the first time. Two things do not follow
-from them: how far lanes had come, which is kept as far as the log still reaches, and which numbers were used up by
+from them: how far cursors had come, which is kept as far as the log still reaches, and which numbers were used up by
 what is gone. Those numbers are never given out again: the far side knows items by them.
 """
 
@@ -13,16 +13,29 @@ from typing import Final, NamedTuple
 import apsw
 import msgspec
 
-from everhold.core.entries import Body, Bound, Changed, Draft, Ended, Erased, Kind, Returned, Thought, Told, decode
+from everhold.core.consumers import TURN
+from everhold.core.entries import (
+    AddressBound,
+    Body,
+    Changed,
+    Draft,
+    Ended,
+    Erased,
+    Kind,
+    Notified,
+    Returned,
+    Thought,
+    decode,
+)
 from everhold.core.turn import UNKNOWN_OUTCOME
 from everhold.errors import Conflict, LeaseLost, NotFound
 from everhold.ports.clock import Chance
-from everhold.ports.store import Change, Flight, Step, Wake
+from everhold.ports.store import Change, InFlightBatch, Step, Wakeup
 from everhold.stores.sqlite import bindings, commit, lanes, operations, sessions
 from everhold.stores.sqlite.read import rows
 
 _DERIVED: Final = ("pending", "operations", "bindings")
-_flights: Final = msgspec.json.Decoder(Flight)
+_batches: Final = msgspec.json.Decoder(InFlightBatch)
 
 
 class Cut(NamedTuple):
@@ -71,7 +84,7 @@ def use_up(db: apsw.Connection, lasts: Mapping[str, int], *, at: float, chance: 
             if row is None or row > last:
                 continue
             seqs = tuple(range(row, last + 1))
-            blank = Draft(body=Told(text="", about="restored"), author="system")
+            blank = Draft(body=Notified(text="", about="restored"), author="system")
             filling = Change(step=Step.ERASE, session=session, at=at, entries=(blank,) * len(seqs))
             commit.perform(cur, filling, chance)
             gone = Draft(body=Erased(seqs=seqs, by="system", why=why), author="system")
@@ -103,12 +116,12 @@ def _cut(cur: apsw.Cursor, pos: int, *, at: float, chance: Chance) -> Cut:
     cur.execute(
         "update sessions set next_seq = 1 + coalesce((select max(seq) from entries where session = sessions.id), 0)"
     )
-    for table in ("lanes", "parked", "receipts"):
+    for table in ("cursors", "dead_letters", "receipts"):
         cur.execute(f"delete from {table} where session not in (select id from sessions)")
-    for table in ("parked", "receipts"):
+    for table in ("dead_letters", "receipts"):
         cur.execute(f"delete from {table} where seq >= (select next_seq from sessions where id = session)")
     follow(cur)
-    _lanes(cur, at=at)
+    _cut_cursors(cur, at=at)
     stopped = _stop(cur, at=at, chance=chance)
     left = cur.execute("select count(*) from sessions").get
     return Cut(pos=pos, entries=gone, sessions=before - left, stopped=stopped)
@@ -137,7 +150,7 @@ def follow(cur: apsw.Cursor) -> None:
         for (session,) in rows(
             cur,
             "select distinct session from entries where body is null "
-            "and kind in ('began', 'took', 'ended', 'folded', 'changed')",
+            "and kind in ('began', 'took', 'ended', 'compressed', 'changed')",
         )
     }
     reading = cur.connection.cursor()
@@ -161,13 +174,13 @@ def _is_bound(kind: str | None, text: str | None) -> bool:
     if kind != Kind.CHANGED or text is None:
         return False
     body = decode(Kind.CHANGED, text)
-    return isinstance(body, Changed) and isinstance(body.change, Bound)
+    return isinstance(body, Changed) and isinstance(body.change, AddressBound)
 
 
 def _one(cur: apsw.Cursor, session: str, seq: int, op: int | None, body: Body) -> None:
     if isinstance(body, Erased):
         operations.forget_pending(cur, session, body.seqs)
-        operations.hide(cur, session, seq, body.folds)
+        operations.hide(cur, session, seq, body.compressions)
         sessions.raise_generation(cur, session, by=1, erasures=1)
         return
     raised = commit.follow(cur, Change(step=Step.NOTE, session=session, at=0.0), seq, op, body)
@@ -175,32 +188,32 @@ def _one(cur: apsw.Cursor, session: str, seq: int, op: int | None, body: Body) -
         sessions.raise_generation(cur, session, by=raised, erasures=0)
 
 
-def _lanes(cur: apsw.Cursor, *, at: float) -> None:
-    """Lanes stand where they stood, at most at the log's end; what they had in the air beyond it is not theirs."""
+def _cut_cursors(cur: apsw.Cursor, *, at: float) -> None:
+    """Cursors stand where they stood, at most at the log's end. A batch in flight that reaches beyond it is dropped."""
     cur.execute(
-        "update lanes set owner = '', position = "
-        "min(position, (select next_seq - 1 from sessions where id = lanes.session))"
+        "update cursors set owner = '', processed_seq = "
+        "min(processed_seq, (select next_seq - 1 from sessions where id = cursors.session))"
     )
-    flying = "select l.session, l.reader, l.flight, s.next_seq from lanes l join sessions s on s.id = l.session"
-    for session, reader, text, next_seq in rows(cur, f"{flying} where l.flight is not null"):
-        flight = _flights.decode(text)
-        if flight.upto >= next_seq or any(item.seq >= next_seq for item in flight.items):
+    flying = "select c.session, c.consumer, c.in_flight, s.next_seq from cursors c join sessions s on s.id = c.session"
+    for session, consumer, text, next_seq in rows(cur, f"{flying} where c.in_flight is not null"):
+        batch = _batches.decode(text)
+        if batch.upto >= next_seq or any(item.seq >= next_seq for item in batch.items):
             cur.execute(
-                "update lanes set flight = null, attempts = 0, error = '' where session = ? and reader = ?",
-                (session, reader),
+                "update cursors set in_flight = null, attempts = 0, error = '' where session = ? and consumer = ?",
+                (session, consumer),
             )
     for (session,) in rows(cur, "select distinct session from pending where asks"):
         last = cur.execute("select next_seq - 1 from sessions where id = ?", (session,)).get
-        lanes.wake(cur, session, (Wake(reader="mind"),), before=last, at=at)
+        lanes.wake(cur, session, (Wakeup(consumer=TURN),), before=last, at=at)
 
 
 def _stop(cur: apsw.Cursor, *, at: float, chance: Chance) -> int:
-    running = rows(cur, "select session, op, what from operations where state = 'running' order by session, op")
-    for session, op, what in running:
+    running = rows(cur, "select session, op, type from operations where state = 'running' order by session, op")
+    for session, op, type in running:
         ended = Draft(
             body=Ended(outcome="interrupted", reason="the store was taken back to here"), author="system", op=op
         )
-        drafts = (*_closed(cur, session, op), ended) if what == "turn" else (ended,)
+        drafts = (*_closed(cur, session, op), ended) if type == "turn" else (ended,)
         commit.perform(cur, Change(step=Step.END, session=session, at=at, op=op, entries=drafts), chance)
     return len(running)
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import apsw
 import msgspec
 
-from everhold.core.entries import Changed, Kind, Named, Titled, decode
+from everhold.core.entries import Changed, Kind, MemoryNameSet, SessionTitled, decode
 from everhold.errors import Conflict, NotFound
 from everhold.ports.store import Opening, Session
 from everhold.stores.sqlite.read import rows
@@ -107,9 +107,9 @@ def step_back(cur: apsw.Cursor, session: str) -> None:
     ):
         body = decode(Kind.CHANGED, text)
         match body.change if isinstance(body, Changed) else None:
-            case Titled(title=newest):
+            case SessionTitled(title=newest):
                 pass
-            case Named(memory=memory, name=name):
+            case MemoryNameSet(memory=memory, name=name):
                 names[memory] = name
     title(cur, session, newest)
     given = {memory: name for memory, name in names.items() if name}
@@ -131,15 +131,15 @@ def put(cur: apsw.Cursor, session: str, column: str, key: str, value: str) -> No
 _COLUMNS: Final = """
   s.id, s.agent, s.address, s.next_seq, s.generation, s.created, s.title, s.parent, s.parent_at, s.choices, s.names,
   (select count(*) from pending p where p.session = s.id),
-  (select max(o.what) from operations o indexed by operations_running
-    where o.session = s.id and o.state = 'running' and o.what in ('turn', 'fold')),
+  (select max(o.type) from operations o indexed by operations_running
+    where o.session = s.id and o.state = 'running' and o.type in ('turn', 'compression')),
   (select o.covers from operations o
-    where o.session = s.id and o.what = 'fold' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)
+    where o.session = s.id and o.type = 'compression' and o.covers > 0 and o.undone_at = 0 order by o.op desc limit 1)
 """
 _SELECT: Final = f"select {_COLUMNS} from sessions s "
 GLANCE: Final = f"""
 select {_COLUMNS},
-  (select o.op from operations o where o.session = s.id and o.what = 'turn' order by o.op desc limit 1),
+  (select o.op from operations o where o.session = s.id and o.type = 'turn' order by o.op desc limit 1),
   exists(select 1 from operations o indexed by operations_running where o.session = s.id and o.state = 'running')
 from sessions s where s.id = ?
 """
@@ -180,7 +180,7 @@ def of(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
         parent_at=parent_at,
         pending=waiting,
         running=running or "",
-        folded_upto=covers or 0,
+        compressed_upto=covers or 0,
         choices=_text_map.decode(choices),
         names=_text_map.decode(names),
     )

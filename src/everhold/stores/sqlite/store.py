@@ -24,16 +24,17 @@ from everhold.ports.store import (
     Cited,
     Claim,
     Committed,
+    ConsumerCursor,
+    DeadLetter,
     Glance,
     Handed,
-    Lane,
     Now,
     Operation,
-    Parked,
-    Position,
     Receipt,
     Session,
     Spend,
+    StateNamespace,
+    StateRecord,
     Step,
 )
 from everhold.stores.sqlite import (
@@ -59,10 +60,10 @@ from everhold.stores.sqlite.writer import InlineWriter, ThreadWriter
 
 T = TypeVar("T")
 
-URGENT: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.POSITION})
+URGENT: Final = frozenset({Step.ACCEPT, Step.COMMAND, Step.STATE})
 """Somebody outside waits for these: a platform to be told that a message is kept, a person to be heard."""
 MOST_LOST: Final = 1_024
-"""A power cut takes back fewer entries than this: those that would be redone, since the last that was waited for."""
+"""A power cut takes back fewer entries than this: those of commits that were not durable, since the last that was."""
 LIGHT_ENTRIES: Final = 32
 LIGHT_BYTES: Final = 64 * 1024
 
@@ -170,10 +171,10 @@ class SqliteStore:
             done = await self.writer.write(job, urgent=True, light=True, alike=change)
         else:
             # the first entry after a fall is waited for, or the next fall would give its place away again
-            redone = change.redone and (self._beyond is None or not change.entries)
+            durable = change.durable or (self._beyond is not None and bool(change.entries))
             urgent = change.step in URGENT
-            done = await self.writer.write(job, urgent=urgent, light=_is_light(change), redone=redone)
-            if self._beyond is not None and change.entries and not done.duplicate and not redone:
+            done = await self.writer.write(job, urgent=urgent, light=_is_light(change), durable=durable)
+            if self._beyond is not None and change.entries and not done.duplicate and durable:
                 self._beyond = None
         self.on_commit(change)
         return done
@@ -203,7 +204,7 @@ class SqliteStore:
         newest: int = cur.execute("select max(pos) from entries").get or 0
         return self._beyond if newest < self._beyond else None
 
-    async def claim(
+    async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
@@ -213,56 +214,56 @@ class SqliteStore:
             self._latest = max(now, lanes.latest(cur)) if back else now
             return found
 
-        return await self.writer.write(job, light=True, redone=True)
+        return await self.writer.write(job, light=True, durable=False)
 
-    async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
-        held = {(claim.session, claim.reader) for claim in claims}
+    async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+        held = {(claim.session, claim.consumer) for claim in claims}
         return await self.writer.write(lambda cur: lanes.renew(cur, held, owner=owner, at=at, lease=lease))
 
-    async def seize(self, *, owner: str, at: float) -> int:
+    async def revoke_leases(self, *, owner: str, at: float) -> int:
         def job(cur: apsw.Cursor) -> int:
             # whoever was here since this was opened may have gone by another clock
             self._latest = max(self._latest, lanes.latest(cur))
-            return lanes.seize(cur, owner=owner, at=at)
+            return lanes.revoke_leases(cur, owner=owner, at=at)
 
         return await self.writer.write(job)
 
-    async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
+    async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
         self._latest = max(self._latest, at)
-        return await self.writer.write(lambda cur: lanes.hasten(cur, at=at, held=held))
+        return await self.writer.write(lambda cur: lanes.retry_now(cur, at=at, held=held))
 
-    async def replay(self, ids: Sequence[int], *, at: float) -> int:
+    async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
         self._latest = max(self._latest, at)
         return await self.writer.write(lambda cur: outcomes.replay(cur, ids, at=at))
 
-    async def link(self, identity: str, person: str, *, at: float) -> None:
+    async def link_identity(self, identity: str, person: str, *, at: float) -> None:
         await self.writer.write(lambda cur: people.link(cur, identity, person, at=at))
 
     # -- sessions and their logs
 
-    async def session(self, id: str) -> Session:
+    async def get_session(self, id: str) -> Session:
         found = self._rows(sessions.ONE, (id,))
         if not found:
             raise sessions.nobody(id)
         return sessions.of(self._cursor, found[0])
 
-    async def glance(self, id: str) -> Glance:
+    async def get_session_snapshot(self, id: str) -> Glance:
         # where somebody else may write meanwhile, it takes a transaction for the parts to be of one moment
         with contextlib.nullcontext() if self.writer.reads else self._reader:
             found = self._rows(sessions.GLANCE, (id,))
             if not found:
                 raise sessions.nobody(id)
             *row, newest, busy = found[0]
-            pending = await self.pending(id)
-            running = await self.operations(id, states=("running",)) if busy else []
+            pending = await self.list_pending(id)
+            running = await self.list_operations(id, states=("running",)) if busy else []
             session = sessions.of(self._cursor, row)
         return Glance(session=session, pending=pending, running=running, newest_turn=newest or 0)
 
-    async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
+    async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         sql = sessions.PAGE_BACK if newest_first else sessions.PAGE
         return [sessions.of(self._cursor, row) for row in self._rows(sql, (after, limit))]
 
-    async def begun(
+    async def list_sessions_begun_by(
         self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
     ) -> list[Session]:
         values = {"author": author, "agent": agent, "address": address, "limit": limit, "after": after}
@@ -273,25 +274,25 @@ class SqliteStore:
 
         return await self._at_length(read)  # it looks at the beginning of every session there is
 
-    async def branches(self, id: str) -> list[Session]:
+    async def list_branches(self, id: str) -> list[Session]:
         return [sessions.of(self._cursor, row) for row in self._rows(sessions.BRANCHES, (id,))]
 
-    async def resolve(self, address: str) -> str | None:
+    async def resolve_address(self, address: str) -> str | None:
         return self._try(lambda: bindings.resolve(self._cursor, address))
 
-    async def head(self, id: str) -> tuple[int, int]:
+    async def get_session_head(self, id: str) -> tuple[int, int]:
         first, generation = self._try(lambda: sessions.look(self._cursor, id))
         return first - 1, generation
 
-    async def whereto(self, address: str) -> tuple[str, str] | None:
+    async def get_bound_session(self, address: str) -> tuple[str, str] | None:
         found = self._rows(sessions.WHERETO, (address,))
         return (found[0][0], found[0][1]) if found else None
 
-    async def find_session(self, name: str) -> list[str]:
+    async def find_sessions(self, name: str) -> list[str]:
         found = [row[0] for row in self._rows(sessions.FIND, {"name": name})]
         return [name] if name in found else found
 
-    async def entries(
+    async def list_entries(
         self,
         session: str,
         *,
@@ -311,38 +312,38 @@ class SqliteStore:
             raise no_name(error) from error
         return [entries.of((session, *row)) for row in found]
 
-    async def entry(self, session: str, seq: int) -> Entry:
+    async def get_entry(self, session: str, seq: int) -> Entry:
         found = self._rows(entries.ONE, (session, seq))
         if not found:
             raise NotFound(f"session {session!r} has no entry {seq}")
         return entries.of(found[0])
 
-    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
         wanted = msgspec.json.encode(list(places)).decode()
         found = self._rows(entries.CITED, (wanted,))
         return {(row[2], row[3]): Cited(agent=row[0], undone=bool(row[1]), entry=entries.of(row[2:])) for row in found}
 
-    async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+    async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         return [entries.of(row) for row in self._rows(entries.FEED, (after, limit))]
 
-    async def notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+    async def list_notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         return [entries.of(row) for row in self._rows(entries.NOTES, (after, limit))]
 
-    async def folds(self, *, limit: int) -> list[Entry]:
-        return [entries.of(row) for row in self._rows(entries.FOLDS, (limit,))]
+    async def list_compressions(self, *, limit: int) -> list[Entry]:
+        return [entries.of(row) for row in self._rows(entries.COMPRESSIONS, (limit,))]
 
-    async def waiting(self) -> int:
+    async def count_waiting(self) -> int:
         count: int = self._rows("select count(*) from pending where asks", ())[0][0]
         return count
 
-    async def pending(self, session: str, *, after: int = 0) -> list[Entry]:
+    async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
         return [entries.of(row) for row in self._rows(entries.PENDING, (session, after))]
 
-    async def operations(
+    async def list_operations(
         self,
         session: str,
         *,
-        what: Sequence[str] = (),
+        types: Sequence[str] = (),
         after: int = 0,
         before: int | None = None,
         states: Sequence[str] = (),
@@ -350,69 +351,75 @@ class SqliteStore:
         limit: int | None = None,
     ) -> list[Operation]:
         sql, values = operations.query(
-            session, what=what, after=after, before=before, states=states, newest_first=newest_first, limit=limit
+            session, types=types, after=after, before=before, states=states, newest_first=newest_first, limit=limit
         )
         return [operations.of(row) for row in self._rows(sql, values)]
 
-    # -- lanes and what they leave
+    # -- cursors and what they leave
 
-    async def lane(self, reader: str, session: str) -> Lane | None:
-        sql, values = lanes.query(reader=reader, session=session)
+    async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None:
+        sql, values = lanes.query(consumer=consumer, session=session)
         found = self._rows(sql, values)
         return lanes.of(found[0]) if found else None
 
-    async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]:
-        sql, values = lanes.query(reader=reader, session=session, waiting=waiting)
+    async def list_cursors(
+        self, *, consumer: str = "", session: str = "", waiting: bool = False
+    ) -> list[ConsumerCursor]:
+        sql, values = lanes.query(consumer=consumer, session=session, waiting=waiting)
         return [lanes.of(row) for row in self._rows(sql, values)]
 
-    async def backlog(self, readers: str) -> list[Backlog]:
-        beyond = readers[:-1] + chr(ord(readers[-1]) + 1)
-        return [lanes.backlog_of(row) for row in self._rows(lanes.BACKLOG, {"readers": readers, "beyond": beyond})]
+    async def list_backlogs(self, prefix: str) -> list[Backlog]:
+        beyond = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return [lanes.backlog_of(row) for row in self._rows(lanes.BACKLOG, {"consumers": prefix, "beyond": beyond})]
 
-    async def handed(self, readers: Sequence[str]) -> list[Handed]:
-        rows = self._rows(outcomes.HANDED, (msgspec.json.encode(list(readers)).decode(),))
-        return [Handed(reader=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
+    async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
+        rows = self._rows(outcomes.HANDED, (msgspec.json.encode(list(consumers)).decode(),))
+        return [Handed(consumer=row[0], agent=row[1], items=row[2], named=row[3]) for row in rows]
 
-    async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
+    async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         back = at < self._latest
         return self._try(lambda: lanes.next_due(self._cursor, at=at, skip=skip, only=only, back=back))
 
-    async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
-        sql, values = outcomes.parked_query(session=session, reader=reader, state=state)
-        return [outcomes.parked_of(row) for row in self._rows(sql, values)]
+    async def list_dead_letters(
+        self, *, session: str = "", consumer: str = "", state: str = "dead"
+    ) -> list[DeadLetter]:
+        sql, values = outcomes.dead_letters_query(session=session, consumer=consumer, state=state)
+        return [outcomes.dead_letter_of(row) for row in self._rows(sql, values)]
 
-    async def gambled(self) -> int:
-        count: int = self._rows("select count(*) from receipts where doubtful", ())[0][0]
+    async def count_receipts_in_doubt(self) -> int:
+        count: int = self._rows("select count(*) from receipts where in_doubt", ())[0][0]
         return count
 
-    async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]:
-        sql, values = outcomes.receipts_query(session, seq=seq, reader=reader)
+    async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]:
+        sql, values = outcomes.receipts_query(session, seq=seq, consumer=consumer)
         return [outcomes.receipt_of(row) for row in self._rows(sql, values)]
 
-    async def position(self, *, platform: str, account: str, name: str) -> str | None:
-        return self._try(lambda: ledger.position(self._cursor, platform=platform, account=account, name=name))
+    async def get_state_record(self, namespace: StateNamespace, key: str, *, scope: str = "") -> StateRecord | None:
+        return self._try(lambda: ledger.get_state_record(self._cursor, namespace, key, scope=scope))
 
-    async def positions(self, *, prefix: str, platform: str = "", account: str | None = None) -> list[Position]:
-        return self._try(lambda: ledger.positions(self._cursor, prefix=prefix, platform=platform, account=account))
+    async def list_state_records(
+        self, namespace: StateNamespace | None = None, *, scope: str | None = None
+    ) -> list[StateRecord]:
+        return self._try(lambda: ledger.list_state_records(self._cursor, namespace, scope=scope))
 
-    async def spent(self, purse: str, day: str) -> Spend:
-        return self._try(lambda: ledger.spent(self._cursor, purse, day))
+    async def get_spend(self, budget: str, day: str) -> Spend:
+        return self._try(lambda: ledger.spent(self._cursor, budget, day))
 
-    async def spending(self, purses: str, day: str) -> list[Spend]:
-        return self._try(lambda: ledger.spending(self._cursor, purses, day))
+    async def list_spends(self, prefix: str, day: str) -> list[Spend]:
+        return self._try(lambda: ledger.spending(self._cursor, prefix, day))
 
-    async def blob(self, digest: str) -> bytes | None:
+    async def get_blob(self, digest: str) -> bytes | None:
         return self._try(lambda: ledger.blob(self._cursor, digest))
 
     # -- people
 
-    async def person_of(self, identity: str) -> str | None:
+    async def get_person(self, identity: str) -> str | None:
         return self._try(lambda: people.person_of(self._cursor, identity))
 
-    async def links(self) -> list[tuple[str, str]]:
+    async def list_identity_links(self) -> list[tuple[str, str]]:
         return [(row[0], row[1]) for row in self._rows("select identity, person from identities order by 1", ())]
 
-    async def identities(self, person: str) -> list[str]:
+    async def list_identities(self, person: str) -> list[str]:
         return self._try(lambda: people.identities(self._cursor, person))
 
     # -- the whole
@@ -428,7 +435,7 @@ class SqliteStore:
         """The same, with what the copy holds; it was opened and audited."""
         return await self._at_length(lambda db: copies.make(db, target))
 
-    async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
+    async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         found = self._rows("select session, seq, op from entries where dedup = ?", (dedup,))
         return found[0] if found else None
 

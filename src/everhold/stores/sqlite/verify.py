@@ -7,8 +7,9 @@ that keeps those rows up to date: two ways that agree are worth more than one.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 import apsw
 import msgspec
@@ -16,29 +17,29 @@ import msgspec
 from everhold.core.entries import (
     GIVES_BACK,
     VERSION,
+    AddressBound,
     Began,
     Body,
-    Bound,
     Changed,
-    Chose,
+    Compressed,
+    ContextReset,
     Ended,
     Erased,
-    Folded,
-    Fresh,
-    Halted,
     Heard,
     Kind,
-    Named,
-    Titled,
+    MemoryNameSet,
+    OperationsUndone,
+    SessionTitled,
+    SettingChosen,
+    StopRequested,
     Took,
-    Undone,
     decode,
     digest,
 )
-from everhold.ports.store import Flight
+from everhold.ports.store import InFlightBatch
 from everhold.stores.sqlite.read import rows
 
-STRUCTURE = {Kind.BEGAN, Kind.TOOK, Kind.ENDED, Kind.FOLDED, Kind.CHANGED}
+STRUCTURE = {Kind.BEGAN, Kind.TOOK, Kind.ENDED, Kind.COMPRESSED, Kind.CHANGED}
 """Kinds that shape the derived rows: where one of them was erased, they can no longer be worked out."""
 
 
@@ -56,15 +57,15 @@ def contradictions(cur: apsw.Cursor, session: str | None) -> list[str]:
 
 @dataclass
 class Op:
-    what: str
+    type: str
     state: str
     first: int
     last: int = 0
-    reader: str = ""
+    consumer: str = ""
     blocking: int = 0
     covers: int = 0
     undone_at: int = 0
-    fold: int = 0
+    compression: int = 0
     stop: int = 0
 
 
@@ -72,6 +73,8 @@ class Op:
 class Rebuilt:
     """A session as its entries alone tell it."""
 
+    heard: dict[int, int] = field(default_factory=dict)
+    """Every message that still has a body, and whether it asks for an answer."""
     pending: dict[int, int] = field(default_factory=dict)
     ops: dict[int, Op] = field(default_factory=dict)
     taken: dict[int, list[int]] = field(default_factory=dict)
@@ -82,6 +85,21 @@ class Rebuilt:
     erasures: int = 0
     erased: set[int] = field(default_factory=set)
     twice: list[str] = field(default_factory=list)
+
+    def take(self, op: int, seq: int, takes: tuple[int, ...]) -> None:
+        for one in takes:
+            if self.pending.pop(one, None) is None and one in self.heard:
+                self.twice.append(f"entry {seq} takes {one}, which was not pending")
+        self.taken.setdefault(op, []).extend(takes)
+
+    def give_back(self, op: int) -> None:
+        """Make pending again what `op` took."""
+        self.pending.update({seq: self.heard[seq] for seq in self.taken.get(op, []) if seq in self.heard})
+
+    def hide(self, op: int, seq: int) -> None:
+        """Take `op` out of the view, if it is still in it."""
+        if op in self.ops and not self.ops[op].undone_at:
+            self.ops[op].undone_at = seq
 
 
 def _session(cur: apsw.Cursor, id: str) -> list[str]:
@@ -122,7 +140,7 @@ def _session(cur: apsw.Cursor, id: str) -> list[str]:
         found += [f"{id}: entry {seq} was erased, but its body is still there" for seq in rebuilt.erased - gone]
         if not any(body is None and kind in STRUCTURE for _, _, kind, body in bodies):
             found += _compare(cur, id, head[0], rebuilt)
-    return found + _lanes(cur, id, head[0][0] - 1)
+    return found + _cursors(cur, id, head[0][0] - 1)
 
 
 def _gaps(id: str, seqs: list[int], next_seq: int) -> list[str]:
@@ -138,88 +156,108 @@ def _gaps(id: str, seqs: list[int], next_seq: int) -> list[str]:
 
 
 def _rebuild(bodies: list[tuple[int, int | None, Kind, Body | None]]) -> Rebuilt:
-    now = Rebuilt()
-    heard = {seq: int(body.asks) for seq, _, _, body in bodies if isinstance(body, Heard)}
-
-    def again(op: int) -> None:
-        now.pending.update({seq: heard[seq] for seq in now.taken.get(op, []) if seq in heard})
-
-    def take(op: int, seq: int, takes: tuple[int, ...]) -> None:
-        for one in takes:
-            if now.pending.pop(one, None) is None and one in heard:
-                now.twice.append(f"entry {seq} takes {one}, which was not pending")
-        now.taken.setdefault(op, []).extend(takes)
-
+    now = Rebuilt(heard={seq: int(body.asks) for seq, _, _, body in bodies if isinstance(body, Heard)})
     for seq, op, _, body in bodies:
-        match body:
-            case Heard():
-                now.pending[seq] = int(body.asks)
-            case Began():
-                take(seq, seq, body.takes)
-                for other, running in now.ops.items():
-                    if running.state == "running" and _excludes(running, body):
-                        now.twice.append(f"operation {seq} ({body.what}) began while {other} ({running.what}) ran")
-                now.ops[seq] = Op(
-                    what=body.what,
-                    state="running",
-                    first=min((seq, *body.takes)),
-                    reader=body.reader,
-                    blocking=int(body.blocking),
-                    fold=body.fold,
-                )
-            case Took() if op is not None:
-                take(op, seq, body.takes)
-            case Ended() if op in now.ops:
-                ended = now.ops[op]
-                if ended.state != "running":
-                    now.twice.append(f"entry {seq} ends operation {op}, which was over")
-                ended.state, ended.last = body.outcome, seq
-                if body.outcome in GIVES_BACK:
-                    again(op)
-            case Folded() if op in now.ops:
-                now.ops[op].covers = body.covers
-                now.generation += 1
-            case Erased():
-                now.erased.update(body.seqs)
-                now.generation += 1
-                now.erasures += 1
-                for fold in body.folds:
-                    if fold in now.ops and not now.ops[fold].undone_at:
-                        now.ops[fold].undone_at = seq
-            case Changed():
-                _rebuild_change(now, seq, body, again)
+        rebuild = _REBUILDS.get(type(body))
+        if rebuild is not None:
+            rebuild(now, seq, op, body)
     return now
 
 
-def _rebuild_change(now: Rebuilt, seq: int, body: Changed, again: Any) -> None:
+def _rebuild_heard(now: Rebuilt, seq: int, op: int | None, body: Heard) -> None:
+    now.pending[seq] = int(body.asks)
+
+
+def _rebuild_began(now: Rebuilt, seq: int, op: int | None, body: Began) -> None:
+    now.take(seq, seq, body.takes)
+    for other, running in now.ops.items():
+        if running.state == "running" and _excludes(running, body):
+            now.twice.append(f"operation {seq} ({body.type}) began while {other} ({running.type}) ran")
+    now.ops[seq] = Op(
+        type=body.type,
+        state="running",
+        first=min((seq, *body.takes)),
+        consumer=body.consumer,
+        blocking=int(body.blocking),
+        compression=body.compression,
+    )
+
+
+def _rebuild_took(now: Rebuilt, seq: int, op: int | None, body: Took) -> None:
+    if op is not None:
+        now.take(op, seq, body.takes)
+
+
+def _rebuild_ended(now: Rebuilt, seq: int, op: int | None, body: Ended) -> None:
+    if op is None or op not in now.ops:
+        return
+    ended = now.ops[op]
+    if ended.state != "running":
+        now.twice.append(f"entry {seq} ends operation {op}, which was over")
+    ended.state, ended.last = body.outcome, seq
+    if body.outcome in GIVES_BACK:
+        now.give_back(op)
+
+
+def _rebuild_compressed(now: Rebuilt, seq: int, op: int | None, body: Compressed) -> None:
+    if op is not None and op in now.ops:
+        now.ops[op].covers = body.covers
+        now.generation += 1
+
+
+def _rebuild_erased(now: Rebuilt, seq: int, op: int | None, body: Erased) -> None:
+    now.erased.update(body.seqs)
+    now.generation += 1
+    now.erasures += 1
+    for compression in body.compressions:
+        now.hide(compression, seq)
+
+
+def _rebuild_changed(now: Rebuilt, seq: int, op: int | None, body: Changed) -> None:
     match body.change:
-        case Fresh():
-            now.ops[seq] = Op(what="fresh", state="done", first=seq, last=seq)
+        case ContextReset():
+            now.ops[seq] = Op(type="context_reset", state="done", first=seq, last=seq)
             now.generation += 1
-        case Undone(ops=ops, again=wanted):
-            now.generation += 1
-            newly = [op for op in ops if op in now.ops and not now.ops[op].undone_at]
-            turns = [op for op in newly if now.ops[op].what == "turn"]
-            for op, one in now.ops.items():
-                void = bool(turns) and one.what == "fold" and one.covers >= min(turns) and not one.undone_at
-                if op in newly or void:
-                    one.undone_at = seq
-            for op in ops if wanted else ():
-                again(op)
-        case Halted(op=op):
-            if op in now.ops and now.ops[op].state == "running":
-                now.ops[op].stop = 1
-        case Titled(title=title):
+        case OperationsUndone() as undone:
+            _rebuild_undone(now, seq, undone)
+        case StopRequested(op=asked):
+            if asked in now.ops and now.ops[asked].state == "running":
+                now.ops[asked].stop = 1
+        case SessionTitled(title=title):
             now.title = title
-        case Named(memory=memory, name=name):
+        case MemoryNameSet(memory=memory, name=name):
             now.names[memory] = name
-        case Chose(setting=setting, value=value):
+        case SettingChosen(setting=setting, value=value):
             now.choices[setting] = value
 
 
+def _rebuild_undone(now: Rebuilt, seq: int, undone: OperationsUndone) -> None:
+    """Operations leave the view, and with a turn every compression that covers it."""
+    now.generation += 1
+    newly = [op for op in undone.ops if op in now.ops and not now.ops[op].undone_at]
+    turns = [op for op in newly if now.ops[op].type == "turn"]
+    voided = [op for op, one in now.ops.items() if turns and one.type == "compression" and one.covers >= min(turns)]
+    for op in (*newly, *voided):
+        now.hide(op, seq)
+    for op in undone.ops if undone.again else ():
+        now.give_back(op)
+
+
+_REBUILDS: Final[Mapping[type, Callable[[Rebuilt, int, int | None, Any], None]]] = {
+    Heard: _rebuild_heard,
+    Began: _rebuild_began,
+    Took: _rebuild_took,
+    Ended: _rebuild_ended,
+    Compressed: _rebuild_compressed,
+    Erased: _rebuild_erased,
+    Changed: _rebuild_changed,
+}
+"""What follows from an entry. The others only stand in the log."""
+
+
 def _excludes(running: Op, body: Began) -> bool:
-    turn_like = running.what == "turn" or running.blocking
-    return bool(turn_like and (body.what == "turn" or body.blocking)) or running.what == body.what == "fold"
+    turn_like = running.type == "turn" or running.blocking
+    return bool(turn_like and (body.type == "turn" or body.blocking)) or running.type == body.type == "compression"
 
 
 def _compare(cur: apsw.Cursor, id: str, head: Any, rebuilt: Rebuilt) -> list[str]:
@@ -247,24 +285,24 @@ def _compare(cur: apsw.Cursor, id: str, head: Any, rebuilt: Rebuilt) -> list[str
     ]
 
 
-def _lanes(cur: apsw.Cursor, id: str, last: int) -> list[str]:
+def _cursors(cur: apsw.Cursor, id: str, last: int) -> list[str]:
     found = []
-    for reader, position, flight, since, wait, due in rows(
-        cur, "select reader, position, flight, since, wait, due from lanes where session = ?", (id,)
+    for consumer, processed_seq, text, since, wait, due in rows(
+        cur, "select consumer, processed_seq, in_flight, since, wait, due from cursors where session = ?", (id,)
     ):
-        if position > last:
-            found.append(f"{id}: lane {reader} stands at {position}, beyond the log's end at {last}")
+        if processed_seq > last:
+            found.append(f"{id}: cursor {consumer} stands at {processed_seq}, beyond the log's end at {last}")
         if (since is None) != (due is None) or (since is not None and abs(since + wait - due) > 1e-3):
-            found.append(f"{id}: lane {reader} waits {wait} since {since}, but is due at {due}")
-        if flight is not None:
+            found.append(f"{id}: cursor {consumer} waits {wait} since {since}, but is due at {due}")
+        if text is not None:
             try:
-                flying = msgspec.json.decode(flight, type=Flight)
+                batch = msgspec.json.decode(text, type=InFlightBatch)
             except msgspec.DecodeError as error:
-                found.append(f"{id}: lane {reader} has a flight that does not read: {error}")
+                found.append(f"{id}: cursor {consumer} has a batch in flight that does not read: {error}")
                 continue
-            items = (*flying.items, *(flying.behind.items if flying.behind else ()))
+            items = (*batch.items, *(batch.remaining.items if batch.remaining else ()))
             beyond = [item.seq for item in items if item.seq > last]
-            found += [f"{id}: lane {reader} has entry {seq} in flight, beyond the log's end" for seq in beyond]
+            found += [f"{id}: cursor {consumer} has entry {seq} in flight, beyond the log's end" for seq in beyond]
     return found
 
 
@@ -278,7 +316,7 @@ def _bindings(cur: apsw.Cursor) -> list[str]:
         if text is None:
             return []  # it may have been a move: nobody can tell any more
         body = decode(Kind.CHANGED, text)
-        if isinstance(body, Changed) and isinstance(body.change, Bound):
+        if isinstance(body, Changed) and isinstance(body.change, AddressBound):
             moved[body.change.address] = session
     opened: dict[str, list[str]] = {}
     for session, address in rows(cur, "select id, address from sessions"):
@@ -294,7 +332,7 @@ def _bindings(cur: apsw.Cursor) -> list[str]:
 def _strays(cur: apsw.Cursor) -> list[str]:
     """Rows that speak of sessions or entries there are not."""
     found = []
-    for table in ("entries", "pending", "operations", "lanes", "bindings"):
+    for table in ("entries", "pending", "operations", "cursors", "bindings"):
         for (session,) in rows(
             cur, f"select distinct session from {table} where session not in (select id from sessions)"
         ):

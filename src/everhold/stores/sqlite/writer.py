@@ -12,11 +12,11 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import apsw
 
@@ -32,7 +32,7 @@ CHECKPOINT_PAGES: Final = 2000
 ELSEWHERE_SECONDS: Final = 0.01
 """How soon a second event loop looks again whether the first one's commit is over."""
 LAG_SECONDS: Final = 1.0
-"""For so long at most a power cut could take what would be redone, when nothing that is waited for comes behind it."""
+"""For so long at most a power cut could take a job that need not be durable, when no durable one comes after it."""
 QUICK_SECONDS: Final = 0.002
 """A disk that answers so soon is waited for on the spot, where nobody would make use of the wait: going to sleep and
 being woken twice is dearer."""
@@ -53,39 +53,14 @@ Bulk: TypeAlias = Callable[[apsw.Cursor, list[Any]], list[Any]]
 
 # Plain tuples: two of each are made for every commit there is.
 _Queued: TypeAlias = tuple[Job[Any], asyncio.Future[Any], bool, bool, bool, Any]
-"""The job, who waits for it, whether it is urgent, light, would be redone, and what it is about if others are alike."""
+"""The job, who waits for it, whether it is urgent, light and durable, and what it is about if others are alike."""
 _is_light: Final = itemgetter(3)
-_is_redone: Final = itemgetter(4)
+_is_durable: Final = itemgetter(4)
 _about: Final = itemgetter(5)
 _Outcome: TypeAlias = tuple[asyncio.Future[Any], bool, Any, Exception | None]
 _is_urgent: Final = itemgetter(1)
 _Load: TypeAlias = tuple[list[_Queued], list[Any] | None, asyncio.AbstractEventLoop]
 """A batch, what its jobs returned if they have been run, and where to answer."""
-
-
-class Writer(Protocol):
-    broken: StoreError | None
-    """Why nothing can be written any more, until the process has started anew."""
-    scrub: bool
-    """Set by a job that removed something for good: it must not live on in the write-ahead log."""
-    reads: apsw.Cursor | None
-    """Where whoever runs on the event loop can read just now what is committed; None: not at this connection."""
-    bulk: Bulk | None
-    """What to do with several jobs that are alike, if there is a better way than one after another."""
-    reached: int | None
-    """Set by a job that appended to the log: the position it ends at. None: nobody knows, it has to be asked for."""
-
-    def write(
-        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
-    ) -> Awaitable[T]:
-        """What `job` returned, once it is durable. Whoever is `urgent` is told first.
-
-        A `light` job takes so little time that everybody else can wait for it. One that would be `redone` is told once
-        it is written, though a power cut could still take it: never before everything that was durable ahead of it.
-        Jobs that say what they are about are `alike`: where several meet, `bulk` may do them as one.
-        """
-
-    async def close(self) -> None: ...
 
 
 class _Hand:
@@ -96,12 +71,16 @@ class _Hand:
         self.cursor = db.cursor()
         self.path = path
         self.broken: StoreError | None = None
+        """Why nothing can be written any more, until the process has started anew."""
         self.scrub = False
+        """Set by a job that removed something for good, because that must not live on in the write-ahead log."""
         self.reached: int | None = None
+        """Set by a job that appended to the log: the last pos. None: it is unknown and has to be asked for."""
         self.batches = 0
         self.jobs = 0
         self._pages = 0
         self.bulk: Bulk | None = None
+        """What to do with several jobs that are alike, if there is a better way than one after another."""
         self.wrote = False
         """Set by every commit that changed anything. One that did not was not synced, whatever the level."""
         self._durable: int = db.pragma("synchronous")
@@ -118,11 +97,11 @@ class _Hand:
         """Whether the write-ahead log is due to be copied into the database."""
         return self._pages >= CHECKPOINT_PAGES
 
-    def at_once(self, job: Job[T], *, redone: bool = False) -> T:
+    def at_once(self, job: Job[T], *, durable: bool = True) -> T:
         """Run a job as a transaction of its own, here and now."""
         execute = self.cursor.execute
         try:
-            self.sync(redone=redone)
+            self.sync(durable=durable)
             execute("begin immediate")
             try:
                 result = job(self.cursor)
@@ -138,9 +117,9 @@ class _Hand:
         self.jobs += 1
         return result
 
-    def sync(self, *, redone: bool) -> None:
-        """Whether the commits from here on wait for the disk: not where all they say would be redone."""
-        level = min(self._durable, NORMAL) if redone else self._durable
+    def sync(self, *, durable: bool) -> None:
+        """Whether the commits from here on wait for the disk."""
+        level = self._durable if durable else min(self._durable, NORMAL)
         if level != self._level:
             # a pragma works when it is compiled: out of the cache it would do nothing
             self.cursor.execute(f"pragma synchronous = {level}", can_cache=False)
@@ -190,7 +169,7 @@ class InlineWriter(_Hand):
     reads = None  # others write to the same file
 
     async def write(
-        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, durable: bool = True, alike: object = None
     ) -> T:
         if self.broken is not None:
             raise self.refusal()
@@ -258,22 +237,28 @@ class ThreadWriter(_Hand):
         return None if self._away or self._ended or self.broken is not None else self._reads
 
     def write(
-        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, durable: bool = True, alike: object = None
     ) -> asyncio.Future[T]:
+        """What `job` returned, once it is durable. The callers of `urgent` jobs are told first.
+
+        A `light` job takes so little time that all others can wait for it. The caller of a job that is not `durable` is
+        told once it is written, though a power cut could still take it, but never before everything durable ahead of it
+        is on the disk. Jobs that say what they are about are `alike`; `bulk` may do several of them as one.
+        """
         if self._closed or self.broken is not None:
             raise self.refusal()
         loop = asyncio.get_running_loop()
         # the first commit in a log that starts over is one that the disk is waited for with, whatever it says
-        if redone and light and self._pages and not self._away and not self._queue:
+        if not durable and light and self._pages and not self._away and not self._queue:
             with contextlib.suppress(StoreBusy):  # somebody else is writing: the thread has the patience
-                result = self.at_once(job, redone=True)
+                result = self.at_once(job, durable=False)
                 self._owed = True
                 self._owe(loop)
                 told: asyncio.Future[T] = loop.create_future()
                 told.set_result(result)
                 return told
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.append((job, future, urgent, light, redone, alike))
+        self._queue.append((job, future, urgent, light, durable, alike))
         self._call(loop)
         return future
 
@@ -291,7 +276,7 @@ class ThreadWriter(_Hand):
     def _enqueue_nothing(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         """A commit of nothing, which comes behind everything that is queued."""
         future: asyncio.Future[None] = loop.create_future()
-        self._queue.append((_nothing, future, False, False, False, None))
+        self._queue.append((_nothing, future, False, False, True, None))
         self._call(loop)
         return future
 
@@ -365,7 +350,7 @@ class ThreadWriter(_Hand):
     def _together(self, batch: list[_Queued]) -> list[Any] | None:
         """Run all jobs in one transaction that is left open, since hardly ever one fails; None, and nothing done, if
         one does."""
-        self.sync(redone=_all_redone(batch))
+        self.sync(durable=_any_durable(batch))
         ways: tuple[Callable[[apsw.Cursor, list[_Queued]], list[Any]], ...] = (_one_by_one,)
         if self.bulk is not None and len(batch) - [*map(_about, batch)].count(None) > 1:
             ways = (self._in_bulk, _one_by_one)
@@ -459,7 +444,7 @@ class ThreadWriter(_Hand):
                     (future, urgent, result, None)
                     for (_, future, urgent, _, _, _), result in zip(batch, results, strict=True)
                 ]
-            if _all_redone(batch):
+            if not _any_durable(batch):
                 self._owed = self._owed or self.wrote
             else:
                 self._witness()
@@ -479,7 +464,7 @@ class ThreadWriter(_Hand):
         cursor = self.cursor
         execute = cursor.execute
         outcomes: list[_Outcome] = []
-        self.sync(redone=_all_redone(batch))
+        self.sync(durable=_any_durable(batch))
         self.db.set_busy_timeout(self._patience)
         try:
             execute("begin immediate")
@@ -557,8 +542,8 @@ def _one_by_one(cursor: apsw.Cursor, batch: list[_Queued]) -> list[Any]:
     return [job(cursor) for job, _, _, _, _, _ in batch]
 
 
-def _all_redone(batch: list[_Queued]) -> bool:
-    return all(map(_is_redone, batch))
+def _any_durable(batch: list[_Queued]) -> bool:
+    return any(map(_is_durable, batch))
 
 
 def _resolve(outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop) -> None:

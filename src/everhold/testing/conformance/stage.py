@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from everhold.core.access import Admission
+from everhold.core.consumers import MEMORY_PREFIX, memory_consumer
 from everhold.core.entries import Place
 from everhold.errors import InDoubt, Transient
 from everhold.flow.memory import Attached
@@ -173,7 +174,7 @@ class Stage:
         origin = Place(platform="fake", account="main", chat=chat, message=f"m{self._ids}")
         verdict = await self.process.accept(Incoming(origin=origin, text=text, sender=who, name=who))
         until = self.clock.monotonic() + 10
-        while await self.store.pending(verdict.session) or (await self.store.session(verdict.session)).running:
+        while await self.store.list_pending(verdict.session) or (await self.store.get_session(verdict.session)).running:
             if self.clock.monotonic() > until:
                 raise Failed("a turn waited for the memory")
             await asyncio.sleep(MOMENT)
@@ -184,8 +185,8 @@ class Stage:
         assert self.process is not None
         until = self.clock.monotonic() + seconds + 3 * (self.attached.deadline + self.attached.visible_after)
         while True:
-            busy = any(claim.reader == "memory:it" for claim in self.process.supervisor.tasks.values())
-            behind = await self.store.backlog("memory:")
+            busy = any(claim.consumer == memory_consumer("it") for claim in self.process.supervisor.tasks.values())
+            behind = await self.store.list_backlogs(MEMORY_PREFIX)
             if not busy and not any(it.items for it in behind):
                 return
             if self.clock.monotonic() > until:
@@ -193,6 +194,6 @@ class Stage:
                     f"{sum(it.items for it in behind)} exchanges never arrived: {behind[0].error if behind else ''}"
                 )
             if not busy:
-                await self.store.hasten(at=self.clock.now())
+                await self.store.retry_now(at=self.clock.now())
                 self.process.bells.work.set()
             await asyncio.sleep(MOMENT * 5)

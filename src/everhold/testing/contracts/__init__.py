@@ -7,7 +7,17 @@ import pytest
 if TYPE_CHECKING:
     from everhold.testing.contracts.memory import MemoryContract as MemoryContract
 
-for suite in ("memory", "platform", "platform_desk", "scene", "store", "store_lanes", "store_log", "store_operations"):
+for suite in (
+    "memory",
+    "platform",
+    "platform_desk",
+    "scene",
+    "store",
+    "store_lanes",
+    "store_log",
+    "store_operations",
+    "store_state",
+):
     pytest.register_assert_rewrite(f"{__name__}.{suite}")
 
 

@@ -399,7 +399,7 @@ class PlatformContract:
         (file,) = body.attachments
         assert (file.name, file.size) == ("passwd", 10)
         assert file.blob == attachment(b"some bytes").blob
-        assert await desk.store.blob(file.blob) == b"some bytes"
+        assert await desk.store.get_blob(file.blob) == b"some bytes"
 
     @promise("files")
     async def test_a_file_that_is_too_large_is_named_and_left(self, desk: Desk) -> None:

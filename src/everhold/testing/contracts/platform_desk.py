@@ -21,7 +21,7 @@ from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.ports.platform import Incoming, Leaving, Outgoing, Platform, Verdict
 from everhold.ports.plugin import Context, Fetched, Station
-from everhold.ports.store import Change, Position, Step
+from everhold.ports.store import Change, StateNamespace, Step, make_state_scope
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store import Dice
 
@@ -132,7 +132,7 @@ class Desk:
             directory=PurePath("nowhere"),
             log=Silence(),
             clock=self.clock,
-            blob=self.store.blob,
+            blob=self.store.get_blob,
             station=Station(
                 account="main",
                 positions=Ledger(self.store, self.clock, platform=platform, account="main"),
@@ -216,7 +216,7 @@ class Desk:
 
     async def heard(self) -> list[Heard]:
         """Everything that was kept, in the order it was."""
-        entries = [entry for entry in await self.store.feed(limit=10_000) if entry.kind is Kind.HEARD]
+        entries = [entry for entry in await self.store.read_feed(limit=10_000) if entry.kind is Kind.HEARD]
         return [entry.body for entry in entries if isinstance(entry.body, Heard)]
 
     async def texts(self) -> list[str]:
@@ -246,10 +246,15 @@ class Desk:
     def out(self, text: str, key: str = "s:1:0", **more: Any) -> Outgoing:
         return Outgoing(to=more.pop("to", self.place()), text=text, key=key, **more)
 
+    async def offset(self, key: str) -> str | None:
+        """How far the account was read, as the store has it."""
+        scope = make_state_scope(self.stage.platform, "main")
+        record = await self.store.get_state_record(StateNamespace.PLATFORM_OFFSET, key, scope=scope)
+        return None if record is None else record.value
+
     async def keep(self, data: bytes) -> None:
         """Have a file in the store."""
-        position = Position(platform="contract", account="main", name="file", value="kept")
-        change = Change(step=Step.POSITION, session="", at=self.clock.now(), position=position, blobs=(data,))
+        change = Change(step=Step.STATE, session="", at=self.clock.now(), blobs=(data,))
         await self.store.commit(change)
 
     async def within(self, work: Coroutine[Any, Any, T]) -> T:

@@ -14,16 +14,27 @@ from everhold.core.entries import (
     Body,
     Changed,
     ChangeOf,
+    Compressed,
     Draft,
     Ended,
     Entry,
     Erased,
-    Folded,
     Heard,
     Place,
     Took,
 )
-from everhold.ports.store import Change, Claim, Committed, Lane, LaneUpdate, Opening, Step, Store, Wait, Wake
+from everhold.ports.store import (
+    Change,
+    Claim,
+    Committed,
+    ConsumerCursor,
+    CursorUpdate,
+    Opening,
+    RetryDelay,
+    Step,
+    Store,
+    Wakeup,
+)
 from everhold.testing.dice import Dice as Dice
 
 
@@ -45,30 +56,30 @@ class Scene:
 
     async def hear(
         self, text: str = "hello", *, session: str = "s", at: float = 1.0, dedup: str | None = None, asks: bool = True,
-        wake: str = "mind", **rest: Any,
+        wake: str = "turn", **rest: Any,
     ) -> int:  # fmt: skip
-        wakes = (Wake(reader=wake),) if wake else ()
+        wakes = (Wakeup(consumer=wake),) if wake else ()
         draft = Draft(body=heard(text, asks=asks), author="person:ada", dedup=dedup)
-        done = await self.commit(draft, session=session, at=at, step=Step.ACCEPT, wakes=wakes, **rest)
+        done = await self.commit(draft, session=session, at=at, step=Step.ACCEPT, wakeups=wakes, **rest)
         return done.seqs[0]
 
     async def claim(
-        self, reader: str = "mind", *, at: float = 1.0, owner: str = "me", lease: float = 60.0, limit: int = 1
+        self, reader: str = "turn", *, at: float = 1.0, owner: str = "me", lease: float = 60.0, limit: int = 1
     ) -> Claim:
-        claims = await self.store.claim(owner=owner, at=at, lease=lease, limit=limit, only=(reader,))
+        claims = await self.store.claim_cursors(owner=owner, at=at, lease=lease, limit=limit, only=(reader,))
         assert len(claims) == 1, f"{reader} is not due"
         return claims[0]
 
     async def claimed(self, *, at: float = 1.0, owner: str = "me", limit: int = 99, **rest: Any) -> list[str]:
         """The readers of the lanes that can be claimed now, in the order they come."""
-        claims = await self.store.claim(owner=owner, at=at, lease=60.0, limit=limit, **rest)
-        return [claim.reader for claim in claims]
+        claims = await self.store.claim_cursors(owner=owner, at=at, lease=60.0, limit=limit, **rest)
+        return [claim.consumer for claim in claims]
 
     async def begin(
-        self, *takes: int, claim: Claim | None = None, what: Any = "turn", session: str = "s", at: float = 1.0,
-        reader: str = "mind", blocking: bool = False, fold: int = 0, **rest: Any,
+        self, *takes: int, claim: Claim | None = None, type: Any = "turn", session: str = "s", at: float = 1.0,
+        consumer: str = "turn", blocking: bool = False, compression: int = 0, **rest: Any,
     ) -> int:  # fmt: skip
-        began = Began(what=what, takes=takes, reader=reader, blocking=blocking, fold=fold)
+        began = Began(type=type, takes=takes, consumer=consumer, blocking=blocking, compression=compression)
         done = await self.commit(began, claim=claim, session=session, at=at, step=Step.BEGIN, **rest)
         return done.seqs[0]
 
@@ -92,37 +103,43 @@ class Scene:
 
     async def fold(self, covers: int, *, session: str = "s", **rest: Any) -> int:
         """A summary of everything up to `covers`, committed."""
-        op = await self.begin(what="fold", session=session, reader="fold")
-        folded = Draft(body=Folded(summary="so far", covers=covers), author="system", op=op)
+        op = await self.begin(type="compression", session=session, consumer="compression")
+        folded = Draft(body=Compressed(summary="so far", covers=covers), author="system", op=op)
         ended = Draft(body=Ended(), author="system", op=op)
-        await self.commit(folded, ended, op=op, session=session, step=Step.FOLD_END, **rest)
+        await self.commit(folded, ended, op=op, session=session, step=Step.COMPRESSION_END, **rest)
         return op
 
     async def alter(self, change: ChangeOf, *, session: str = "s", **rest: Any) -> int:
         return (await self.commit(Changed(change=change), session=session, **rest)).seqs[0]
 
-    async def erase(self, *seqs: int, session: str = "s", folds: tuple[int, ...] = (), **rest: Any) -> Committed:
-        return await self.commit(Erased(seqs=seqs, folds=folds), session=session, step=Step.ERASE, erase=seqs, **rest)
+    async def erase(self, *seqs: int, session: str = "s", compressions: tuple[int, ...] = (), **rest: Any) -> Committed:
+        return await self.commit(
+            Erased(seqs=seqs, compressions=compressions), session=session, step=Step.ERASE, erase=seqs, **rest
+        )
 
     async def update(self, claim: Claim, *, at: float = 1.0, session: str = "s", **update: Any) -> Committed:
-        return await self.commit(session=session, at=at, step=Step.SETTLE, claim=claim, lane=LaneUpdate(**update))
+        return await self.commit(
+            session=session, at=at, step=Step.CURSOR_SETTLE, claim=claim, cursor=CursorUpdate(**update)
+        )
 
-    async def wake(self, reader: str, seconds: float = 0.0, *, at: float = 1.0, firm: bool = False) -> None:
-        await self.commit(at=at, wakes=(Wake(reader=reader, wait=Wait(seconds=seconds, firm=firm)),))
+    async def wake(self, reader: str, seconds: float = 0.0, *, at: float = 1.0, mandatory: bool = False) -> None:
+        await self.commit(
+            at=at, wakeups=(Wakeup(consumer=reader, wait=RetryDelay(seconds=seconds, mandatory=mandatory)),)
+        )
 
-    async def lane(self, reader: str = "mind", session: str = "s") -> Lane:
-        lane = await self.store.lane(reader, session)
+    async def lane(self, reader: str = "turn", session: str = "s") -> ConsumerCursor:
+        lane = await self.store.get_cursor(reader, session)
         assert lane is not None, f"there is no lane {reader}"
         return lane
 
     async def pending(self, session: str = "s") -> list[int]:
-        return [entry.seq for entry in await self.store.pending(session)]
+        return [entry.seq for entry in await self.store.list_pending(session)]
 
     async def texts(self, session: str = "s") -> list[str]:
-        return [text_of(entry) for entry in await self.store.entries(session) if isinstance(entry.body, Heard)]
+        return [text_of(entry) for entry in await self.store.list_entries(session) if isinstance(entry.body, Heard)]
 
     async def generation(self, session: str = "s") -> int:
-        return (await self.store.session(session)).generation
+        return (await self.store.get_session(session)).generation
 
 
 def heard(text: str = "hello", *, asks: bool = True, message: str = "1") -> Heard:

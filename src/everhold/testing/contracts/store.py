@@ -19,42 +19,43 @@ from everhold.testing.contracts.scene import Dice, Scene, promise
 from everhold.testing.contracts.store_lanes import LanesContract
 from everhold.testing.contracts.store_log import LogContract
 from everhold.testing.contracts.store_operations import OperationsContract
+from everhold.testing.contracts.store_state import StateContract
 
 __all__ = ["Dice", "Scene", "StoreContract"]
 
 
-class StoreContract(LogContract, OperationsContract, LanesContract):
+class StoreContract(LogContract, OperationsContract, LanesContract, StateContract):
     def open(self, home: Path) -> Store:
         """A new, empty store that may use the directory `home`."""
         raise NotImplementedError
 
     @promise
-    async def test_what_was_spent_adds_up_per_purse_and_day(self, scene: Scene) -> None:
-        await scene.commit(spends=(Spend(purse="agent:main", day="d1", usd=0.25, tokens=10),))
+    async def test_what_was_spent_adds_up_per_budget_and_day(self, scene: Scene) -> None:
+        await scene.commit(spends=(Spend(budget="agent:main", day="d1", usd=0.25, tokens=10),))
         await scene.commit(
             spends=(
-                Spend(purse="agent:main", day="d1", usd=0.5, tokens=5),
-                Spend(purse="agent:main", day="d2", usd=1.0),
-                Spend(purse="person:ada", day="d1", tokens=1),
+                Spend(budget="agent:main", day="d1", usd=0.5, tokens=5),
+                Spend(budget="agent:main", day="d2", usd=1.0),
+                Spend(budget="person:ada", day="d1", tokens=1),
             )
         )
-        spent = await scene.store.spent("agent:main", "d1")
+        spent = await scene.store.get_spend("agent:main", "d1")
         assert (spent.usd, spent.tokens) == (0.75, 15)
-        assert (await scene.store.spent("agent:main", "d2")).usd == 1.0
-        assert await scene.store.spent("nobody", "d1") == Spend(purse="nobody", day="d1")
-        assert await scene.store.spending("agent:", "d1") == [spent]
-        assert [it.purse for it in await scene.store.spending("", "d1")] == ["agent:main", "person:ada"]
-        assert await scene.store.spending("chat:", "d1") == []
+        assert (await scene.store.get_spend("agent:main", "d2")).usd == 1.0
+        assert await scene.store.get_spend("nobody", "d1") == Spend(budget="nobody", day="d1")
+        assert await scene.store.list_spends("agent:", "d1") == [spent]
+        assert [it.budget for it in await scene.store.list_spends("", "d1")] == ["agent:main", "person:ada"]
+        assert await scene.store.list_spends("chat:", "d1") == []
 
     @promise
     async def test_content_is_kept_once_under_its_hash(self, scene: Scene) -> None:
         digest = hashlib.sha256(b"prompt").hexdigest()
         await scene.commit(blobs=(b"prompt", b""))
         await scene.commit(blobs=(b"prompt",))
-        assert await scene.store.blob(digest) == b"prompt"
-        assert await scene.store.blob(hashlib.sha256(b"").hexdigest()) == b""
+        assert await scene.store.get_blob(digest) == b"prompt"
+        assert await scene.store.get_blob(hashlib.sha256(b"").hexdigest()) == b""
         await scene.commit(drop_blobs=(digest,))
-        assert await scene.store.blob(digest) is None
+        assert await scene.store.get_blob(digest) is None
 
     @promise
     async def test_a_record_is_not_kept_if_anything_was_erased_since_its_operation_began(self, scene: Scene) -> None:
@@ -68,7 +69,7 @@ class StoreContract(LogContract, OperationsContract, LanesContract):
         later = await scene.begin(await scene.hear())
         await scene.commit(op=later, records=(b"third",))
         blobs = (b"first", b"second", b"third", b"prompt")
-        kept = [await scene.store.blob(hashlib.sha256(blob).hexdigest()) for blob in blobs]
+        kept = [await scene.store.get_blob(hashlib.sha256(blob).hexdigest()) for blob in blobs]
         assert kept == [b"first", None, b"third", b"prompt"]
         with pytest.raises(Misuse):
             await scene.commit(records=(b"nobody's",))
@@ -78,27 +79,27 @@ class StoreContract(LogContract, OperationsContract, LanesContract):
         await scene.open("other")
         said = await scene.hear("a secret", session="other")
         op = await scene.begin(await scene.hear())
-        read = (await scene.store.feed())[-1].pos
+        read = (await scene.store.read_feed())[-1].pos
         await scene.hear()
         thought = Draft(body=Thought(text="hm"), author="agent:main", op=op)
         await scene.commit(thought, op=op, step=Step.THINK)
         with pytest.raises(Conflict):
             await scene.erase(said, session="other", read=read)
-        assert (await scene.store.entry("other", said)).body is not None
-        read = (await scene.store.feed())[-1].pos
+        assert (await scene.store.get_entry("other", said)).body is not None
+        read = (await scene.store.read_feed())[-1].pos
         await scene.hear()
         await scene.erase(said, session="other", read=read)
 
     @promise
     async def test_a_person_is_known_by_each_of_their_identities(self, scene: Scene) -> None:
-        await scene.store.link("telegram:1", "ada", at=1.0)
-        await scene.store.link("slack:U1", "ada", at=2.0)
-        assert await scene.store.person_of("telegram:1") == "ada"
-        await scene.store.link("telegram:1", "bob", at=3.0)
-        assert await scene.store.person_of("telegram:1") == "bob"
-        assert await scene.store.person_of("slack:U1") == "ada"
-        assert await scene.store.person_of("slack:U2") is None
-        assert await scene.store.links() == [("slack:U1", "ada"), ("telegram:1", "bob")]
-        await scene.store.link("telegram:1", "", at=4.0)
-        assert await scene.store.person_of("telegram:1") is None
-        assert await scene.store.links() == [("slack:U1", "ada")]
+        await scene.store.link_identity("telegram:1", "ada", at=1.0)
+        await scene.store.link_identity("slack:U1", "ada", at=2.0)
+        assert await scene.store.get_person("telegram:1") == "ada"
+        await scene.store.link_identity("telegram:1", "bob", at=3.0)
+        assert await scene.store.get_person("telegram:1") == "bob"
+        assert await scene.store.get_person("slack:U1") == "ada"
+        assert await scene.store.get_person("slack:U2") is None
+        assert await scene.store.list_identity_links() == [("slack:U1", "ada"), ("telegram:1", "bob")]
+        await scene.store.link_identity("telegram:1", "", at=4.0)
+        assert await scene.store.get_person("telegram:1") is None
+        assert await scene.store.list_identity_links() == [("slack:U1", "ada")]

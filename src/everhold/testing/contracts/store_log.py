@@ -10,26 +10,26 @@ import pytest
 
 from everhold.core.entries import (
     VERSION,
+    AddressBound,
     Attachment,
     Began,
-    Bound,
-    Branched,
+    BranchedFrom,
     Changed,
-    Chose,
     Draft,
     Ended,
     Heard,
     Kind,
-    Named,
+    MemoryNameSet,
     Noted,
+    OperationsUndone,
     Place,
     Said,
+    SessionTitled,
+    SettingChosen,
     Thought,
-    Titled,
-    Undone,
 )
 from everhold.errors import Conflict, LeaseLost, Misuse, NotFound, Refused
-from everhold.ports.store import Cited, Opening, Position, Spend, Step
+from everhold.ports.store import Cited, Opening, Spend, StateNamespace, StateWrite, Step
 from everhold.testing.contracts.scene import Scene, heard, own, promise, text_of
 
 
@@ -41,9 +41,9 @@ class LogContract:
         await scene.open("t")
         await asyncio.gather(*[scene.hear(f"m{n}", session="st"[n % 2], wake="") for n in range(200)])
         for session in "st":
-            entries = await scene.store.entries(session)
+            entries = await scene.store.list_entries(session)
             assert [entry.seq for entry in entries] == list(range(1, 101))
-            assert (await scene.store.session(session)).last_seq == 100
+            assert (await scene.store.get_session(session)).last_seq == 100
 
     @promise
     async def test_each_session_keeps_the_order_in_which_commits_were_asked_for(self, scene: Scene) -> None:
@@ -54,23 +54,23 @@ class LogContract:
     async def test_the_feed_is_in_commit_order_across_sessions(self, scene: Scene) -> None:
         await scene.open("t")
         done = [await scene.commit(heard(), session=session) for session in "sttss"]
-        feed = await scene.store.feed()
+        feed = await scene.store.read_feed()
         assert [(entry.session, entry.pos) for entry in feed] == [(one.session, one.pos) for one in done]
         assert [entry.pos for entry in feed] == sorted({entry.pos for entry in feed})
-        assert await scene.store.feed(after=feed[2].pos) == feed[3:]
-        assert await scene.store.feed(after=feed[0].pos, limit=2) == feed[1:3]
+        assert await scene.store.read_feed(after=feed[2].pos) == feed[3:]
+        assert await scene.store.read_feed(after=feed[0].pos, limit=2) == feed[1:3]
 
     @promise
     async def test_the_newest_folds_of_all_sessions_come_first(self, scene: Scene) -> None:
         await scene.open("t")
-        assert await scene.store.folds(limit=5) == []
+        assert await scene.store.list_compressions(limit=5) == []
         made = []
         for session in "sts":
             op = await scene.turn(session=session)
             made.append((session, await scene.fold(op, session=session)))
-        found = await scene.store.folds(limit=2)
+        found = await scene.store.list_compressions(limit=2)
         assert [(entry.session, entry.op) for entry in found] == made[:0:-1]
-        assert len(await scene.store.folds(limit=9)) == 3
+        assert len(await scene.store.list_compressions(limit=9)) == 3
 
     @promise
     async def test_notes_are_read_without_what_lies_between_them(self, scene: Scene) -> None:
@@ -80,17 +80,17 @@ class LogContract:
         await scene.commit(Noted(text="b"), session="t")
         await scene.hear()
         await scene.erase(2)
-        notes = await scene.store.notes()
+        notes = await scene.store.list_notes()
         assert [(entry.session, entry.kind) for entry in notes] == [("s", "noted"), ("t", "noted"), ("s", "erased")]
         assert notes[0].body is None
-        assert await scene.store.notes(after=notes[0].pos, limit=1) == notes[1:2]
+        assert await scene.store.list_notes(after=notes[0].pos, limit=1) == notes[1:2]
 
     @promise
     async def test_a_change_of_several_entries_is_whole_and_in_order(self, scene: Scene) -> None:
         await scene.hear()
         done = await scene.commit(Noted(text="a"), Noted(text="b"), Noted(text="c"))
         assert done.seqs == (2, 3, 4)
-        entries = await scene.store.entries("s", after=1)
+        entries = await scene.store.list_entries("s", after=1)
         assert [entry.body for entry in entries] == [Noted(text="a"), Noted(text="b"), Noted(text="c")]
         assert entries[-1].pos == done.pos
 
@@ -102,7 +102,7 @@ class LogContract:
             attachments=(Attachment(blob="b", name="n", media="m", size=3),),
         )
         await scene.commit(Draft(body=body, author="person:ada", dedup="d"), at=12.5)
-        entry = await scene.store.entry("s", 1)
+        entry = await scene.store.get_entry("s", 1)
         assert (entry.session, entry.seq, entry.kind, entry.op) == ("s", 1, Kind.HEARD, None)
         assert (entry.author, entry.at, entry.version, entry.dedup) == ("person:ada", 12.5, VERSION, "d")
         assert entry.body == body
@@ -113,7 +113,7 @@ class LogContract:
         await scene.commit(heard("1"), Noted(text="2"), heard("3"), Noted(text="4"), heard("5"))
 
         async def read(**wanted: object) -> list[int]:
-            return [entry.seq for entry in await scene.store.entries("s", **wanted)]  # type: ignore[arg-type]
+            return [entry.seq for entry in await scene.store.list_entries("s", **wanted)]  # type: ignore[arg-type]
 
         assert await read(after=2) == [3, 4, 5]
         assert await read(after=1, upto=4) == [2, 3, 4]
@@ -126,21 +126,23 @@ class LogContract:
         await scene.commit(Noted(text="1"), Noted(text="2"))
         await scene.commit(Noted(text="3"), session="t", opens=Opening(agent="aide", address="test:t"))
         await scene.erase(2)
-        one, two = await scene.store.entry("s", 1), await scene.store.entry("s", 2)
-        three = await scene.store.entry("t", 1)
-        found = await scene.store.cited([("t", 1), ("s", 2), ("s", 1), ("s", 99), ("nobody's", 1)])
+        one, two = await scene.store.get_entry("s", 1), await scene.store.get_entry("s", 2)
+        three = await scene.store.get_entry("t", 1)
+        found = await scene.store.get_cited_entries([("t", 1), ("s", 2), ("s", 1), ("s", 99), ("nobody's", 1)])
         assert found == {
             ("s", 1): Cited(agent="main", entry=one),
             ("s", 2): Cited(agent="main", entry=two),
             ("t", 1): Cited(agent="aide", entry=three),
         }
         assert found["s", 2].entry.body is None
-        assert await scene.store.cited([]) == {}
+        assert await scene.store.get_cited_entries([]) == {}
 
     @promise
     async def test_a_place_tells_whether_its_turn_is_undone(self, scene: Scene) -> None:
         async def undone() -> list[int]:
-            cited = await scene.store.cited([("s", entry.seq) for entry in await scene.store.entries("s")])
+            cited = await scene.store.get_cited_entries(
+                [("s", entry.seq) for entry in await scene.store.list_entries("s")]
+            )
             return sorted(seq for (_, seq), it in cited.items() if it.undone)
 
         stays = await scene.hear("stays", wake="")
@@ -154,20 +156,20 @@ class LogContract:
         second = await scene.begin(waits)
         assert await undone() == []
         await scene.end(second)
-        await scene.alter(Undone(ops=(second,)))
+        await scene.alter(OperationsUndone(ops=(second,)))
         assert await undone() == [waits]  # heard while the first one ran, and no part of it
-        await scene.alter(Undone(ops=(first,), again=True))
+        await scene.alter(OperationsUndone(ops=(first,), again=True))
         assert await undone() == [waits, answer]
         third = await scene.begin(stays, steered)
         assert await undone() == [waits, answer]
         await scene.end(third)
-        await scene.alter(Undone(ops=(third,)))
+        await scene.alter(OperationsUndone(ops=(third,)))
         assert await undone() == [stays, steered, waits, answer]
 
     @promise
     async def test_equal_bodies_have_different_digests(self, scene: Scene) -> None:
         await scene.commit(Noted(text="same"), Noted(text="same"))
-        one, two = await scene.store.entries("s")
+        one, two = await scene.store.list_entries("s")
         assert one.digest != two.digest
 
     # -- what is not there
@@ -177,19 +179,20 @@ class LogContract:
         with pytest.raises(NotFound):
             await scene.hear(session="nobody")
         with pytest.raises(NotFound):
-            await scene.store.session("nobody")
+            await scene.store.get_session("nobody")
         with pytest.raises(NotFound):
-            await scene.store.entry("s", 1)
-        assert await scene.store.entries("nobody") == []
-        assert await scene.store.lane("mind", "nobody") is None
+            await scene.store.get_entry("s", 1)
+        assert await scene.store.list_entries("nobody") == []
+        assert await scene.store.get_cursor("turn", "nobody") is None
 
     @promise
     async def test_what_is_no_text_is_nobodys_name(self, scene: Scene) -> None:
         store, odd = scene.store, "\udcff"
         await scene.hear()
         reads = (
-            store.find_session, store.session, store.glance, store.head, store.resolve, store.whereto, store.entries,
-            store.pending, store.person_of, store.identities, store.receipts, store.blob,
+            store.find_sessions, store.get_session, store.get_session_snapshot, store.get_session_head,
+            store.resolve_address, store.get_bound_session, store.list_entries, store.list_pending,
+            store.get_person, store.list_identities, store.list_receipts, store.get_blob,
         )  # fmt: skip
         for read in reads:
             with pytest.raises(Misuse):
@@ -212,17 +215,17 @@ class LogContract:
             await scene.commit(
                 heard("never"),
                 seen=0,
-                wakes=(),
-                spends=(Spend(purse="p", day="d", usd=1.0),),
+                wakeups=(),
+                spends=(Spend(budget="p", day="d", usd=1.0),),
                 blobs=(b"never",),
-                position=Position(platform="p", account="a", name="n", value="v"),
+                state_writes=(StateWrite(namespace=StateNamespace.SCHEDULE, key="n", value="v", version=0),),
             )
         with pytest.raises(Conflict):
-            await scene.commit(heard("never"), Began(what="turn", takes=(99,)), blobs=(b"never",))
+            await scene.commit(heard("never"), Began(type="turn", takes=(99,)), blobs=(b"never",))
         assert await scene.texts() == ["first"]
-        assert (await scene.store.spent("p", "d")).usd == 0
-        assert await scene.store.blob(hashlib.sha256(b"never").hexdigest()) is None
-        assert await scene.store.position(platform="p", account="a", name="n") is None
+        assert (await scene.store.get_spend("p", "d")).usd == 0
+        assert await scene.store.get_blob(hashlib.sha256(b"never").hexdigest()) is None
+        assert await scene.store.list_state_records() == []
         assert await scene.hear("second") == 2
 
     @promise
@@ -243,7 +246,7 @@ class LogContract:
         assert not first.duplicate
         assert (again.duplicate, again.differs) == (True, False)
         assert (again.session, again.seqs, again.pos) == ("s", first.seqs, first.pos)
-        assert (await scene.store.session("s")).last_seq == 1
+        assert (await scene.store.get_session("s")).last_seq == 1
 
     @promise
     async def test_a_duplicate_names_the_session_where_the_first_one_stands(self, scene: Scene) -> None:
@@ -251,7 +254,7 @@ class LogContract:
         await scene.hear("hi", dedup="k")
         done = await scene.commit(Draft(body=heard("hi"), author="person:ada", dedup="k"), session="t")
         assert (done.session, done.seqs, done.duplicate) == ("s", (1,), True)
-        assert await scene.store.entries("t") == []
+        assert await scene.store.list_entries("t") == []
 
     @promise
     async def test_the_same_key_with_other_content_is_seen(self, scene: Scene) -> None:
@@ -269,66 +272,12 @@ class LogContract:
         assert await scene.texts() == ["helo", "hello"]
 
     @promise
-    async def test_a_position_moves_even_when_all_it_brought_is_known(self, scene: Scene) -> None:
-        where = Position(platform="p", account="a", name="offset", value="1")
-        await scene.hear("hi", dedup="k", position=where)
-        later = Position(platform="p", account="a", name="offset", value="2")
-        await scene.hear("hi", dedup="k", position=later)
-        assert await scene.store.position(platform="p", account="a", name="offset") == "2"
-        assert await scene.store.position(platform="p", account="b", name="offset") is None
-
-    @promise
-    async def test_a_position_needs_no_session(self, scene: Scene) -> None:
-        await scene.commit(
-            session="", step=Step.POSITION, position=Position(platform="p", account="a", name="n", value="7")
-        )
-        assert await scene.store.position(platform="p", account="a", name="n") == "7"
-
-    @promise
-    async def test_a_position_that_is_no_longer_what_was_read_is_not_written_nor_what_came_with_it(
-        self, scene: Scene
-    ) -> None:
-        first = Position(platform="p", account="a", name="n", value="1")
-        await scene.commit(session="", step=Step.POSITION, position=first)
-        second = Position(platform="p", account="a", name="n", value="2", expects="1")
-        await scene.hear("two", position=second)
-        gone = Position(platform="p", account="a", name="n", value="")
-        await scene.commit(session="", step=Step.POSITION, position=gone)
-        for expects in ("1", "2"):
-            late = Position(platform="p", account="a", name="n", value="3", expects=expects)
-            with pytest.raises(LeaseLost):
-                await scene.hear("three", position=late)
-        assert await scene.store.position(platform="p", account="a", name="n") is None
-        assert await scene.texts() == ["two"]
-
-    @promise
-    async def test_positions_are_found_by_the_beginning_of_their_name_and_an_empty_one_is_forgotten(
-        self, scene: Scene
-    ) -> None:
-        for platform, account, name in (
-            ("p", "a", "code/2"),
-            ("p", "a", "code/1"),
-            ("p", "b", "code/3"),
-            ("q", "a", "x"),
-        ):
-            where = Position(platform=platform, account=account, name=name, value="v")
-            await scene.commit(session="", step=Step.POSITION, position=where)
-        here = await scene.store.positions(prefix="code/", platform="p", account="a")
-        assert [it.name for it in here] == ["code/1", "code/2"]
-        assert [it.name for it in await scene.store.positions(prefix="code/")] == ["code/1", "code/2", "code/3"]
-        assert await scene.store.positions(prefix="code%") == []
-        gone = Position(platform="p", account="a", name="code/1", value="")
-        await scene.commit(session="", step=Step.POSITION, position=gone)
-        assert await scene.store.position(platform="p", account="a", name="code/1") is None
-        assert [it.name for it in await scene.store.positions(prefix="code/", account="a")] == ["code/2"]
-
-    @promise
     async def test_a_redelivered_erased_message_is_a_duplicate(self, scene: Scene) -> None:
         await scene.hear("secret", dedup="k")
         await scene.erase(1)
         again = await scene.commit(Draft(body=heard("secret"), author="person:ada", dedup="k"))
         assert (again.duplicate, again.differs) == (True, False)
-        assert (await scene.store.session("s")).last_seq == 2
+        assert (await scene.store.get_session("s")).last_seq == 2
 
     @promise
     async def test_three_times_shuffled_is_heard_once(self, scene: Scene) -> None:
@@ -350,7 +299,7 @@ class LogContract:
     async def test_a_change_is_refused_when_the_view_has_changed(self, scene: Scene) -> None:
         op = await scene.turn()
         await scene.commit(Noted(text="fine"), generation=0)
-        await scene.alter(Undone(ops=(op,)))
+        await scene.alter(OperationsUndone(ops=(op,)))
         with pytest.raises(Conflict):
             await scene.commit(Noted(text="late"), generation=0)
         done = await scene.commit(Noted(text="fine"), generation=1)
@@ -362,16 +311,16 @@ class LogContract:
     async def test_a_session_is_made_once_and_its_address_leads_to_it(self, scene: Scene) -> None:
         done = await scene.open("n", address="chat:1", at=5.0)
         assert done.session == "n"
-        assert await scene.store.resolve("chat:1") == "n"
-        session = await scene.store.session("n")
+        assert await scene.store.resolve_address("chat:1") == "n"
+        session = await scene.store.get_session("n")
         assert (session.agent, session.address, session.created, session.last_seq) == ("main", "chat:1", 5.0, 0)
         with pytest.raises(Conflict):
             await scene.open("n", address="chat:2")
         with pytest.raises(Conflict):
             await scene.open("m", address="chat:1")
         with pytest.raises(NotFound):
-            await scene.store.session("m")
-        assert await scene.store.resolve("chat:2") is None
+            await scene.store.get_session("m")
+        assert await scene.store.resolve_address("chat:2") is None
 
     @promise
     async def test_of_two_who_open_an_address_at_once_one_wins(self, scene: Scene) -> None:
@@ -379,22 +328,22 @@ class LogContract:
             scene.open("a", address="chat:1"), scene.open("b", address="chat:1"), return_exceptions=True
         )
         assert sorted(type(one).__name__ for one in done) == ["Committed", "Conflict"]
-        assert await scene.store.resolve("chat:1") == "a"
+        assert await scene.store.resolve_address("chat:1") == "a"
 
     @promise
     async def test_an_address_moves_only_from_where_it_was_thought_to_lead(self, scene: Scene) -> None:
         await scene.open("t")
         with pytest.raises(Conflict):
-            await scene.alter(Bound(address="test:s"), session="t")
+            await scene.alter(AddressBound(address="test:s"), session="t")
         with pytest.raises(Conflict):
-            await scene.alter(Bound(address="test:s", previous="x"), session="t")
-        await scene.alter(Bound(address="test:s", previous="s"), session="t")
-        assert await scene.store.resolve("test:s") == "t"
-        await scene.alter(Bound(address="new:1"), session="t")
-        assert await scene.store.resolve("new:1") == "t"
+            await scene.alter(AddressBound(address="test:s", previous="x"), session="t")
+        await scene.alter(AddressBound(address="test:s", previous="s"), session="t")
+        assert await scene.store.resolve_address("test:s") == "t"
+        await scene.alter(AddressBound(address="new:1"), session="t")
+        assert await scene.store.resolve_address("new:1") == "t"
         with pytest.raises(Conflict):
-            await scene.alter(Bound(address="new:1"), session="s")
-        assert (await scene.store.session("t")).last_seq == 2
+            await scene.alter(AddressBound(address="new:1"), session="s")
+        assert (await scene.store.get_session("t")).last_seq == 2
 
     @promise
     async def test_a_branch_opens_without_its_address_and_takes_it_with_a_bind(self, scene: Scene) -> None:
@@ -402,50 +351,54 @@ class LogContract:
         with pytest.raises(NotFound):
             await scene.open("b", parent="nobody", parent_at=1)
         await scene.open("b", address="test:s", parent="s", parent_at=3, bind=False)
-        assert await scene.store.resolve("test:s") == "s"
-        await scene.alter(Branched(parent="s", at=3), session="b")
-        await scene.alter(Bound(address="test:s", previous="s"), session="b")
-        branch = await scene.store.session("b")
+        assert await scene.store.resolve_address("test:s") == "s"
+        await scene.alter(BranchedFrom(parent="s", at=3), session="b")
+        await scene.alter(AddressBound(address="test:s", previous="s"), session="b")
+        branch = await scene.store.get_session("b")
         assert (branch.parent, branch.parent_at, branch.address) == ("s", 3, "test:s")
-        assert await scene.store.resolve("test:s") == "b"
+        assert await scene.store.resolve_address("test:s") == "b"
 
     @promise
     async def test_a_session_knows_its_branches(self, scene: Scene) -> None:
         await scene.open("b2", parent="s", parent_at=0)
         await scene.open("b1", parent="s", parent_at=0)
         await scene.open("c", parent="b1", parent_at=0)
-        assert [one.id for one in await scene.store.branches("s")] == ["b1", "b2"]
-        assert await scene.store.branches("c") == []
+        assert [one.id for one in await scene.store.list_branches("s")] == ["b1", "b2"]
+        assert await scene.store.list_branches("c") == []
 
     @promise
     async def test_an_address_says_where_it_leads_and_under_which_title(self, scene: Scene) -> None:
-        assert await scene.store.whereto("test:s") == ("s", "")
-        await scene.alter(Titled(title="Garden"))
-        assert await scene.store.whereto("test:s") == ("s", "Garden")
-        assert await scene.store.whereto("nowhere") is None
+        assert await scene.store.get_bound_session("test:s") == ("s", "")
+        await scene.alter(SessionTitled(title="Garden"))
+        assert await scene.store.get_bound_session("test:s") == ("s", "Garden")
+        assert await scene.store.get_bound_session("nowhere") is None
 
     @promise
     async def test_titles_names_and_choices_follow_from_the_log(self, scene: Scene) -> None:
-        await scene.alter(Titled(title="one"))
-        await scene.alter(Titled(title="Two"))
-        await scene.alter(Named(memory="honcho", name="s-1"))
-        await scene.alter(Named(memory="mem0", name="s-2"))
-        await scene.alter(Chose(setting="model", value="big"))
-        await scene.alter(Chose(setting="speed", value="fast"))
-        await scene.alter(Chose(setting="model"))
-        session = await scene.store.session("s")
+        await scene.alter(SessionTitled(title="one"))
+        await scene.alter(SessionTitled(title="Two"))
+        await scene.alter(MemoryNameSet(memory="honcho", name="s-1"))
+        await scene.alter(MemoryNameSet(memory="mem0", name="s-2"))
+        await scene.alter(SettingChosen(setting="model", value="big"))
+        await scene.alter(SettingChosen(setting="speed", value="fast"))
+        await scene.alter(SettingChosen(setting="model"))
+        session = await scene.store.get_session("s")
         assert session.title == "Two"
         assert session.names == {"honcho": "s-1", "mem0": "s-2"}
         assert session.choices == {"speed": "fast"}
 
     @promise
     async def test_what_is_erased_names_nothing_any_more(self, scene: Scene) -> None:
-        for change in (Titled(title="one"), Named(memory="honcho", name="one-1"), Named(memory="mem0", name="s-1")):
+        for change in (
+            SessionTitled(title="one"),
+            MemoryNameSet(memory="honcho", name="one-1"),
+            MemoryNameSet(memory="mem0", name="s-1"),
+        ):
             await scene.alter(change)
-        await scene.alter(Named(memory="mem0", name="s-2"))
-        await scene.alter(Titled(title="two"))
+        await scene.alter(MemoryNameSet(memory="mem0", name="s-2"))
+        await scene.alter(SessionTitled(title="two"))
         await scene.erase(2, 4, 5)
-        session = await scene.store.session("s")
+        session = await scene.store.get_session("s")
         assert session.title == "one"
         assert session.names == {"mem0": "s-1"}
 
@@ -453,8 +406,8 @@ class LogContract:
     async def test_sessions_are_listed_page_by_page(self, scene: Scene) -> None:
         for id in ("a", "b", "c"):
             await scene.open(id)
-        assert [one.id for one in await scene.store.sessions(limit=2)] == ["a", "b"]
-        assert [one.id for one in await scene.store.sessions(limit=2, after="b")] == ["c", "s"]
+        assert [one.id for one in await scene.store.list_sessions(limit=2)] == ["a", "b"]
+        assert [one.id for one in await scene.store.list_sessions(limit=2, after="b")] == ["c", "s"]
 
     @promise
     async def test_the_sessions_somebody_began_are_listed_newest_first(self, scene: Scene) -> None:
@@ -462,16 +415,16 @@ class LogContract:
             return Draft(body=heard("hello"), author=author)
 
         await scene.open("a1")
-        titled = Draft(body=Changed(change=Titled(title="x")), author="system")
+        titled = Draft(body=Changed(change=SessionTitled(title="x")), author="system")
         await scene.commit(titled, said("person:ada"), said("person:bob"), session="a1")
         await scene.open("b1")
         await scene.commit(said("person:bob"), said("person:ada"), session="b1")
         await scene.open("a2", parent="b1", parent_at=1)
-        branched = Changed(change=Branched(parent="b1", at=1))
+        branched = Changed(change=BranchedFrom(parent="b1", at=1))
         await scene.commit(Draft(body=branched, author="person:ada"), said("person:bob"), session="a2")
 
         async def begun(**how: Any) -> list[str]:
-            return [one.id for one in await scene.store.begun(author="person:ada", **how)]
+            return [one.id for one in await scene.store.list_sessions_begun_by(author="person:ada", **how)]
 
         assert await begun() == ["a2", "a1"]
         assert await begun(address="test:b1") == ["b1", "a2", "a1"]
@@ -482,15 +435,15 @@ class LogContract:
     async def test_a_session_is_found_by_id_prefix_title_address_or_as_the_last(self, scene: Scene) -> None:
         await scene.open("abc-1", address="chat:1")
         await scene.open("abc-2", address="chat:2")
-        await scene.alter(Titled(title="Garden plans"), session="abc-1")
+        await scene.alter(SessionTitled(title="Garden plans"), session="abc-1")
         await scene.hear(session="abc-2")
-        find = scene.store.find_session
+        find = scene.store.find_sessions
         assert await find("abc-1") == ["abc-1"]
         assert sorted(await find("abc")) == ["abc-1", "abc-2"]
         assert await find("garden plans") == ["abc-1"]
         assert await find("chat:2") == ["abc-2"]
         assert await find("last") == ["abc-2"]
-        await scene.alter(Titled(title="Garden plans, again"), session="abc-1")
+        await scene.alter(SessionTitled(title="Garden plans, again"), session="abc-1")
         assert await find("last") == ["abc-2"], "where somebody was heard last"
         assert await find("nothing like it") == []
         assert await find("") == []
@@ -501,12 +454,12 @@ class LogContract:
     async def test_erasing_takes_the_body_and_leaves_the_place(self, scene: Scene) -> None:
         await scene.hear("secret")
         await scene.hear("public")
-        before = await scene.store.entry("s", 1)
+        before = await scene.store.get_entry("s", 1)
         done = await scene.erase(1)
-        after = await scene.store.entry("s", 1)
+        after = await scene.store.get_entry("s", 1)
         assert after.body is None
         assert (after.seq, after.kind, after.digest, after.author) == (1, Kind.HEARD, before.digest, before.author)
-        assert text_of(await scene.store.entry("s", 2)) == "public"
+        assert text_of(await scene.store.get_entry("s", 2)) == "public"
         assert done.generation == 1
 
     @promise
@@ -518,7 +471,7 @@ class LogContract:
             await scene.erase(9)
         with pytest.raises(NotFound):
             await scene.erase(2)
-        assert text_of(await scene.store.entry("s", 1)) == "secret"
+        assert text_of(await scene.store.get_entry("s", 1)) == "secret"
 
     @promise
     async def test_an_erased_message_asks_for_nothing_any_more(self, scene: Scene) -> None:
@@ -532,10 +485,10 @@ class LogContract:
 
     @promise
     async def test_an_erased_title_is_gone_from_the_session_too(self, scene: Scene) -> None:
-        await scene.alter(Titled(title="before"))
-        seq = await scene.alter(Titled(title="secret"))
+        await scene.alter(SessionTitled(title="before"))
+        seq = await scene.alter(SessionTitled(title="secret"))
         await scene.erase(seq)
-        assert (await scene.store.session("s")).title == "before"
+        assert (await scene.store.get_session("s")).title == "before"
 
     @promise
     async def test_erasing_may_end_a_running_operation_that_saw_it(self, scene: Scene) -> None:
@@ -545,7 +498,7 @@ class LogContract:
         ended = Draft(body=Ended(outcome="erased"), author="person:ada", op=op)
         await scene.erase(1)
         await scene.commit(ended, step=Step.ERASE)
-        (operation,) = await scene.store.operations("s")
+        (operation,) = await scene.store.list_operations("s")
         assert (operation.state, operation.last) == ("erased", 4)
         with pytest.raises(LeaseLost):
             await scene.commit(Draft(body=Thought(text="t"), author="agent:main", op=op), op=op, claim=claim)
@@ -556,7 +509,7 @@ class LogContract:
         await scene.open("child", parent="s", parent_at=1)
         await scene.open("grandchild", parent="child", parent_at=0)
         op = await scene.turn()
-        await scene.alter(Undone(ops=(op,)))
+        await scene.alter(OperationsUndone(ops=(op,)))
         assert [await scene.generation(one) for one in ("s", "child", "grandchild")] == [1, 0, 0]
         await scene.erase(1)
         assert [await scene.generation(one) for one in ("s", "child", "grandchild")] == [2, 1, 1]
@@ -569,7 +522,7 @@ class LogContract:
     async def test_own_stands_for_the_operation_begun_in_the_same_change(self, scene: Scene) -> None:
         await scene.hear()
         said = own(Said(text="x", to=Place(platform="test")))
-        await scene.commit(said, own(Began(what="command", takes=(1,), reader="desk")), own(Ended()))
-        assert [entry.op for entry in await scene.store.entries("s", after=1)] == [3, 3, 3]
+        await scene.commit(said, own(Began(type="command", takes=(1,), consumer="commands")), own(Ended()))
+        assert [entry.op for entry in await scene.store.list_entries("s", after=1)] == [3, 3, 3]
         with pytest.raises(Misuse):
             await scene.commit(own(Noted(text="whose?")))

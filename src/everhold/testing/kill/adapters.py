@@ -11,8 +11,7 @@ from everhold.core.entries import Noted, Place
 from everhold.errors import Refused
 from everhold.ports.memory import Batch, Capability, Found, Query
 from everhold.ports.model import Answer, Request, ToolSpec
-from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing
-from everhold.ports.store import Position
+from everhold.ports.platform import Accept, Delivery, Incoming, Outgoing, PlatformOffset
 from everhold.ports.tool import Effect, Result, Saying, ToolContext
 from everhold.testing.kill import town
 from everhold.testing.kill.wire import Far
@@ -42,8 +41,8 @@ class WirePlatform:
         return [(number, self._placed(number, told)) for number, told in found]
 
     def _placed(self, number: int, told: object) -> Incoming:
-        position = Position(platform=self.name, account=self.account, name="offset", value=str(number + 1))
-        return msgspec.structs.replace(msgspec.convert(told, Incoming), position=position)
+        offset = PlatformOffset(key="offset", value=str(number + 1))
+        return msgspec.structs.replace(msgspec.convert(told, Incoming), offset=offset)
 
     async def send(self, out: Outgoing) -> str:
         return str(await self._do("send", out))

@@ -19,16 +19,18 @@ from msgspec import Struct
 
 from everhold.control import Control
 from everhold.core.access import Admission
+from everhold.core.consumers import PLATFORM, parse_consumer
 from everhold.core.entries import Entry, Kind, Place
 from everhold.errors import HomeBusy, Refused
 from everhold.flow.accept import Accept
 from everhold.flow.gates import Bells, Gates
 from everhold.flow.memory import Attached
 from everhold.flow.runtime import Runtime
+from everhold.flow.state import update_state_record
 from everhold.flow.supervise import LEASE_SECONDS, Supervisor
 from everhold.logs import open_log
 from everhold.ports.platform import Drafting, Incoming, Platform
-from everhold.ports.store import Change, Lane, Position, Spend, Step, Store
+from everhold.ports.store import Change, ConsumerCursor, Spend, StateNamespace, Step, Store, make_state_scope
 from everhold.stores.sqlite import HomeLock
 from everhold.testing.kill import town
 from everhold.testing.kill.adapters import WireMemory, WireModel, WirePlatform, WireTool
@@ -110,8 +112,8 @@ class Hands:
         return self.platforms[name] if name == "keyed" else None
 
     def in_doubt(self, reader: str, agent: str) -> str:
-        kind, _, rest = reader.partition(":")
-        return self.parts.policy(rest.partition(":")[0]) if kind == "voice" else "resend"
+        consumer = parse_consumer(reader)
+        return self.parts.policy(consumer.platform) if consumer.kind == PLATFORM else "resend"
 
     def memory(self, instance: str, agent: str) -> Attached | None:
         return self.memories.get(instance)
@@ -150,14 +152,20 @@ class Clerk:
             case "replay":
                 return await self._replay()
             case "link":
-                await self.store.link(given["identity"], given["person"], at=time.time())
+                await self.store.link_identity(given["identity"], given["person"], at=time.time())
                 return None
             case "pay":
-                await self._aside(Step.SPEND, spends=(Spend(purse=given["purse"], day=town.DAY, tokens=1),))
+                await self._aside(Step.SPEND, spends=(Spend(budget=given["purse"], day=town.DAY, tokens=1),))
                 return None
             case "mark":
-                position = Position(platform="office", account="main", name=given["name"], value="read")
-                await self._aside(Step.POSITION, position=position)
+                await update_state_record(
+                    self.store,
+                    StateNamespace.PLATFORM_OFFSET,
+                    given["name"],
+                    scope=make_state_scope("office", "main"),
+                    at=time.time(),
+                    decide=lambda _: "read",
+                )
                 return None
             case "quiet":
                 return await self._unrest()
@@ -180,7 +188,7 @@ class Clerk:
         """A message's place in the log, as soon as it has one; its words may be gone."""
         after = 0
         while True:
-            page = await self.store.feed(after=after)
+            page = await self.store.read_feed(after=after)
             for entry in page:
                 if entry.kind is Kind.HEARD and entry.dedup is not None and town.named(entry.dedup) == message:
                     return entry
@@ -191,14 +199,16 @@ class Clerk:
 
     async def _unrest(self) -> str:
         """What is still to be done, in a few words; empty when all is quiet."""
-        waiting = await self.store.waiting()
-        lanes = [_lane(lane) for lane in await self.store.lanes(waiting=True)]
+        waiting = await self.store.count_waiting()
+        lanes = [_lane(lane) for lane in await self.store.list_cursors(waiting=True)]
         return f"{waiting} messages wait, and {', '.join(lanes[:5])}" if waiting or lanes else ""
 
 
-def _lane(lane: Lane) -> str:
+def _lane(lane: ConsumerCursor) -> str:
     left = (lane.since or 0.0) + lane.wait - time.time()
-    return f"{lane.reader} of {lane.session} (due in {left:.1f} s, {lane.owner or 'free'}, {lane.error or 'no error'})"
+    return (
+        f"{lane.consumer} of {lane.session} (due in {left:.1f} s, {lane.owner or 'free'}, {lane.error or 'no error'})"
+    )
 
 
 async def live(terms: Terms, parts: Parts) -> None:
@@ -224,7 +234,7 @@ async def live(terms: Terms, parts: Parts) -> None:
         )
         control = Control(gates, bells=bells, accept=accept, runtimes=hands, erasures=home / "erasures.log")
         clerk = Clerk(far, control, store)
-        await store.seize(owner=gates.owner, at=clock.now())
+        await store.revoke_leases(owner=gates.owner, at=clock.now())
         await control.reapply_erasures()
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -62,39 +62,39 @@ class DeadlyStore(SqliteStore):
         self.doom(change.step, "after")
         return done
 
-    async def claim(
+    async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
         self.doom(Step.CLAIM, "before")
-        claims = await super().claim(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
+        claims = await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
         self.doom(Step.CLAIM, "after")
         return claims
 
-    async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+    async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
         self.doom(Step.RENEW, "before")
-        count = await super().renew(claims, owner=owner, at=at, lease=lease)
+        count = await super().renew_leases(claims, owner=owner, at=at, lease=lease)
         self.doom(Step.RENEW, "after")
         return count
 
-    async def seize(self, *, owner: str, at: float) -> int:
-        self.doom(Step.SEIZE, "before")
-        count = await super().seize(owner=owner, at=at)
-        self.doom(Step.SEIZE, "after")
+    async def revoke_leases(self, *, owner: str, at: float) -> int:
+        self.doom(Step.REVOKE_LEASES, "before")
+        count = await super().revoke_leases(owner=owner, at=at)
+        self.doom(Step.REVOKE_LEASES, "after")
         return count
 
-    async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
-        self.doom(Step.HASTEN, "before")
-        count = await super().hasten(at=at, held=held)
-        self.doom(Step.HASTEN, "after")
+    async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
+        self.doom(Step.RETRY_NOW, "before")
+        count = await super().retry_now(at=at, held=held)
+        self.doom(Step.RETRY_NOW, "after")
         return count
 
-    async def replay(self, ids: Sequence[int], *, at: float) -> int:
+    async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
         self.doom(Step.REPLAY, "before")
-        count = await super().replay(ids, at=at)
+        count = await super().replay_dead_letters(ids, at=at)
         self.doom(Step.REPLAY, "after")
         return count
 
-    async def link(self, identity: str, person: str, *, at: float) -> None:
+    async def link_identity(self, identity: str, person: str, *, at: float) -> None:
         self.doom(Step.PEOPLE, "before")
-        await super().link(identity, person, at=at)
+        await super().link_identity(identity, person, at=at)
         self.doom(Step.PEOPLE, "after")

@@ -73,10 +73,12 @@ MUTANTS: Final = {
         says="[pay]",
         found_by="pay (once) was done 2 times",
     ),
-    "changes its keys": Mutant(parts=Parts(platform=NewKeys), gate=Gate(Step.LANDED, "before"), found_by="saw answers"),
+    "changes its keys": Mutant(
+        parts=Parts(platform=NewKeys), gate=Gate(Step.DELIVERY_DONE, "before"), found_by="saw answers"
+    ),
     "resends what must be held": Mutant(
         parts=Parts(policy=lambda _: "resend"),
-        gate=Gate(Step.LANDED, "before"),
+        gate=Gate(Step.DELIVERY_DONE, "before"),
         platform="hold",
         found_by="had to be held",
     ),

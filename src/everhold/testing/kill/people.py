@@ -186,15 +186,15 @@ class People:
                 self.meet().say("[wait]")
             case Step.PAUSE:
                 self.meet().say("busy [look]")
-            case Step.COMMAND | Step.SETTLE:
+            case Step.COMMAND | Step.CURSOR_SETTLE:
                 self.meet().order("/status")
-            case Step.FOLD_BEGIN | Step.FOLD_END:
+            case Step.COMPRESSION_BEGIN | Step.COMPRESSION_END:
                 chat = self.meet()
                 for _ in range(3):
                     chat.say(f"fill {PADDING} [look]")
-            case Step.LATER:
+            case Step.DELIVERY_RETRY:
                 self.meet().say("later")
-            case Step.TIE:
+            case Step.BACKLINK:
                 chat = self.meet()
                 chat.say()
                 chat.order("/branch")
@@ -214,7 +214,7 @@ class People:
                 self.want_linked()
             case Step.SPEND:
                 self.want_paid()
-            case Step.POSITION:
+            case Step.STATE:
                 self.want_marked()
             case _:
                 self.meet().say()

@@ -173,14 +173,14 @@ class Trial:
             counts["entries"] += len(log.entries)
             counts["messages"] += sum(entry.kind == "heard" for entry in log.entries)
             counts["turns"] += sum(what == "turn" for what in log.what.values())
-            counts["folds"] += sum(entry.kind == "folded" for entry in log.entries)
+            counts["folds"] += sum(entry.kind == "compressed" for entry in log.entries)
             counts["failed turns"] += sum(ended.outcome == "failed" for ended in log.ended.values())
-            counts["resumed turns"] += sum(op.what == "turn" and op.attempts > 1 for op in log.operations)
+            counts["resumed turns"] += sum(op.type == "turn" and op.attempts > 1 for op in log.operations)
             counts["calls of unknown outcome"] += sum(
                 isinstance(entry.body, Returned) and entry.body.unknown for entry in log.entries
             )
         counts["sessions"] += len(books.logs)
-        counts["doubtful"] += sum(r.doubtful for r in books.receipts.values()) + sum(p.doubtful for p in books.parked)
+        counts["doubtful"] += sum(r.in_doubt for r in books.receipts.values()) + sum(p.in_doubt for p in books.parked)
         counts["repeats absorbed"] += self.town.squares["keyed"].repeats
         counts["drafts edited"] += self.town.squares["keyed"].edited
 

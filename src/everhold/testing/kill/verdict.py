@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from everhold.core.audit import audit
+from everhold.core.consumers import memory_consumer, platform_consumer
 from everhold.core.entries import (
     Began,
     Called,
@@ -22,18 +23,18 @@ from everhold.core.entries import (
     Heard,
     Kind,
     Noted,
+    Notified,
+    OperationsUndone,
     Returned,
     Said,
-    Tasked,
+    TaskRequested,
     Thought,
-    Told,
     Took,
-    Undone,
 )
 from everhold.errors import EverholdError
 from everhold.ports.memory import Exchange
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Operation, Parked, Receipt
+from everhold.ports.store import DeadLetter, Operation, Receipt, StateNamespace, make_state_scope
 from everhold.ports.tool import Effect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.kill.people import People
@@ -62,7 +63,7 @@ class Log:
 
     def _step(self, entry: Entry, op: int) -> None:
         match entry.body:
-            case Began(what=what, takes=takes):
+            case Began(type=what, takes=takes):
                 self.what[entry.seq] = what
                 for seq in takes:
                     self.taken.setdefault(seq, []).append(entry.seq)
@@ -71,13 +72,13 @@ class Log:
                     self.taken.setdefault(seq, []).append(op)
             case Said(text=text):
                 self.said.setdefault(op, []).append(text)
-            case Told():
+            case Notified():
                 self.told[op] += 1
             case Ended() as ended:
                 self.ended[op] = ended
                 if ended.outcome == "released":
                     self._give_back({op})
-            case Changed(change=Undone(ops=ops, again=again)):
+            case Changed(change=OperationsUndone(ops=ops, again=again)):
                 self.undone |= set(ops)
                 if again:
                     self.again.update(seq for seq, taken in self.taken.items() if set(taken) & set(ops))
@@ -91,7 +92,11 @@ class Log:
         """(key, text, may be missing) of everything to be delivered there, in order."""
         found = []
         for entry in self.entries:
-            if isinstance(entry.body, Said | Told) and entry.body.to is not None and entry.body.to.platform == platform:
+            if (
+                isinstance(entry.body, Said | Notified)
+                and entry.body.to is not None
+                and entry.body.to.platform == platform
+            ):
                 cancelled = isinstance(entry.body, Said) and entry.op in self.undone
                 for part, text in enumerate(entry.body.parts or (entry.body.text,)):
                     found.append((f"{self.session}:{entry.seq}:{part}", text, cancelled))
@@ -107,7 +112,7 @@ class Log:
                         keys.append(f"{self.session}:{entry.op}")
                 case Noted():
                     keys.append(f"{self.session}:{entry.seq}:note")
-                case Changed(change=Undone(ops=ops)) if any(self.what.get(op) == "turn" for op in ops):
+                case Changed(change=OperationsUndone(ops=ops)) if any(self.what.get(op) == "turn" for op in ops):
                     keys.append(f"{self.session}:{entry.seq}:retract")
         return keys
 
@@ -116,7 +121,7 @@ class Books(Struct, kw_only=True):
     """Everything the store holds at the end."""
 
     logs: list[Log]
-    parked: list[Parked]
+    parked: list[DeadLetter]
     receipts: dict[str, Receipt]
     problems: list[str]
     people: dict[str, str | None]
@@ -137,18 +142,19 @@ async def read(
         logs: list[Log] = []
         receipts: dict[str, Receipt] = {}
         after = ""
-        while page := await store.sessions(limit=500, after=after):
+        while page := await store.list_sessions(limit=500, after=after):
             for session in page:
-                entries = await store.entries(session.id)
-                logs.append(Log(session.id, entries, await store.operations(session.id)))
-                receipts |= {f"{r.reader} {r.key}": r for r in await store.receipts(session.id)}
+                entries = await store.list_entries(session.id)
+                logs.append(Log(session.id, entries, await store.list_operations(session.id)))
+                receipts |= {f"{r.consumer} {r.key}": r for r in await store.list_receipts(session.id)}
                 findings, _ = audit(session.id, entries)
                 problems += [f"audit, {f.promise}: {f.text} ({f.session})" for f in findings if f.level == "broken"]
             after = page[-1].id
-        parked = await store.parked(state="")
-        people = {identity: await store.person_of(identity) for identity in identities}
-        paid = {purse for purse in purses if (await store.spent(purse, DAY)).tokens}
-        marked = {position.name for position in await store.positions(prefix="", platform="office")}
+        parked = await store.list_dead_letters(state="")
+        people = {identity: await store.get_person(identity) for identity in identities}
+        paid = {purse for purse in purses if (await store.get_spend(purse, DAY)).tokens}
+        office = make_state_scope("office", "main")
+        marked = {it.key for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET, scope=office)}
     finally:
         await store.close()
     db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
@@ -219,7 +225,7 @@ def _heard(town: Town, books: Books) -> Iterator[str]:
 def _worked(books: Books) -> Iterator[str]:
     """Every background task came to one result."""
     for log in books.logs:
-        tasks = [e.seq for e in log.entries if isinstance(e.body, Changed) and isinstance(e.body.change, Tasked)]
+        tasks = [e.seq for e in log.entries if isinstance(e.body, Changed) and isinstance(e.body.change, TaskRequested)]
         results = [e.dedup for e in log.entries if e.kind is Kind.HEARD and (e.dedup or "").startswith("job:")]
         if results != [f"job:{log.session}:{seq}" for seq in tasks]:
             yield f"{log.session}: the tasks {tasks} came to {results}"
@@ -252,8 +258,8 @@ def answered(books: Books) -> Iterator[str]:
 
 def _shown(square: Square, books: Books) -> Iterator[str]:
     """Every part of every reply arrived once and in order; where nobody can tell, what is doubtful is recorded."""
-    reader = f"voice:{square.name}:main"
-    parked = {item.key: item for item in books.parked if item.reader == reader}
+    reader = platform_consumer(square.name, "main")
+    parked = {item.key: item for item in books.parked if item.consumer == reader}
     arrived: dict[str, list[tuple[str, str]]] = {}
     for shown in square.shown:
         arrived.setdefault(shown.key.partition(":")[0], []).append((shown.key, shown.text))
@@ -277,12 +283,14 @@ def _shown(square: Square, books: Books) -> Iterator[str]:
             yield f"{square.name}: shown out of order in {log.session}: {once}, the log says {order}"
 
 
-def _repeats(square: Square, keys: list[str], books: Books, reader: str, parked: dict[str, Parked]) -> Iterator[str]:
+def _repeats(
+    square: Square, keys: list[str], books: Books, reader: str, parked: dict[str, DeadLetter]
+) -> Iterator[str]:
     for key, count in Counter(keys).items():
         if count == 1:
             continue
         receipt = books.receipts.get(f"{reader} {key}")
-        known = (receipt is not None and receipt.doubtful) or (key in parked and parked[key].doubtful)
+        known = (receipt is not None and receipt.in_doubt) or (key in parked and parked[key].in_doubt)
         if square.delivery is not Delivery.BLIND or not known:
             yield f"{square.name}: {key} was shown {count} times"
         elif square.name == "hold" and parked.get(key) is None:
@@ -291,7 +299,7 @@ def _repeats(square: Square, keys: list[str], books: Books, reader: str, parked:
 
 def _in_order(square: Square, people: People, books: Books) -> Iterator[str]:
     """As people see it, whatever the log says: what they wrote is answered in that order, each once."""
-    excused = _excused(books, f"voice:{square.name}:main")
+    excused = _excused(books, platform_consumer(square.name, "main"))
     for chat in people.chats.values():
         if chat.square is not square or chat.odd:
             continue
@@ -306,7 +314,7 @@ def _in_order(square: Square, people: People, books: Books) -> Iterator[str]:
 
 def _excused(books: Books, reader: str) -> set[str]:
     """Messages whose answer need not be seen: their turn did not come to one, or it was given up, or taken back."""
-    given_up = {item.key.rpartition(":")[0] for item in books.parked if item.reader == reader}
+    given_up = {item.key.rpartition(":")[0] for item in books.parked if item.consumer == reader}
     excused: set[str] = set()
     for log in books.logs:
         for entry in log.entries:
@@ -365,7 +373,7 @@ def _tools(town: Town, books: Books) -> Iterator[str]:
 
 def _remembered(archive: Archive, books: Books) -> Iterator[str]:
     """The provider has every exchange and note once, in order, with the words of the log."""
-    parked = {item.key for item in books.parked if item.reader == f"memory:{archive.name}"}
+    parked = {item.key for item in books.parked if item.consumer == memory_consumer(archive.name)}
     for log in books.logs:
         kept = archive.kept.get(log.session, [])
         keys = [item.key for item in kept]

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from everhold.core.consumers import memory_consumer, platform_consumer
 from everhold.core.entries import Noted, Place
 from everhold.errors import InDoubt, Partial, Refused, Transient
 from everhold.ports.memory import Batch, Capability, Exchange, Found, Memory, Note, Query, Retraction, Switch
@@ -188,7 +189,7 @@ class SimPlatform(FakePlatform, FarSide):
 
     async def send(self, out: Outgoing) -> str:
         session = out.key.partition(":")[0]
-        lane = f"voice:{self.name}:{self.account}"
+        lane = platform_consumer(self.name, self.account)
         self.witness.arrives(lane, session, out.text)
         self.trouble(lane, session)
         remote = await super().send(out)
@@ -292,7 +293,7 @@ class SimProvider(FakeProvider, FarSide):
         """Keys that were refused with nobody else to blame."""
 
     async def store(self, batch: Batch) -> Mapping[str, str]:
-        lane, session = f"memory:{self.name}", batch.items[0].session
+        lane, session = memory_consumer(self.name), batch.items[0].session
         temper = self._temper()
         if temper == "idle resets":
             raise InDoubt("the connection had been idle, and was reset")

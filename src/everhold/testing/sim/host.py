@@ -222,7 +222,7 @@ class Host:
         now = self.world.loop.time()
         alive = [process.name for process in self.processes if process.alive and process.name in self.supervisors]
         working = {
-            (claim.reader, claim.session, claim.fence)
+            (claim.consumer, claim.session, claim.fence)
             for name in alive
             for claim in self.supervisors[name].tasks.values()
         }
@@ -292,7 +292,7 @@ class Host:
         log = process.log(self.witness.complaints)
         gates = SimGates(process, store=parts.store(process), log=log)
         if self.world.profile.mode == "seize":
-            await gates.store.seize(owner=process.name, at=gates.clock.now())
+            await gates.store.revoke_leases(owner=process.name, at=gates.clock.now())
         bells, tail = Bells(), Tail()
         process.on_commit = tail.committed
         runtimes = parts.runtimes(Inside(self.surroundings))

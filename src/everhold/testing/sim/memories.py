@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from everhold.core.entries import Began, Changed, Ended, Entry, Heard, Kind, Noted, Said, Took, Undone
+from everhold.core.consumers import memory_consumer
+from everhold.core.entries import Began, Changed, Ended, Entry, Heard, Kind, Noted, OperationsUndone, Said, Took
 from everhold.ports.memory import Exchange, Memory, Note
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Parked, Receipt
+from everhold.ports.store import DeadLetter, Receipt
 from everhold.testing.sim.farside import SimProvider
 
 REMEMBERED = {"done", "stopped", "interrupted"}
@@ -33,7 +34,7 @@ def places(session: str, log: Sequence[Entry]) -> list[Place]:
     takes: dict[int, list[int]] = defaultdict(list)
     for entry in log:
         match entry.body:
-            case Began(what=what):
+            case Began(type=what):
                 began[entry.seq] = what
                 takes[entry.seq] += entry.body.takes
             case Took():
@@ -48,7 +49,7 @@ def places(session: str, log: Sequence[Entry]) -> list[Place]:
                 found.append(Place(key=f"{session}:{entry.seq}:note", seq=entry.seq))
             case None if entry.kind is Kind.NOTED:
                 found.append(Place(key=f"{session}:{entry.seq}:note", seq=entry.seq, erased=True))
-            case Changed(change=Undone(ops=ops)) if any(began[op] == "turn" for op in ops):
+            case Changed(change=OperationsUndone(ops=ops)) if any(began[op] == "turn" for op in ops):
                 found.append(Place(key=f"{session}:{entry.seq}:retract", seq=entry.seq))
     return found
 
@@ -56,7 +57,7 @@ def places(session: str, log: Sequence[Entry]) -> list[Place]:
 def remembered(
     logs: Mapping[str, Sequence[Entry]],
     providers: Mapping[str, SimProvider],
-    parked: Sequence[Parked],
+    parked: Sequence[DeadLetter],
     receipts: Mapping[str, Sequence[Receipt]],
     *,
     policy: str,
@@ -64,11 +65,11 @@ def remembered(
 ) -> Iterator[str]:
     """Every exchange and note reached every provider as often as it should, in order, under its own identity."""
     for name, provider in providers.items():
-        reader = f"memory:{name}"
-        doubtful = {r.key for found in receipts.values() for r in found if r.reader == reader and r.doubtful}
-        doubtful |= {one.key for one in parked if one.reader == reader and one.doubtful}
-        given_up = {one.key for one in parked if one.reader == reader and one.state in ("parked", "dropped")}
-        replayed = {one.key for one in parked if one.reader == reader and one.state in ("replaying", "replayed")}
+        reader = memory_consumer(name)
+        doubtful = {r.key for found in receipts.values() for r in found if r.consumer == reader and r.in_doubt}
+        doubtful |= {one.key for one in parked if one.consumer == reader and one.in_doubt}
+        given_up = {one.key for one in parked if one.consumer == reader and one.state in ("dead", "dropped")}
+        replayed = {one.key for one in parked if one.consumer == reader and one.state in ("replaying", "replayed")}
         for session, log in logs.items():
             expected = places(session, log)
             order = {place.key: number for number, place in enumerate(expected)}
@@ -102,8 +103,8 @@ def remembered(
                     yield f"{name} keeps {key} {count} times, and no doubt about it is on record"
             for one in parked:
                 if (
-                    (one.reader, one.session) == (reader, session)
-                    and not one.doubtful
+                    (one.consumer, one.session) == (reader, session)
+                    and not one.in_doubt
                     and one.key not in provider.blamed
                 ):
                     yield f"{name} was never offered {one.key} by itself, and it was parked: {one.reason}"

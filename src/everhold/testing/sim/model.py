@@ -15,6 +15,7 @@ import msgspec
 from msgspec import structs
 
 from everhold.core import compression, review
+from everhold.core.consumers import COMPRESSION
 from everhold.core.entries import INVALID, Call, Usage
 from everhold.core.tokens import weigh_request
 from everhold.errors import Overloaded, TooLong, Transient
@@ -64,7 +65,7 @@ class SimModel(FarSide):
         tokens, rounds = _current(request.messages)
         session = self.witness.session_of.get(tokens[-1], "") if tokens else ""
         if request.system.startswith(compression.ASK):
-            lane, answer = "fold", await self._summary(text)
+            lane, answer = COMPRESSION, await self._summary(text)
         elif request.system.startswith(review.ASK):
             lane, answer = "review", await self._review(text)
         else:
@@ -122,8 +123,8 @@ class SimModel(FarSide):
 
     async def _summary(self, text: str) -> Answer:
         """Names and secrets of all that was said, which is short and would tell if it outlived an erasure."""
-        self.witness.arrives("fold", "", text)
-        self.trouble("fold", "", lambda told: Transient("too busy to summarise"))
+        self.witness.arrives(COMPRESSION, "", text)
+        self.trouble(COMPRESSION, "", lambda told: Transient("too busy to summarise"))
         await asyncio.sleep(self.world.pick(0, 8))
         await self._think(5, 100)
         kept = dict.fromkeys([*TOKEN.findall(text), *SECRET.findall(text)])

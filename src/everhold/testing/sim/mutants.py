@@ -17,16 +17,16 @@ from msgspec import Struct, structs
 from everhold.control import Control
 from everhold.core.entries import (
     VERSION,
-    Bound,
+    AddressBound,
+    AddressUnbound,
     Changed,
+    Compressed,
     Draft,
     Ended,
     Entry,
     Erased,
-    Folded,
     Kind,
     Said,
-    Unbound,
     kind_of,
 )
 from everhold.errors import LeaseLost, Overloaded, Partial, Refused
@@ -40,7 +40,19 @@ from everhold.flow.supervise import Supervisor
 from everhold.flow.view import Seen, Views
 from everhold.ports.model import Answer, Model, Request, ToolSpec
 from everhold.ports.platform import Accept, Drafting, Incoming, Platform, Verdict
-from everhold.ports.store import LANE, Change, Claim, Committed, Flight, Glance, Now, Receipt, Step, Store, Wait
+from everhold.ports.store import (
+    CURSOR_SEPARATOR,
+    Change,
+    Claim,
+    Committed,
+    Glance,
+    InFlightBatch,
+    Now,
+    Receipt,
+    RetryDelay,
+    Step,
+    Store,
+)
 from everhold.ports.tool import Effect, Result, Tool, ToolContext
 from everhold.stores.sqlite import commit, lanes
 from everhold.testing.sim.farside import Ear
@@ -123,7 +135,7 @@ class RepliesFirst(GatedStore):
     async def commit(self, change: Change) -> Committed:
         if change.step is not Step.END or not any(isinstance(draft.body, Said) for draft in change.entries):
             return await super().commit(change)
-        last, _ = await self.disk.head(change.session)
+        last, _ = await self.disk.get_session_head(change.session)
         self._early[change.session] = [
             Entry(
                 session=change.session, seq=last + number, pos=0, kind=kind_of(draft.body), op=draft.op,
@@ -136,8 +148,8 @@ class RepliesFirst(GatedStore):
         del self._early[change.session]
         return await super().commit(change)
 
-    async def entries(self, session: str, **how: Any) -> list[Entry]:
-        found = await super().entries(session, **how)
+    async def list_entries(self, session: str, **how: Any) -> list[Entry]:
+        found = await super().list_entries(session, **how)
         web = asyncio.current_task() not in self.process.workers and not how.get("kinds")
         return found + (self._early.get(session, []) if web else [])
 
@@ -152,22 +164,22 @@ class EndsInTwoCommits(GatedStore):
             return await super().commit(change)
         last = [draft for draft in change.entries if isinstance(draft.body, Ended)]
         first = [draft for draft in change.entries if draft not in last]
-        done = await super().commit(structs.replace(_with(change, *first), lane=None))
-        rest = structs.replace(_with(change, *last), wakes=(), spends=(), blobs=(), records=())
+        done = await super().commit(structs.replace(_with(change, *first), cursor=None))
+        rest = structs.replace(_with(change, *last), wakeups=(), spends=(), blobs=(), records=())
         return structs.replace(done, seqs=done.seqs + (await super().commit(rest)).seqs)
 
 
 class CursorInsteadOfSet(GatedStore):
-    async def pending(self, session: str, *, after: int = 0) -> list[Entry]:
-        return await self._behind_cursor(session, await super().pending(session, after=after))
+    async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
+        return await self._behind_cursor(session, await super().list_pending(session, after=after))
 
-    async def glance(self, id: str) -> Glance:
-        glance = await super().glance(id)
+    async def get_session_snapshot(self, id: str) -> Glance:
+        glance = await super().get_session_snapshot(id)
         return structs.replace(glance, pending=await self._behind_cursor(id, glance.pending))
 
     async def _behind_cursor(self, session: str, pending: list[Entry]) -> list[Entry]:
         waiting = {entry.seq for entry in pending}
-        heard = await self.disk.entries(session, kinds=(Kind.HEARD,))
+        heard = await self.disk.list_entries(session, kinds=(Kind.HEARD,))
         cursor = max((entry.seq for entry in heard if entry.seq not in waiting), default=0)
         return [entry for entry in pending if entry.seq > cursor]
 
@@ -175,9 +187,9 @@ class CursorInsteadOfSet(GatedStore):
 class FenceIgnored(GatedStore):
     async def commit(self, change: Change) -> Committed:
         if change.claim is not None:
-            lane = await self.disk.lane(change.claim.reader, change.claim.session)
+            lane = await self.disk.get_cursor(change.claim.consumer, change.claim.session)
             if lane is not None:
-                change = structs.replace(change, claim=structs.replace(change.claim, lane=lane))
+                change = structs.replace(change, claim=structs.replace(change.claim, cursor=lane))
         return await super().commit(change)
 
 
@@ -195,11 +207,11 @@ class LateResult(GatedStore):
     async def _into_the_next(self, change: Change) -> None:
         for _ in range(100):
             await asyncio.sleep(0.5)
-            found = await self.disk.operations(change.session, what=("turn",), states=("running",))
+            found = await self.disk.list_operations(change.session, types=("turn",), states=("running",))
             if found and found[0].op != change.op:
                 op = found[0].op
                 late = _with(change, *(structs.replace(draft, op=op) for draft in change.entries))
-                await super().commit(structs.replace(late, claim=None, op=op, lane=None))
+                await super().commit(structs.replace(late, claim=None, op=op, cursor=None))
                 return
 
 
@@ -283,8 +295,8 @@ class TakesHalves(OtherRuntimes):
 class ForgetsDrafts(GatedStore):
     """Nobody knows any more that the beginning of a reply is seen, so nothing ever takes its place."""
 
-    async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]:
-        found = await super().receipts(session, seq=seq, reader=reader)
+    async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]:
+        found = await super().list_receipts(session, seq=seq, consumer=consumer)
         return [receipt for receipt in found if receipt.part != voice.DRAFT]
 
 
@@ -294,9 +306,9 @@ class ForgetsDrafts(GatedStore):
 class Reforming(Lane):
     """Takes up a flight by looking at what there is now, instead of repeating it."""
 
-    async def _take_up(self, flight: Flight) -> Any:
-        look = await self.courier.next(self.claim, after=self.claim.lane.position)
-        if look.load is not None and flight.state != "void":
+    async def _take_up(self, flight: InFlightBatch) -> Any:
+        look = await self.courier.next(self.claim, after=self.claim.cursor.processed_seq)
+        if look.load is not None and flight.state != "voided":
             load = look.load
             flight = structs.replace(flight, items=load.items, upto=load.upto, digest=load.digest)
         return await super()._take_up(flight)
@@ -316,7 +328,7 @@ class HurriedGates(Gates):
 class Unmarked(Lane):
     """Sends again what is still stored as unsent."""
 
-    async def _fly(self, load: Load, flight: Flight, *, doubtful: bool = False, **more: Any) -> Leg:
+    async def _fly(self, load: Load, flight: InFlightBatch, *, doubtful: bool = False, **more: Any) -> Leg:
         if flight.state == "unsent":
             return Leg(load=load, flight=flight, since=self.gates.clock.monotonic(), doubtful=doubtful)
         return await super()._fly(load, flight, doubtful=doubtful, **more)
@@ -335,16 +347,16 @@ class Forgetful(Lane):
 
     def __init__(self, gates: Gates, claim: Claim, courier: Courier) -> None:
         super().__init__(gates, claim, courier)
-        self.left: Flight | None = None
+        self.left: InFlightBatch | None = None
 
-    async def _next_alone(self, behind: Flight, *, receipts: Any, parks: Any) -> Leg | None:
+    async def _next_alone(self, behind: InFlightBatch, *, receipts: Any, parks: Any) -> Leg | None:
         self.left = behind if len(behind.items) > 1 else None
         alone = structs.replace(behind, items=behind.items[:1])
         return await super()._next_alone(alone, receipts=receipts, parks=parks)
 
-    async def _land(self, upto: int, done: Any = (), *, flight: Flight | None = None, **rest: Any) -> Leg | None:
-        if flight is not None and flight.behind is None and self.left is not None:
-            flight = structs.replace(flight, behind=structs.replace(self.left, items=self.left.items[1:]))
+    async def _land(self, upto: int, done: Any = (), *, flight: InFlightBatch | None = None, **rest: Any) -> Leg | None:
+        if flight is not None and flight.remaining is None and self.left is not None:
+            flight = structs.replace(flight, remaining=structs.replace(self.left, items=self.left.items[1:]))
         return await super()._land(upto, done, flight=flight, **rest)
 
 
@@ -391,7 +403,7 @@ class ResendsUnderHold(OtherRuntimes):
 class NoClamp(GatedStore):
     """Never sees that the clock went back: a wait that began in the future is simply waited for."""
 
-    async def claim(
+    async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
     ) -> list[Claim]:
         def job(cur: apsw.Cursor) -> list[Claim]:
@@ -404,25 +416,27 @@ class NoClamp(GatedStore):
         await self._after(Step.CLAIM)
         return claims
 
-    async def next_due(self, *, at: float, skip: Any = (), only: Any = ()) -> float | None:
+    async def get_next_due(self, *, at: float, skip: Any = (), only: Any = ()) -> float | None:
         return lanes.next_due(self.disk.writer.cursor, at=at, skip=skip, only=only, back=False)
 
 
 class TakesFromItself(GatedStore):
     """A lease that looks as if it were over is over, whoever knows better."""
 
-    async def claim(
+    async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Any = (), only: Any = ()
     ) -> list[Claim]:
-        readers = [name for name in skip if LANE not in name]
-        return await super().claim(owner=owner, at=at, lease=lease, limit=limit, skip=readers, only=only)
+        readers = [name for name in skip if CURSOR_SEPARATOR not in name]
+        return await super().claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=readers, only=only)
 
 
 class ShortensWaits(GatedStore):
     async def commit(self, change: Change) -> Committed:
-        lane = change.lane
+        lane = change.cursor
         if lane is not None and lane.wait is not None and lane.wait.seconds > 30:
-            change = structs.replace(change, lane=structs.replace(lane, wait=Wait(seconds=30.0, firm=lane.wait.firm)))
+            change = structs.replace(
+                change, cursor=structs.replace(lane, wait=RetryDelay(seconds=30.0, mandatory=lane.wait.mandatory))
+            )
         return await super().commit(change)
 
 
@@ -447,7 +461,7 @@ class KeepsViews(Supervisor):
 
 class FoldsAnything(GatedStore):
     async def commit(self, change: Change) -> Committed:
-        if any(isinstance(draft.body, Folded) for draft in change.entries):
+        if any(isinstance(draft.body, Compressed) for draft in change.entries):
             change = structs.replace(change, generation=None)
         return await super().commit(change)
 
@@ -471,12 +485,12 @@ class ForgetsSummaries(GatedStore):
 
     async def commit(self, change: Change) -> Committed:
         if change.erase:
-            kinds = {seq: (await self.disk.entry(change.session, seq)).kind for seq in change.erase}
-            gone = tuple(seq for seq in change.erase if kinds[seq] is not Kind.FOLDED)
+            kinds = {seq: (await self.disk.get_entry(change.session, seq)).kind for seq in change.erase}
+            gone = tuple(seq for seq in change.erase if kinds[seq] is not Kind.COMPRESSED)
             if not gone:
                 return Committed(session=change.session)
             drafts = [
-                structs.replace(draft, body=structs.replace(draft.body, seqs=gone, folds=()))
+                structs.replace(draft, body=structs.replace(draft.body, seqs=gone, compressions=()))
                 if isinstance(draft.body, Erased)
                 else draft
                 for draft in change.entries
@@ -490,7 +504,7 @@ class TwoSessionsAtOnce(GatedStore):
 
     async def commit(self, change: Change) -> Committed:
         other = self._other_half(change)
-        if change.step is not Step.TIE or other is None:
+        if change.step is not Step.BACKLINK or other is None:
             return await super().commit(change)
 
         def job(cur: apsw.Cursor) -> Committed:
@@ -507,11 +521,15 @@ class TwoSessionsAtOnce(GatedStore):
 
     def _other_half(self, change: Change) -> Change | None:
         for draft in change.entries:
-            if isinstance(draft.body, Changed) and isinstance(draft.body.change, Bound) and draft.body.change.previous:
+            if (
+                isinstance(draft.body, Changed)
+                and isinstance(draft.body.change, AddressBound)
+                and draft.body.change.previous
+            ):
                 bound = draft.body.change
-                unbound = Changed(change=Unbound(address=bound.address, session=change.session))
+                unbound = Changed(change=AddressUnbound(address=bound.address, session=change.session))
                 entry = Draft(body=unbound, author=draft.author)
-                return Change(step=Step.TIE, session=bound.previous, at=change.at, entries=(entry,))
+                return Change(step=Step.BACKLINK, session=bound.previous, at=change.at, entries=(entry,))
         return None
 
 
@@ -524,7 +542,7 @@ class AnswersTooSoon(GatedStore):
 
     async def commit(self, change: Change) -> Committed:
         if change.step is self._step:
-            change = structs.replace(change, redone=True)
+            change = structs.replace(change, durable=False)
         return await super().commit(change)
 
 
@@ -572,6 +590,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "accept-unsynced": Mutant(about="acknowledged before the disk has it", parts=_too_soon(Step.ACCEPT)),
     "end-unsynced": Mutant(about="a reply is sent before the disk has it", parts=_too_soon(Step.END)),
     "call-unsynced": Mutant(about="a once tool runs before the disk knows", parts=_too_soon(Step.CALL)),
-    "flight-unsynced": Mutant(about="a blind send before the disk knows", parts=_too_soon(Step.FLIGHT)),
+    "flight-unsynced": Mutant(about="a blind send before the disk knows", parts=_too_soon(Step.DELIVERY_SEND)),
     "old-client": Mutant(about="a client that was replaced is asked on", parts=Parts(supervisor=KeepsItsClient)),
 }

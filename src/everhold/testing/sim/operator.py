@@ -83,7 +83,7 @@ class Operator:
                 return control.replay()
 
     async def _link(self, control: Control, identity: str) -> None:
-        await control.store.link(identity, "ada", at=self.world.now())
+        await control.store.link_identity(identity, "ada", at=self.world.now())
         self.witness.linked.append(identity)
 
 

@@ -17,25 +17,25 @@ from everhold.core.entries import (
     Began,
     Called,
     Changed,
+    Compressed,
+    ContextReset,
     Ended,
     Entry,
     Erased,
-    Folded,
-    Fresh,
     Heard,
     Kind,
+    Notified,
+    OperationsUndone,
     Place,
     Returned,
     Said,
     Thought,
-    Told,
     Took,
-    Undone,
     encode,
 )
 from everhold.flow.voice import DRAFT
 from everhold.ports.platform import Delivery
-from everhold.ports.store import Parked, Position, Receipt
+from everhold.ports.store import DeadLetter, Receipt, StateNamespace, make_state_scope
 from everhold.ports.tool import Effect
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.sim import memories, reference
@@ -51,10 +51,11 @@ class Facts(Struct, frozen=True, kw_only=True):
     """Everything there is to look at, once nothing moves any more."""
 
     logs: dict[str, list[Entry]]
-    parked: list[Parked]
+    parked: list[DeadLetter]
     receipts: dict[str, list[Receipt]]
     blobs: dict[str, bytes]
-    positions: list[Position]
+    offsets: dict[tuple[str, str], str]
+    """What platforms were read, by scope and key."""
     world: World
     witness: Witness
     surroundings: Surroundings
@@ -66,21 +67,21 @@ async def check(
     store: SqliteStore, control: Control, world: World, witness: Witness, surroundings: Surroundings, *, at_rest: bool
 ) -> list[str]:
     """Everything that is not as it must be."""
-    sessions = [session.id for session in await store.sessions(limit=1_000)]
-    logs = {session: await store.entries(session) for session in sessions}
+    sessions = [session.id for session in await store.list_sessions(limit=1_000)]
+    logs = {session: await store.list_entries(session) for session in sessions}
     recalled = {e.body.recall for log in logs.values() for e in log if isinstance(e.body, Thought) and e.body.recall}
     facts = Facts(
         logs=logs,
-        blobs={digest: blob for digest in sorted(recalled) if (blob := await store.blob(digest)) is not None},
-        parked=await store.parked(state=""),
-        receipts={session: await store.receipts(session) for session in sessions},
+        blobs={digest: blob for digest in sorted(recalled) if (blob := await store.get_blob(digest)) is not None},
+        parked=await store.list_dead_letters(state=""),
+        receipts={session: await store.list_receipts(session) for session in sessions},
         world=world,
         witness=witness,
         surroundings=surroundings,
-        positions=await store.positions(prefix=""),
+        offsets={(it.scope, it.key): it.value for it in await store.list_state_records(StateNamespace.PLATFORM_OFFSET)},
         at_rest=at_rest,
     )
-    links = dict(await store.links())
+    links = dict(await store.list_identity_links())
     report = await control.audit()
     problems = [f"the audit says: {finding.text}" for finding in report.broken if at_rest or finding.promise == "P8"]
     problems += await retold(facts, control)
@@ -131,11 +132,12 @@ def heard_once(facts: Facts) -> Iterator[str]:
             origin = update.origin
             found = heard.get((origin.platform, origin.chat, origin.message, update.revision), [])
             kept = number < platform.seen_upto if platform.polled else number in platform.acknowledged
-            if update.position is not None:
+            if update.offset is not None:
                 if found:
                     yield f"{update.text!r} of somebody nobody wants to hear is in the log"
-                if kept and update.position not in facts.positions:
-                    yield f"{platform.name} was told that {update.position.name} was read, and it is not on record"
+                scope = make_state_scope(origin.platform, origin.account)
+                if kept and facts.offsets.get((scope, update.offset.key)) != update.offset.value:
+                    yield f"{platform.name} was told that {update.offset.key} was read, and it is not on record"
             elif (
                 not found and kept and not any(secret in facts.witness.erased for secret in SECRET.findall(update.text))
             ):
@@ -213,7 +215,7 @@ class _Consumption:
                 self.ended[entry.op] = ended
                 if ended.outcome in ("released", "erased"):
                     self._give_back(entry.op)
-            case Changed(change=Undone(ops=ops, again=True)):
+            case Changed(change=OperationsUndone(ops=ops, again=True)):
                 for op in ops:
                     self._give_back(op)
             case Erased(seqs=seqs):
@@ -252,7 +254,7 @@ def answered(facts: Facts) -> Iterator[str]:
             if not isinstance(body, Heard):
                 continue
             yield from (f"{session}: {why}" for why in _end_of(seq, body, op, consumption, by_op[op]))
-            turn = consumption.began[op].what == "turn"
+            turn = consumption.began[op].type == "turn"
             if turn and body.asks and seq not in consumption.given_back:
                 if seq < last:
                     yield f"{session}: message {seq} was answered after message {last}"
@@ -269,8 +271,8 @@ def _end_of(seq: int, body: Heard, op: int, consumption: _Consumption, steps: li
     if ended is None or not body.asks:
         return
     said = [entry.body for entry in steps if isinstance(entry.body, Said)]
-    told = [entry.body for entry in steps if isinstance(entry.body, Told)]
-    if consumption.began[op].what == "command":
+    told = [entry.body for entry in steps if isinstance(entry.body, Notified)]
+    if consumption.began[op].type == "command":
         if not told:
             yield f"the command with message {seq} ended without a word"
         return
@@ -298,7 +300,7 @@ def within_operations(facts: Facts) -> Iterator[str]:
                 continue
             where = f"{session}: entry {entry.seq} ({entry.kind})"
             if isinstance(entry.body, Began):
-                if entry.body.what == "turn" and any(began.what == "turn" for began in running.values()):
+                if entry.body.type == "turn" and any(began.type == "turn" for began in running.values()):
                     yield f"{where} begins a turn while another one runs"
                 running[entry.seq] = entry.body
             elif entry.op not in running:
@@ -325,18 +327,18 @@ def folded(facts: Facts) -> Iterator[str]:
     """A summary stands only if the view it was made of did not change meanwhile, and it covers whole turns."""
     for session, log in facts.logs.items():
         for entry in log:
-            if not isinstance(entry.body, Folded):
+            if not isinstance(entry.body, Compressed):
                 continue
             assert entry.op is not None
             between = [e for e in log if entry.op < e.seq < entry.seq]
             for other in between:
-                if isinstance(other.body, Folded | Erased) or (
-                    isinstance(other.body, Changed) and isinstance(other.body.change, Fresh | Undone)
+                if isinstance(other.body, Compressed | Erased) or (
+                    isinstance(other.body, Changed) and isinstance(other.body.change, ContextReset | OperationsUndone)
                 ):
                     yield f"{session}: the fold {entry.op} was made of a view that entry {other.seq} changed"
             ended = {e.op for e in log[: entry.op] if e.kind is Kind.ENDED}
             for began in log[: entry.body.covers]:
-                if isinstance(began.body, Began) and began.body.what == "turn" and began.seq not in ended:
+                if isinstance(began.body, Began) and began.body.type == "turn" and began.seq not in ended:
                     yield f"{session}: the fold {entry.op} covers turn {began.seq}, which was not over"
 
 
@@ -346,11 +348,11 @@ def thought_of(facts: Facts) -> Iterator[str]:
     tools = [tool.spec for tool in runtime.tools.values()]
     for session, log in facts.logs.items():
         for entry in log:
-            if isinstance(entry.body, Began) and entry.body.what == "turn":
+            if isinstance(entry.body, Began) and entry.body.type == "turn":
                 with contextlib.suppress(reference.Inexact):
                     newest = reference.Reading(facts.logs, session, entry.seq, entry.pos).newest_fold()
-                    if entry.body.fold != newest:
-                        yield f"{session}: turn {entry.seq} pins fold {entry.body.fold}, but {newest} is in force"
+                    if entry.body.compression != newest:
+                        yield f"{session}: turn {entry.seq} pins {entry.body.compression}, but {newest} is in force"
             if not isinstance(entry.body, Thought) or not entry.body.request:
                 continue
             try:
@@ -377,9 +379,9 @@ async def retold(facts: Facts, control: Control) -> list[str]:
 
 def delivered(facts: Facts) -> Iterator[str]:
     """Every reply is shown once and in order; where nobody can tell, the doubt is on record."""
-    doubtful = {r.key for found in facts.receipts.values() for r in found if r.doubtful}
-    doubtful |= {parked.key for parked in facts.parked if parked.doubtful}
-    given_up = {parked.key for parked in facts.parked if parked.state in ("parked", "dropped")}
+    doubtful = {r.key for found in facts.receipts.values() for r in found if r.in_doubt}
+    doubtful |= {parked.key for parked in facts.parked if parked.in_doubt}
+    given_up = {parked.key for parked in facts.parked if parked.state in ("dead", "dropped")}
     replayed = {parked.key for parked in facts.parked if parked.state in ("replaying", "replayed")}
     expected: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     optional: set[str] = set()
@@ -388,14 +390,14 @@ def delivered(facts: Facts) -> Iterator[str]:
         undone = {
             op
             for e in log
-            if isinstance(e.body, Changed) and isinstance(e.body.change, Undone)
+            if isinstance(e.body, Changed) and isinstance(e.body.change, OperationsUndone)
             for op in e.body.change.ops
         }
         for entry in log:
-            if entry.kind in (Kind.SAID, Kind.TOLD) and entry.body is None:
+            if entry.kind in (Kind.SAID, Kind.NOTIFIED) and entry.body is None:
                 erased.add(f"{session}:{entry.seq}")
             match entry.body:
-                case Said(to=to, parts=parts) | Told(to=Place() as to, parts=parts):
+                case Said(to=to, parts=parts) | Notified(to=Place() as to, parts=parts):
                     for number, part in enumerate(parts):
                         expected[to.platform, session][f"{session}:{entry.seq}:{number}"] = part
                     if isinstance(entry.body, Said) and entry.op in undone:
@@ -441,7 +443,7 @@ def finished(facts: Facts) -> Iterator[str]:
             match entry.body:
                 case Ended(outcome="erased"):
                     excused.add(entry.op)
-                case Changed(change=Undone(ops=ops)):
+                case Changed(change=OperationsUndone(ops=ops)):
                     excused |= set(ops)
         for platform in facts.surroundings.platforms.values():
             for receipt in facts.receipts[session]:

@@ -10,8 +10,8 @@ from typing import Final
 
 from everhold.core.access import Admission
 from everhold.core.entries import Place
-from everhold.ports.platform import Incoming
-from everhold.ports.store import Change, Position, Step
+from everhold.ports.platform import Incoming, PlatformOffset
+from everhold.ports.store import Change, Step
 from everhold.testing.sim.farside import SimPlatform
 from everhold.testing.sim.world import World
 
@@ -74,7 +74,7 @@ class Chat:
 
     def meddle(self, change: Change) -> None:
         """Change the view while somebody makes a summary of it, now and then: people have a way of doing that."""
-        if change.step is not Step.FOLD_BEGIN or not self.world.chance(self.world.profile.commands):
+        if change.step is not Step.COMPRESSION_BEGIN or not self.world.chance(self.world.profile.commands):
             return
         heard = next((token for token, where in self.sessions().items() if where == change.session), "")
         if heard.partition(".")[0] == self.name:
@@ -139,14 +139,14 @@ class Chat:
                 revision=revision,
                 addressed=addressed,
                 bot=bot,
-                position=position(origin) if sender == STRANGER else None,
+                offset=make_offset(origin) if sender == STRANGER else None,
             )
         )
 
 
-def position(read: Place) -> Position:
+def make_offset(read: Place) -> PlatformOffset:
     """What is committed of a message that nobody keeps: that it was read."""
-    return Position(platform=read.platform, account=read.account, name=f"{read.chat}/{read.message}", value="read")
+    return PlatformOffset(key=f"{read.chat}/{read.message}", value="read")
 
 
 async def reception(incoming: Incoming) -> Admission:

@@ -1,6 +1,6 @@
 """A power cut: everything that runs ends at once, and the disk is as the last commit left it that was waited for.
 
-A commit that would be redone is written, and read by everybody from then on, but nobody waits until the disk has it.
+A commit that need not be durable is written, and everybody reads it from then on, but it may not be on the disk yet.
 That nothing is lost with it is a promise of its own, and this is what puts it to the test.
 """
 
@@ -51,11 +51,11 @@ class PoweredWriter(InlineWriter):
         self._power = power
 
     async def write(
-        self, job: Job[T], *, urgent: bool = False, light: bool = False, redone: bool = False, alike: object = None
+        self, job: Job[T], *, urgent: bool = False, light: bool = False, durable: bool = True, alike: object = None
     ) -> T:
-        if redone:
+        if not durable:
             self._power.unsure()
         result = await super().write(job)
-        if not redone:
+        if durable:
             self._power.sure()
         return result

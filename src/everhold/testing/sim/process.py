@@ -20,16 +20,17 @@ from everhold.ports.store import (
     Cited,
     Claim,
     Committed,
+    ConsumerCursor,
+    DeadLetter,
     Glance,
     Handed,
-    Lane,
     Now,
     Operation,
-    Parked,
-    Position,
     Receipt,
     Session,
     Spend,
+    StateNamespace,
+    StateRecord,
     Step,
     Store,
 )
@@ -181,43 +182,43 @@ class GatedStore:
         self.process.on_commit(change)
         return done
 
-    async def claim(
+    async def claim_cursors(
         self, *, owner: str, at: Now, lease: float, limit: int, skip: Sequence[str] = (), only: Sequence[str] = ()
     ) -> list[Claim]:
         await self._before(Step.CLAIM)
-        claims = await self.disk.claim(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
+        claims = await self.disk.claim_cursors(owner=owner, at=at, lease=lease, limit=limit, skip=skip, only=only)
         self.witness.claimed(self.process, claims)
         await self._after(Step.CLAIM)
         return claims
 
-    async def renew(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
+    async def renew_leases(self, claims: Collection[Claim], *, owner: str, at: float, lease: float) -> int:
         await self._before(Step.RENEW)
-        count = await self.disk.renew(claims, owner=owner, at=at, lease=lease)
+        count = await self.disk.renew_leases(claims, owner=owner, at=at, lease=lease)
         await self._after(Step.RENEW)
         return count
 
-    async def hasten(self, *, at: float, held: Sequence[str] = ()) -> int:
-        await self._before(Step.HASTEN)
-        count = await self.disk.hasten(at=at, held=held)
-        await self._after(Step.HASTEN)
+    async def retry_now(self, *, at: float, held: Sequence[str] = ()) -> int:
+        await self._before(Step.RETRY_NOW)
+        count = await self.disk.retry_now(at=at, held=held)
+        await self._after(Step.RETRY_NOW)
         return count
 
-    async def seize(self, *, owner: str, at: float) -> int:
-        await self._before(Step.SEIZE)
-        count = await self.disk.seize(owner=owner, at=at)
+    async def revoke_leases(self, *, owner: str, at: float) -> int:
+        await self._before(Step.REVOKE_LEASES)
+        count = await self.disk.revoke_leases(owner=owner, at=at)
         self.world.tell(self.process.name, f"seizes {count} leases")
-        await self._after(Step.SEIZE)
+        await self._after(Step.REVOKE_LEASES)
         return count
 
-    async def replay(self, ids: Sequence[int], *, at: float) -> int:
+    async def replay_dead_letters(self, ids: Sequence[int], *, at: float) -> int:
         await self._before(Step.REPLAY)
-        count = await self.disk.replay(ids, at=at)
+        count = await self.disk.replay_dead_letters(ids, at=at)
         await self._after(Step.REPLAY)
         return count
 
-    async def link(self, identity: str, person: str, *, at: float) -> None:
+    async def link_identity(self, identity: str, person: str, *, at: float) -> None:
         await self._before(Step.PEOPLE)
-        await self.disk.link(identity, person, at=at)
+        await self.disk.link_identity(identity, person, at=at)
         await self._after(Step.PEOPLE)
 
     async def _before(self, step: Step) -> None:
@@ -236,45 +237,47 @@ class GatedStore:
 
     # -- reading
 
-    async def session(self, id: str) -> Session:
+    async def get_session(self, id: str) -> Session:
         await self._late()
-        return await self.disk.session(id)
+        return await self.disk.get_session(id)
 
-    async def glance(self, id: str) -> Glance:
+    async def get_session_snapshot(self, id: str) -> Glance:
         await self._late()
-        return await self.disk.glance(id)
+        return await self.disk.get_session_snapshot(id)
 
-    async def sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
+    async def list_sessions(self, *, limit: int = 100, after: str = "", newest_first: bool = False) -> list[Session]:
         await self._late()
-        return await self.disk.sessions(limit=limit, after=after, newest_first=newest_first)
+        return await self.disk.list_sessions(limit=limit, after=after, newest_first=newest_first)
 
-    async def begun(
+    async def list_sessions_begun_by(
         self, *, author: str, agent: str = "", address: str = "", limit: int = 100, after: str = ""
     ) -> list[Session]:
         await self._late()
-        return await self.disk.begun(author=author, agent=agent, address=address, limit=limit, after=after)
+        return await self.disk.list_sessions_begun_by(
+            author=author, agent=agent, address=address, limit=limit, after=after
+        )
 
-    async def branches(self, id: str) -> list[Session]:
+    async def list_branches(self, id: str) -> list[Session]:
         await self._late()
-        return await self.disk.branches(id)
+        return await self.disk.list_branches(id)
 
-    async def resolve(self, address: str) -> str | None:
+    async def resolve_address(self, address: str) -> str | None:
         await self._late()
-        return await self.disk.resolve(address)
+        return await self.disk.resolve_address(address)
 
-    async def head(self, id: str) -> tuple[int, int]:
+    async def get_session_head(self, id: str) -> tuple[int, int]:
         await self._late()
-        return await self.disk.head(id)
+        return await self.disk.get_session_head(id)
 
-    async def whereto(self, address: str) -> tuple[str, str] | None:
+    async def get_bound_session(self, address: str) -> tuple[str, str] | None:
         await self._late()
-        return await self.disk.whereto(address)
+        return await self.disk.get_bound_session(address)
 
-    async def find_session(self, name: str) -> list[str]:
+    async def find_sessions(self, name: str) -> list[str]:
         await self._late()
-        return await self.disk.find_session(name)
+        return await self.disk.find_sessions(name)
 
-    async def entries(
+    async def list_entries(
         self,
         session: str,
         *,
@@ -284,41 +287,41 @@ class GatedStore:
         limit: int | None = None,
     ) -> list[Entry]:
         await self._late()
-        return await self.disk.entries(session, after=after, upto=upto, kinds=kinds, limit=limit)
+        return await self.disk.list_entries(session, after=after, upto=upto, kinds=kinds, limit=limit)
 
-    async def entry(self, session: str, seq: int) -> Entry:
+    async def get_entry(self, session: str, seq: int) -> Entry:
         await self._late()
-        return await self.disk.entry(session, seq)
+        return await self.disk.get_entry(session, seq)
 
-    async def cited(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
+    async def get_cited_entries(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], Cited]:
         await self._late()
-        return await self.disk.cited(places)
+        return await self.disk.get_cited_entries(places)
 
-    async def feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+    async def read_feed(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         await self._late()
-        return await self.disk.feed(after=after, limit=limit)
+        return await self.disk.read_feed(after=after, limit=limit)
 
-    async def notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
+    async def list_notes(self, *, after: int = 0, limit: int = 500) -> list[Entry]:
         await self._late()
-        return await self.disk.notes(after=after, limit=limit)
+        return await self.disk.list_notes(after=after, limit=limit)
 
-    async def folds(self, *, limit: int) -> list[Entry]:
+    async def list_compressions(self, *, limit: int) -> list[Entry]:
         await self._late()
-        return await self.disk.folds(limit=limit)
+        return await self.disk.list_compressions(limit=limit)
 
-    async def pending(self, session: str, *, after: int = 0) -> list[Entry]:
+    async def list_pending(self, session: str, *, after: int = 0) -> list[Entry]:
         await self._late()
-        return await self.disk.pending(session, after=after)
+        return await self.disk.list_pending(session, after=after)
 
-    async def waiting(self) -> int:
+    async def count_waiting(self) -> int:
         await self._late()
-        return await self.disk.waiting()
+        return await self.disk.count_waiting()
 
-    async def operations(
+    async def list_operations(
         self,
         session: str,
         *,
-        what: Sequence[str] = (),
+        types: Sequence[str] = (),
         after: int = 0,
         before: int | None = None,
         states: Sequence[str] = (),
@@ -326,77 +329,83 @@ class GatedStore:
         limit: int | None = None,
     ) -> list[Operation]:
         await self._late()
-        return await self.disk.operations(
-            session, what=what, after=after, before=before, states=states, newest_first=newest_first, limit=limit
+        return await self.disk.list_operations(
+            session, types=types, after=after, before=before, states=states, newest_first=newest_first, limit=limit
         )
 
-    async def lane(self, reader: str, session: str) -> Lane | None:
+    async def get_cursor(self, consumer: str, session: str) -> ConsumerCursor | None:
         await self._late()
-        return await self.disk.lane(reader, session)
+        return await self.disk.get_cursor(consumer, session)
 
-    async def lanes(self, *, reader: str = "", session: str = "", waiting: bool = False) -> list[Lane]:
+    async def list_cursors(
+        self, *, consumer: str = "", session: str = "", waiting: bool = False
+    ) -> list[ConsumerCursor]:
         await self._late()
-        return await self.disk.lanes(reader=reader, session=session, waiting=waiting)
+        return await self.disk.list_cursors(consumer=consumer, session=session, waiting=waiting)
 
-    async def backlog(self, readers: str) -> list[Backlog]:
+    async def list_backlogs(self, prefix: str) -> list[Backlog]:
         await self._late()
-        return await self.disk.backlog(readers)
+        return await self.disk.list_backlogs(prefix)
 
-    async def next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
+    async def get_next_due(self, *, at: float, skip: Sequence[str] = (), only: Sequence[str] = ()) -> float | None:
         await self._late()
-        return await self.disk.next_due(at=at, skip=skip, only=only)
+        return await self.disk.get_next_due(at=at, skip=skip, only=only)
 
-    async def parked(self, *, session: str = "", reader: str = "", state: str = "parked") -> list[Parked]:
+    async def list_dead_letters(
+        self, *, session: str = "", consumer: str = "", state: str = "dead"
+    ) -> list[DeadLetter]:
         await self._late()
-        return await self.disk.parked(session=session, reader=reader, state=state)
+        return await self.disk.list_dead_letters(session=session, consumer=consumer, state=state)
 
-    async def handed(self, readers: Sequence[str]) -> list[Handed]:
+    async def count_receipts(self, consumers: Sequence[str]) -> list[Handed]:
         await self._late()
-        return await self.disk.handed(readers)
+        return await self.disk.count_receipts(consumers)
 
-    async def gambled(self) -> int:
+    async def count_receipts_in_doubt(self) -> int:
         await self._late()
-        return await self.disk.gambled()
+        return await self.disk.count_receipts_in_doubt()
 
-    async def receipts(self, session: str, *, seq: int | None = None, reader: str = "") -> list[Receipt]:
+    async def list_receipts(self, session: str, *, seq: int | None = None, consumer: str = "") -> list[Receipt]:
         await self._late()
-        return await self.disk.receipts(session, seq=seq, reader=reader)
+        return await self.disk.list_receipts(session, seq=seq, consumer=consumer)
 
-    async def position(self, *, platform: str, account: str, name: str) -> str | None:
+    async def get_state_record(self, namespace: StateNamespace, key: str, *, scope: str = "") -> StateRecord | None:
         await self._late()
-        return await self.disk.position(platform=platform, account=account, name=name)
+        return await self.disk.get_state_record(namespace, key, scope=scope)
 
-    async def positions(self, *, prefix: str, platform: str = "", account: str | None = None) -> list[Position]:
+    async def list_state_records(
+        self, namespace: StateNamespace | None = None, *, scope: str | None = None
+    ) -> list[StateRecord]:
         await self._late()
-        return await self.disk.positions(prefix=prefix, platform=platform, account=account)
+        return await self.disk.list_state_records(namespace, scope=scope)
 
-    async def spent(self, purse: str, day: str) -> Spend:
+    async def get_spend(self, budget: str, day: str) -> Spend:
         await self._late()
-        return await self.disk.spent(purse, day)
+        return await self.disk.get_spend(budget, day)
 
-    async def spending(self, purses: str, day: str) -> list[Spend]:
+    async def list_spends(self, prefix: str, day: str) -> list[Spend]:
         await self._late()
-        return await self.disk.spending(purses, day)
+        return await self.disk.list_spends(prefix, day)
 
-    async def placed(self, dedup: str) -> tuple[str, int, int | None] | None:
+    async def find_entry_place(self, dedup: str) -> tuple[str, int, int | None] | None:
         await self._late()
-        return await self.disk.placed(dedup)
+        return await self.disk.find_entry_place(dedup)
 
-    async def blob(self, digest: str) -> bytes | None:
+    async def get_blob(self, digest: str) -> bytes | None:
         await self._late()
-        return await self.disk.blob(digest)
+        return await self.disk.get_blob(digest)
 
-    async def person_of(self, identity: str) -> str | None:
+    async def get_person(self, identity: str) -> str | None:
         await self._late()
-        return await self.disk.person_of(identity)
+        return await self.disk.get_person(identity)
 
-    async def links(self) -> list[tuple[str, str]]:
+    async def list_identity_links(self) -> list[tuple[str, str]]:
         await self._late()
-        return await self.disk.links()
+        return await self.disk.list_identity_links()
 
-    async def identities(self, person: str) -> list[str]:
+    async def list_identities(self, person: str) -> list[str]:
         await self._late()
-        return await self.disk.identities(person)
+        return await self.disk.list_identities(person)
 
     async def verify(self, session: str | None = None) -> list[str]:
         await self._late()

@@ -14,19 +14,19 @@ import msgspec
 from everhold.core.context import rendered
 from everhold.core.entries import (
     Began,
-    Branched,
+    BranchedFrom,
     Call,
     Changed,
+    Compressed,
+    ContextReset,
     Ended,
     Entry,
     Erased,
-    Folded,
-    Fresh,
     Heard,
+    OperationsUndone,
     Returned,
     Thought,
     Took,
-    Undone,
 )
 from everhold.ports.model import Message, Request, ToolSpec
 
@@ -64,7 +64,7 @@ class Reading:
         self.gone_folds: set[int] = set()
         self.unsure: set[int] = set()
         """Folds that are erased since: nobody can tell any more whether they spoke of a turn that was undone."""
-        self.branch: Branched | None = None
+        self.branch: BranchedFrom | None = None
         for entry in self.log:
             self._read(entry)
 
@@ -75,32 +75,32 @@ class Reading:
             case Ended() as ended:
                 assert entry.op is not None
                 self.ended[entry.op] = ended
-            case Folded():
+            case Compressed():
                 assert entry.op is not None
                 self.folds[entry.op] = entry
-            case None if entry.kind == "folded":
+            case None if entry.kind == "compressed":
                 assert entry.op is not None
                 self.folds[entry.op] = entry
-            case Changed(change=Fresh()):
+            case Changed(change=ContextReset()):
                 self.fresh = entry.seq
-            case Changed(change=Undone(ops=ops)):
+            case Changed(change=OperationsUndone(ops=ops)):
                 self.undone.update(ops)
                 # a summary that speaks of something undone is no longer true
-                turns = [op for op in ops if self.began[op].what == "turn"]
+                turns = [op for op in ops if self.began[op].type == "turn"]
                 if turns:
                     self.unsure.update(op for op, fold in self.folds.items() if fold.body is None)
                 self.gone_folds.update(
                     op for op, fold in self.folds.items() if any(turn <= self._covers(fold) for turn in turns)
                 )
-            case Changed(change=Branched() as branch):
+            case Changed(change=BranchedFrom() as branch):
                 self.branch = branch
-            case Erased(folds=folds):
+            case Erased(compressions=folds):
                 self.gone_folds.update(folds)
             case _:
                 pass
 
     def _covers(self, fold: Entry) -> int:
-        if isinstance(fold.body, Folded):
+        if isinstance(fold.body, Compressed):
             return fold.body.covers
         return 0  # erased, and therefore out of the view anyway
 
@@ -127,8 +127,8 @@ class Reading:
         shown: list[Message] = []
         after = self.fresh
         if pinned:
-            entry = next(entry for entry in self.whole.values() if entry.op == pinned and entry.kind == "folded")
-            if not isinstance(entry.body, Folded):
+            entry = next(entry for entry in self.whole.values() if entry.op == pinned and entry.kind == "compressed")
+            if not isinstance(entry.body, Compressed):
                 raise Inexact
             shown.append(Message(role="user", name="everhold", text=_summary(entry.body)))
             after = max(after, entry.body.covers)
@@ -136,7 +136,7 @@ class Reading:
             parent = Reading(self.logs, self.branch.parent, self.branch.at + 1, self.pos, stubs=self.stubs)
             shown.extend(parent.history())
         for op, began in self.began.items():
-            if began.what != "turn" or op <= after or op in self.undone:
+            if began.type != "turn" or op <= after or op in self.undone:
                 continue
             if op in self.ended and self.ended[op].outcome in CONVERSATION:
                 shown.extend(self.turn(op))
@@ -201,7 +201,7 @@ def request_of(
     assert thought.op is not None
     log = {entry.seq: entry for entry in logs[thought.session]}
     own = [entry for entry in log.values() if entry.op == thought.op and entry.seq < thought.seq]
-    pins = [e.body.fold for e in own if isinstance(e.body, Began | Took) and e.body.fold is not None]
+    pins = [e.body.compression for e in own if isinstance(e.body, Began | Took) and e.body.compression is not None]
     reading = Reading(logs, thought.session, thought.op, log[thought.op].pos, stubs=thought.body.stubs)
     recall = thought.body.recall
     if recall and recall not in blobs:
@@ -210,7 +210,7 @@ def request_of(
     return Request(system=system, messages=(*reading.history(pins[-1]), *current), tools=tuple(tools))
 
 
-def _summary(fold: Folded) -> str:
+def _summary(fold: Compressed) -> str:
     """How a summary is worded is for whoever words it; that this one is shown, and here, is what is checked."""
     return rendered(fold.summary, fold.kept, fold.effects)
 

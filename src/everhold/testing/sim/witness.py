@@ -122,7 +122,7 @@ class Witness:
     def committed(self, process: Process, change: Change, done: Committed) -> None:
         kinds = ",".join(draft.kind for draft in change.entries)
         mark = " (known)" if done.duplicate else ""
-        reader = f" for {change.claim.reader}" if change.claim else ""
+        reader = f" for {change.claim.consumer}" if change.claim else ""
         where = f"{change.session} {','.join(map(str, done.seqs))}" if change.entries else change.session
         self.world.tell(process.name, f"commits {change.step}{reader} {where} {kinds}{mark}")
         self.world.stats["commits"] += 1
@@ -157,21 +157,21 @@ class Witness:
         claim = change.claim
         if claim is None:
             return
-        holder = self.holders.get((claim.reader, claim.session))
+        holder = self.holders.get((claim.consumer, claim.session))
         if holder != (process.name, claim.fence):
             self.problem(
-                f"{process.name} committed {change.step} for {claim.reader} of {claim.session} under fence "
+                f"{process.name} committed {change.step} for {claim.consumer} of {claim.session} under fence "
                 f"{claim.fence}, but the lane is held by {holder}"
             )
-        if change.lane is not None and change.lane.release:
-            self.holders.pop((claim.reader, claim.session), None)
+        if change.cursor is not None and change.cursor.release:
+            self.holders.pop((claim.consumer, claim.session), None)
 
     def claimed(self, process: Process, claims: list[Claim]) -> None:
         for claim in claims:
-            lane = (claim.reader, claim.session)
+            lane = (claim.consumer, claim.session)
             before = self.holders.get(lane)
             over = f" over from {before[0]}" if before else ""
-            self.world.tell(process.name, f"takes {claim.reader} of {claim.session}{over} (fence {claim.fence})")
+            self.world.tell(process.name, f"takes {claim.consumer} of {claim.session}{over} (fence {claim.fence})")
             if before is not None:
                 self.world.stats["take-overs"] += 1
                 self._not_from_itself(process, claim, before)
@@ -182,7 +182,7 @@ class Witness:
         at_work = {(worker.name, worker.fence) for worker in process.workers.values()}
         if before[0] == process.name and (claim.name, before[1]) in at_work:
             self.problem(
-                f"{process.name} took {claim.reader} of {claim.session} from somebody of its own at work there"
+                f"{process.name} took {claim.consumer} of {claim.session} from somebody of its own at work there"
             )
 
     # -- waits that others ask for
@@ -191,17 +191,17 @@ class Witness:
         """Whoever acts under `claim` has the far side's word."""
         if isinstance(error, Busy | BusyModel) and claim is not None:
             told, now = error.told, self.world.loop.time()
-            if (told.lane, told.session) == (claim.reader, claim.session):
+            if (told.lane, told.session) == (claim.consumer, claim.session):
                 self._told[told.lane, told.session, claim.fence] = Wait(since=now, until=now + told.seconds)
 
     def _waits(self, change: Change) -> None:
         """From the commit that puts its lane off, whoever was told to wait has to."""
         claim = change.claim
-        if claim is None or change.lane is None or change.lane.wait is None:
+        if claim is None or change.cursor is None or change.cursor.wait is None:
             return
-        wait = self._told.pop((claim.reader, claim.session, claim.fence), None)
+        wait = self._told.pop((claim.consumer, claim.session, claim.fence), None)
         if wait is not None:
-            self._firm[claim.reader, claim.session] = wait
+            self._firm[claim.consumer, claim.session] = wait
 
     def arrives(self, lane: str, session: str, text: str) -> None:
         """A request reached a far side. Whoever holds the lane must have waited as long as they were told."""
@@ -227,7 +227,7 @@ class Witness:
     def unfinished(self) -> str:
         """What is still to be done, in a few words; empty when all is quiet."""
         for what, sql in (
-            ("lanes are due", "select count(*) from lanes where due is not null"),
+            ("cursors are due", "select count(*) from cursors where due is not null"),
             ("messages are pending", "select count(*) from pending where asks = 1"),
             ("operations run", "select count(*) from operations where state = 'running'"),
         ):

@@ -170,9 +170,9 @@ export class House {
       known.seen = entry.at * 1000;
       known.last_seq = entry.seq;
       this.name(session, entry);
-      if (kind === "began" && entry.body?.what === "turn") known.busy = true;
+      if (kind === "began" && entry.body?.type === "turn") known.busy = true;
       if (kind === "ended") known.busy = false;
-      if (kind === "changed" && entry.body?.change?.what === "title") known.title = entry.body.change.title;
+      if (kind === "changed" && entry.body?.change?.type === "session_titled") known.title = entry.body.change.title;
     } else this.learn(session).catch(() => {});
     if (["thought", "said", "ended"].includes(kind)) this.drafts.delete(session);
     if (kind === "heard") this.arrived(entry.body?.origin?.message, session);

@@ -43,12 +43,12 @@ function gist({ kind, body, op }) {
   switch (kind) {
     case "heard":
     case "said":
-    case "told":
+    case "notified":
       return body.text;
     case "noted":
       return body.action === "remove" ? `takes back: ${body.text}` : body.text;
     case "began":
-      return `${body.what} · takes ${body.takes?.join(", ") ?? "nothing"}`;
+      return `${body.type} · takes ${body.takes?.join(", ") ?? "nothing"}`;
     case "took":
       return `takes ${body.takes?.join(", ") ?? ""}`;
     case "thought":
@@ -59,10 +59,10 @@ function gist({ kind, body, op }) {
       return body.text ?? "";
     case "ended":
       return `${body.outcome ?? "done"}${body.usage?.input ? ` · ${body.usage.input} in, ${body.usage.output ?? 0} out` : ""}`;
-    case "folded":
+    case "compressed":
       return `covers up to ${body.covers}`;
     case "changed":
-      return body.change?.what ?? "";
+      return body.change?.type ?? "";
     default:
       return op ? `operation ${op}` : "";
   }

@@ -71,7 +71,7 @@ function Row({ row, agent }) {
         <p class="by">${agent}</p>
         <${Words} text=${row.text} />
       </li>`;
-    case "told":
+    case "notified":
       return html`<li class=${`notice${undone}`}><p class="plain">${row.text}</p></li>`;
     default:
       return html`<li class=${`aside${undone}`}>${row.text}</li>`;
@@ -149,7 +149,7 @@ export function rowsOf(entries) {
   const undone = new Set();
   const taken = new Map(); // heard seq -> operation
   for (const { kind, body, op } of entries) {
-    if (kind === "changed" && body?.change?.what === "undo") body.change.ops.forEach((gone) => undone.add(gone));
+    if (kind === "changed" && body?.change?.type === "operations_undone") body.change.ops.forEach((gone) => undone.add(gone));
     if (kind === "began" || kind === "took") body?.takes?.forEach((seq) => taken.set(seq, op));
   }
   const rows = [];
@@ -168,18 +168,18 @@ function textOf({ kind, body }) {
     case "heard":
       return body.command ? `/${body.command.name} ${body.command.argument ?? ""}`.trim() : body.text;
     case "said":
-    case "told":
+    case "notified":
       return body.text;
     case "thought":
       return body.calls?.length ? `uses ${body.calls.map((call) => call.tool).join(", ")}` : null;
     case "noted":
       return `${body.action === "remove" ? "takes back" : "remembers"}: ${body.text}`;
-    case "folded":
+    case "compressed":
       return "what came before is summed up from here on";
     case "ended":
       return ["failed", "stopped", "interrupted"].includes(body.outcome) ? `${body.outcome}${body.reason ? `: ${body.reason}` : ""}` : null;
     case "changed":
-      return { fresh: "a fresh start", undo: "taken back", title: `named “${body.change.title}”`, branch: "a branch begins" }[body.change.what] ?? null;
+      return { context_reset: "a fresh start", operations_undone: "taken back", session_titled: `named “${body.change.title}”`, branched_from: "a branch begins" }[body.change.type] ?? null;
     default:
       return null;
   }

@@ -1,0 +1,87 @@
+"""The names of consumers. Only this module makes and parses them, because the store keeps them with every cursor.
+
+A consumer reads the log of a session and acts on it. Its name is one word (`turn`), or a kind and what it serves
+(`memory:honcho`, `platform:telegram:main`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeAlias
+
+from everhold.core.entries import Attachment, Body, Notified, Place, Said
+
+TURN: Final = "turn"
+"""Answers messages."""
+COMMANDS: Final = "commands"
+"""Carries out chat commands."""
+COMPRESSION: Final = "compression"
+"""Compresses what is old."""
+BACKLINKS: Final = "backlinks"
+"""Writes the matching entry into the other session."""
+TASKS: Final = "tasks"
+"""Works on background tasks."""
+REVIEW: Final = "review"
+"""Looks back over finished turns for notes."""
+PLATFORM: Final = "platform"
+"""The kind of the consumers that deliver replies."""
+MEMORY: Final = "memory"
+"""The kind of the consumers that feed memories."""
+BACKFILL: Final = "backfill"
+"""The kind of the consumers that feed a memory with older history."""
+
+MEMORY_PREFIX: Final = f"{MEMORY}:"
+BACKFILL_PREFIX: Final = f"{BACKFILL}:"
+
+ReplyPart: TypeAlias = str | Attachment
+"""What is sent as one message: a piece of the text, or a file."""
+
+
+class ConsumerName(NamedTuple):
+    """A consumer's name, parsed. `served` is what it serves: a memory's name, or a platform and an account."""
+
+    kind: str
+    served: str = ""
+
+    @property
+    def platform(self) -> str:
+        return self.served.partition(":")[0]
+
+    @property
+    def account(self) -> str:
+        return self.served.partition(":")[2]
+
+
+def parse_consumer(name: str) -> ConsumerName:
+    kind, _, served = name.partition(":")
+    return ConsumerName(kind, served)
+
+
+def memory_consumer(memory: str) -> str:
+    """The consumer that feeds a memory."""
+    return f"{MEMORY_PREFIX}{memory}"
+
+
+def backfill_consumer(memory: str) -> str:
+    """The consumer that feeds a memory with older history."""
+    return f"{BACKFILL_PREFIX}{memory}"
+
+
+def platform_consumer(platform: str, account: str) -> str:
+    """The consumer that delivers replies through a platform account."""
+    return f"{PLATFORM}:{platform}:{account}"
+
+
+def place_consumer(place: Place) -> str:
+    """The consumer that delivers replies to a place."""
+    return platform_consumer(place.platform, place.account)
+
+
+def get_reply_parts(body: Body | None) -> tuple[Place | None, tuple[ReplyPart, ...]]:
+    """Where an entry is to be delivered, and in which parts; (None, ()) if it is not."""
+    match body:
+        case Said(to=to, parts=parts, text=text, attachments=files):
+            return to, (*(parts or (text,)), *files)
+        case Notified(to=to, parts=parts, text=text):
+            return to, parts or (text,)
+        case _:
+            return None, ()

@@ -1,0 +1,189 @@
+"""What becomes of those who write a state record when another writer came first: nobody's word is lost unnoticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everhold.accounts import Ledger
+from everhold.errors import Conflict, Misuse, NotFound
+from everhold.flow.state import MOST_CONFLICTS, update_state_record
+from everhold.partners import Partners
+from everhold.ports.platform import PlatformOffset
+from everhold.ports.store import Change, Committed, StateNamespace, StateWrite, Step
+from tests.platforms.stage import Door
+from tests.platforms.test_reception import code_for
+
+Meanwhile = Callable[[], Awaitable[Any]]
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    door = Door(tmp_path)
+    yield door
+    await door.store.close()
+
+
+async def value_of(door: Door, namespace: StateNamespace, key: str, *, scope: str = "") -> str | None:
+    record = await door.store.get_state_record(namespace, key, scope=scope)
+    return None if record is None else record.value
+
+
+async def put(door: Door, value: str | None, *, namespace: StateNamespace = StateNamespace.SCHEDULE) -> str | None:
+    return await update_state_record(door.store, namespace, "k", at=1.0, decide=lambda _: value)
+
+
+def interrupt(door: Door, meanwhile: Meanwhile, *, times: int = 1) -> list[Change]:
+    """Let something happen between a reading and its commit, so often. The changes that were tried."""
+    commit, tried = door.store.commit, list[Change]()
+
+    async def late(change: Change) -> Committed:
+        nonlocal times
+        if change.state_writes and times > 0:
+            tried.append(change)
+            times -= 1
+            door.store.commit = commit  # type: ignore[method-assign]  # what happens meanwhile is not interrupted
+            try:
+                await meanwhile()
+            finally:
+                door.store.commit = late  # type: ignore[method-assign]
+        return await commit(change)
+
+    door.store.commit = late  # type: ignore[method-assign]  # there is no other seam between the reading and the commit
+    return tried
+
+
+# -- the helper --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_update_is_decided_anew_on_what_another_writer_left(door: Door) -> None:
+    await put(door, "1")
+    tried = interrupt(door, lambda: put(door, "5"))
+    decide: Callable[[str | None], str] = lambda present: str(int(present or 0) + 1)  # noqa: E731
+    assert await update_state_record(door.store, StateNamespace.SCHEDULE, "k", at=1.0, decide=decide) == "6"
+    assert await value_of(door, StateNamespace.SCHEDULE, "k") == "6"
+    assert len(tried) == 1
+
+
+async def test_an_update_that_changes_nothing_writes_nothing(door: Door) -> None:
+    await put(door, "1")
+    (before,) = await door.store.list_state_records()
+    assert await put(door, "1") == "1"
+    assert await door.store.list_state_records() == [before]
+    assert await put(door, None) is None
+    assert await put(door, None) is None
+    assert await door.store.list_state_records() == []
+
+
+async def test_an_update_gives_up_after_many_conflicts(door: Door) -> None:
+    number = iter(range(1_000))
+    tried = interrupt(door, lambda: put(door, f"other {next(number)}"), times=100)
+    with pytest.raises(Conflict, match="schedule record 'k'"):
+        await put(door, "mine")
+    assert len(tried) == MOST_CONFLICTS
+
+
+# -- what platforms were read ------------------------------------------------------------------------------------------
+
+
+async def test_messages_of_a_crowd_move_one_offset_and_all_are_accepted(door: Door) -> None:
+    async def say(number: int) -> str:
+        offset = PlatformOffset(key="history/1", value=str(number))
+        return (await door.say(f"hello {number}", chat="room", addressed=True, offset=offset)).outcome
+
+    assert await asyncio.gather(*map(say, range(30))) == ["accepted"] * 30
+    scope = "fake:main"
+    before = await door.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "history/1", scope=scope)
+    assert before is not None
+    assert await asyncio.gather(*map(say, range(30, 60))) == ["accepted"] * 30
+    after = await door.store.get_state_record(StateNamespace.PLATFORM_OFFSET, "history/1", scope=scope)
+    assert after is not None
+    assert (after.value, after.version) == ("59", before.version + 30)
+
+
+async def test_a_message_is_accepted_though_its_offset_was_moved_by_others_meanwhile(door: Door) -> None:
+    kept = Ledger(door.store, door.clock, platform="fake", account="main")
+    for number in range(3):
+        await door.say("hello", offset=PlatformOffset(key="since", value=f"message {number}"))
+        await kept.move("since", f"moved {number}")
+    interrupt(door, lambda: kept.move("since", "moved in between"))
+    assert (await door.say("hello", offset=PlatformOffset(key="since", value="last"))).outcome == "accepted"
+    assert await kept.read("since") == "last"
+    await kept.move("since", "")
+    assert await kept.read("since") is None
+    assert (await door.say("hello", offset=PlatformOffset(key="since", value="anew"))).outcome == "accepted"
+    assert await kept.read("since") == "anew"
+
+
+async def test_a_message_whose_record_has_another_version_is_not_accepted(door: Door) -> None:
+    await put(door, "1")
+    (record,) = await door.store.list_state_records()
+    assert (await door.say("one", state_write=record.replace_with("2"))).outcome == "accepted"
+    for sender in ("1001", "666"):  # who may speak, and who may not
+        with pytest.raises(Conflict):
+            await door.say("two", sender=sender, state_write=record.replace_with("3"))
+    assert await value_of(door, StateNamespace.SCHEDULE, "k") == "2"
+    assert len(await door.store.read_feed()) == 1
+
+
+# -- pairing -----------------------------------------------------------------------------------------------------------
+
+
+async def test_of_two_who_approve_a_code_at_once_one_lets_them_in(door: Door) -> None:
+    code = await code_for(door)
+    pairing = door.reception.pairing
+    done = await asyncio.gather(pairing.approve(code), pairing.approve(code), return_exceptions=True)
+    assert sorted(type(it).__name__ for it in done) == ["NotFound", "dict"]
+    assert len(await pairing.granted()) == 1
+
+
+async def test_wrong_codes_given_at_once_all_count(door: Door) -> None:
+    await code_for(door)
+    pairing = door.reception.pairing
+    done = await asyncio.gather(*(pairing.approve("AAAA-AAAA") for _ in range(5)), return_exceptions=True)
+    assert {type(it) for it in done} == {NotFound}
+    with pytest.raises(Misuse, match="too many"):
+        await pairing.approve("AAAA-AAAA")
+
+
+async def test_a_stranger_who_writes_twice_at_once_is_told_one_code_and_that_one_counts(door: Door) -> None:
+    pairing = door.reception.pairing
+    codes = await asyncio.gather(*(pairing.knock("fake", "main", "666", name="Eve", chat="666") for _ in range(3)))
+    assert sum(bool(code) for code in codes) == 1
+    assert (await pairing.approve("".join(codes)))["identity"] == "fake:666"
+
+
+async def test_a_grant_that_is_renewed_while_it_is_revoked_is_revoked(door: Door) -> None:
+    pairing = door.reception.pairing
+    await pairing.approve(await code_for(door))
+    (grant,) = await door.store.list_state_records(StateNamespace.PAIRING_GRANT)
+
+    async def renew() -> None:
+        await door.store.commit(change_of(grant.replace_with(grant.value)))
+
+    interrupt(door, renew)
+    assert await pairing.revoke("fake:666") == 1
+    assert await pairing.granted() == []
+
+
+# -- chats -------------------------------------------------------------------------------------------------------------
+
+
+async def test_of_two_who_are_first_in_a_chat_at_once_one_is(door: Door) -> None:
+    one, other = (Partners(door.store, clock=door.clock) for _ in range(2))
+
+    async def first(partners: Partners, sender: str) -> str:
+        return await partners.first("fake", "main", "!room", addresses=(), sender=sender)
+
+    found = await asyncio.gather(first(one, "ada"), first(other, "eve"))
+    assert len(set(found)) == 1
+    assert await first(one, "bob") == await first(other, "bob") == found[0]
+    assert await value_of(door, StateNamespace.DM_OWNER, "!room", scope="fake:main") == found[0]
+
+
+def change_of(write: StateWrite) -> Change:
+    return Change(step=Step.STATE, session="", at=1.0, state_writes=(write,))
