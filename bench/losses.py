@@ -26,7 +26,8 @@ from typing import Protocol
 from bench.conditions import ROOT, conditions
 from bench.gateway import HERE, Gateway, hermes_python, model
 from bench.house import room
-from everhold.remote.client import RemoteControl
+from everhold.cli.client import ApiClient
+from everhold.cli.transport import SocketTransport
 from everhold.testing.services.base import Service
 from everhold.testing.services.hindsight import HindsightService
 from everhold.testing.services.honcho import HonchoService
@@ -257,10 +258,10 @@ class Under:
     def settle(self) -> None:
         """Until everything was handed over, by its own account."""
         until = time.monotonic() + PATIENCE_SECONDS
-        control = RemoteControl(self.home / "control.sock")
+        client = ApiClient(SocketTransport(self.home / "api.sock"))
         row: dict[str, object] = {}
         while time.monotonic() < until:
-            rows = asyncio.run(control.memory_status())["memories"]
+            rows = asyncio.run(client.show_memory_status())["memories"]
             row = next(it for it in rows if it["memory"] == "it")
             if not row["waiting"] and not row["replaying"]:
                 return
@@ -268,8 +269,8 @@ class Under:
         raise AssertionError(f"it never came to rest: {row}")
 
     def replay(self) -> bool:
-        control = RemoteControl(self.home / "control.sock")
-        asyncio.run(control.memory_replay("it", since=self.since, agent="", really=True))
+        client = ApiClient(SocketTransport(self.home / "api.sock"))
+        asyncio.run(client.resend_to_memory("it", since=self.since, agent="", dry_run=False))
         self.settle()
         return True
 

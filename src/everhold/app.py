@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import getpass
 import os
 import random
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from everhold import __version__
 from everhold.accounts import Accounts, locks_directory
 from everhold.agents import Agents
-from everhold.backups import Backups, copy_json, kept, set_aside
+from everhold.backups import Backups, copy_json, kept, list_copies, set_aside
 from everhold.config import AgentSettings, Problem, Settings, Watcher, load, plugin_validator
 from everhold.config.settings import ValidatePlugin, waiting_for_restart
 from everhold.control import Control
@@ -39,11 +40,6 @@ from everhold.ports.platform import Incoming, Platform, Verdict
 from everhold.ports.store import Change, Step
 from everhold.ports.tool import Tool
 from everhold.reception import Reception
-from everhold.remote.follow import Followers
-from everhold.remote.memory import Remembering
-from everhold.remote.methods import Methods
-from everhold.remote.people import Welcoming
-from everhold.remote.server import Server
 from everhold.schedules import Schedules
 from everhold.stores.sqlite.ballast import Ballast
 from everhold.stores.sqlite.lock import HomeLock
@@ -57,6 +53,9 @@ from everhold.tools.send import Send
 from everhold.web.tail import Tail
 
 if TYPE_CHECKING:
+    from everhold.web.guard import Guard
+    from everhold.web.local_server import LocalServer
+    from everhold.web.office import Office
     from everhold.web.server import Server as Web
 
 DRAIN_SECONDS: Final = 30.0
@@ -261,36 +260,16 @@ class App:
 
     def _build_api(self) -> None:
         """How operators and clients reach this process, and how they follow a session while it grows."""
-        home, log = self.home, self.log
-        self.followers = Followers()
         self.tail = Tail()
         self.store.on_commit = self._committed
-        self.watchers += [self.followers.grew, self.tail.grew]
+        self.watchers += [self.tail.grew]
         self.role = "gateway"
         """What this process is for: a gateway stays, a `chat` or `send` goes again and leaves its work to the next."""
         self.since = self.clock.now()
         self.url = ""
         """Where people find the page, empty while there is none."""
         self.web: Web | None = None
-        self.methods = Methods(
-            self.control,
-            about=self.about,
-            fresh=self.watcher.fresh,
-            followers=self.followers,
-            backup=self._back_up,
-            memory=Remembering(
-                self.memory, agent=lambda: self.agents.settings.default_agent, local=lambda: self._local_person()
-            ),
-            rooms=Welcoming(
-                settings=lambda: self.agents.settings,
-                store=self.store,
-                clock=self.clock,
-                pairing=self.reception.pairing,
-                schedules=self.schedules,
-                whisper=self.reception.whisper,
-            ).methods(),
-        )
-        self.remote = Server(home.control, self.methods, log=log)
+        self.local_server: LocalServer | None = None
 
     # -- working -----------------------------------------------------------------------------------------------------
 
@@ -344,17 +323,29 @@ class App:
             self.accounts.listen()
             task = self.keep("schedules", self.schedules.run)
             self.tasks.append(asyncio.create_task(task, name="schedules"))
-        await self.remote.open()
+        await self._open_local_server()
         return waiting
 
-    async def serve(self, *, port: int | None = None) -> str:
-        """Open HTTP, on `port` or the configured one; where people find the page."""
-        from everhold.web.office import Office  # only a gateway needs a web server
-        from everhold.web.once import Once
-        from everhold.web.server import Server as Web
+    async def _open_local_server(self) -> None:
+        from everhold.web.local_server import LocalServer  # a command that only looks needs no server
 
-        http = self.watcher.settings.http
-        office = Office(
+        self.local_server = LocalServer(self.api, self.home.api_socket, monotonic=self.clock.monotonic, log=self.log)
+        await self.local_server.open()
+
+    @functools.cached_property
+    def api(self) -> Guard:
+        """The API, which the servers serve and commands without a gateway call in this process."""
+        from everhold.web.application import application  # it takes a while to import, and not every command needs it
+
+        return application(self.office)
+
+    @functools.cached_property
+    def office(self) -> Office:
+        """What the API's handlers work with."""
+        from everhold.web.office import GatewayServices, Office
+        from everhold.web.once import Once
+
+        return Office(
             control=self.control,
             memory=self.memory,
             local=local_user(),
@@ -366,8 +357,23 @@ class App:
             scrub=self.log.redaction.scrub,
             once=Once(monotonic=self.clock.monotonic),
             purses=self.supervisor.purses,
+            gateway=GatewayServices(
+                role=lambda: self.role,
+                describe=self.about,
+                back_up=self._back_up,
+                list_backups=lambda: list_copies(self.home.backups),
+                pairing=self.reception.pairing,
+                schedules=self.schedules,
+                whisper=self.reception.whisper,
+            ),
         )
-        self.web = Web(office, host=http.host, port=http.port if port is None else port)
+
+    async def serve(self, *, port: int | None = None) -> str:
+        """Open HTTP, on `port` or the configured one; where people find the page."""
+        from everhold.web.server import Server as Web  # only a gateway needs it
+
+        http = self.watcher.settings.http
+        self.web = Web(self.office, self.api, host=http.host, port=http.port if port is None else port)
         await self.web.start()
         self.url = self.web.url
         return self.url
@@ -376,9 +382,11 @@ class App:
         """Give what runs some time, then let go. Everything that is not finished resumes at the next start."""
         await self.accounts.hush()
         await self.supervisor.drain(seconds)
+        self.tail.close()
         if self.web is not None:
             await self.web.stop()
-        await self.remote.close()
+        if self.local_server is not None:
+            await self.local_server.close()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -492,9 +500,6 @@ class App:
         self.log.debug("index.level", found_by=self.index.level)  # `status` says it, too
         await keep_filling(self.index, self.log, self.clock)
 
-    def _local_person(self) -> str:
-        return self.agents.settings.identities.get(f"terminal:{local_user()}", local_user())
-
     def _builtin(self, agent: str) -> Builtin:
         return Builtin(index=self.index, store=self.store, agent=agent)
 
@@ -538,7 +543,6 @@ class App:
         return tools | self.toolbox.tools(settings, self.agents.settings.tools, taken=tools)
 
     def _committed(self, change: Change) -> None:
-        self.followers.committed(change)
         self.tail.committed(change)
         if change.step is Step.COMMAND:
             self.bells.ring(change.session)  # whoever is at work there may have been told to stop

@@ -286,6 +286,14 @@ def _swap(home: Home, new: Path, *, whole: bool) -> None:
         file.unlink()  # made again from the log
 
 
+def list_copies(directory: Path) -> list[dict[str, Any]]:
+    """The copies in `directory` as users see them, oldest first."""
+    return [
+        {"path": str(it.path), "at": it.at, "position": it.pos, "bytes": it.path.stat().st_size, "sound": it.sound}
+        for it in kept(directory)
+    ]
+
+
 def copy_json(made: Copy, gone: Sequence[Path] = ()) -> dict[str, Any]:
     return {
         "path": str(made.path),

@@ -44,7 +44,7 @@ from everhold.flow.view import view_at
 from everhold.home import append_line
 from everhold.ports.model import Request, ToolSpec
 from everhold.ports.platform import Accept as Door, Incoming, Verdict
-from everhold.ports.store import Change, DeadLetter, Operation, Session, Step, Wakeup
+from everhold.ports.store import Change, ConsumerCursor, DeadLetter, Operation, Session, Step, Wakeup
 
 PAGE = 1_000
 SNAPSHOT = ".snapshot."
@@ -92,7 +92,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return {
             "P1": f"{sessions}: an entry is in its own, a summary stands for the view it was made of",
             "P2": f"{_of(seen.heard, 'message')}, {turns}: nothing is taken twice, no call lacks its result",
-            "P3": f"{turns}, {_of(seen.folds, 'fold')}: never two at once, nothing is written after an end",
+            "P3": f"{turns}, {_of(seen.folds, 'compression')}: never two at once, nothing is written after an end",
             "P4": f"{_of(doubts, 'write')} given up on or in doubt: the others arrived or are on their way",
             "P5": f"{seen.entries} entries: messages, replies and notes say whom they are for",
             "P6": f"{sessions}: each begins with somebody speaking, a branch or a binding",
@@ -239,7 +239,7 @@ class Control:
         fold = next((operation for operation in folds if str(operation.op) == moment), None)
         if fold is None:
             raise NotFound(
-                f"session {session.id} has no snapshot {moment}", remedy="`everhold sessions folds` lists them"
+                f"session {session.id} has no snapshot {moment}", remedy="`everhold sessions compressions` lists them"
             )
         return await self._shown(session, at=fold.last)
 
@@ -257,18 +257,8 @@ class Control:
         parked = await self.store.list_dead_letters()
         return {
             "pending": await self.store.count_waiting(),
-            "waiting": [
-                {
-                    "reader": lane.consumer,
-                    "session": lane.session,
-                    "attempts": lane.attempts,
-                    "since": lane.since,
-                    "error": lane.error,
-                    "in_flight": lane.in_flight.state if lane.in_flight else "",
-                }
-                for lane in lanes
-            ],
-            "parked": [parked_json(item) for item in parked],
+            "waiting": summarize_waiting(lanes),
+            "dead_letters": len(parked),
             "in_doubt": sum(item.in_doubt for item in parked) + await self.store.count_receipts_in_doubt(),
             "failing": sorted({lane.consumer for lane in lanes if lane.error}),
             "compressions": [fold_json(entry) for entry in await self.store.list_compressions(limit=LAST_FOLDS)],
@@ -380,7 +370,7 @@ class Control:
         )
         if entry is None or not isinstance(entry.body, Compressed):
             raise NotFound(
-                f"session {session.id} has no compression {fold}", remedy="`everhold sessions folds` lists them"
+                f"session {session.id} has no compression {fold}", remedy="`everhold sessions compressions` lists them"
             )
         before = await view_at(self.store, session, at=entry.seq)
         part = View(
@@ -388,7 +378,7 @@ class Control:
         )
         return {
             "session": session.id,
-            "fold": fold,
+            "compression": fold,
             "replaced": [msgspec.to_builtins(message) for message in messages(part)],
             "by": [msgspec.to_builtins(message) for message in messages(View(fold=entry))],
         }
@@ -573,6 +563,20 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
+def summarize_waiting(cursors: Sequence[ConsumerCursor]) -> list[dict[str, Any]]:
+    """One row per consumer that has work: in how many sessions, since when, and what went wrong there last."""
+    rows: dict[str, dict[str, Any]] = {}
+    for cursor in cursors:
+        row = rows.setdefault(
+            cursor.consumer, {"consumer": cursor.consumer, "sessions": 0, "since": None, "attempts": 0, "error": ""}
+        )
+        row["sessions"] += 1
+        row["since"] = min((at for at in (row["since"], cursor.since) if at is not None), default=None)
+        row["attempts"] = max(row["attempts"], cursor.attempts)
+        row["error"] = row["error"] or cursor.error
+    return [rows[consumer] for consumer in sorted(rows)]
+
+
 def fold_json(entry: Entry) -> dict[str, Any]:
     """A compression at a glance; of one that was erased only that it was."""
     folded = entry.body if isinstance(entry.body, Compressed) else Compressed(summary="", covers=0)
@@ -597,18 +601,18 @@ def session_json(session: Session) -> dict[str, Any]:
         "last_seq": session.last_seq,
         "pending": session.pending,
         "state": session.running or "idle",
-        "folded_upto": session.compressed_upto,
+        "compressed_upto": session.compressed_upto,
     }
 
 
 def parked_json(item: DeadLetter) -> dict[str, Any]:
     return {
         "id": item.id,
-        "reader": item.consumer,
+        "consumer": item.consumer,
         "session": item.session,
         "seq": item.seq,
         "part": item.part,
         "reason": item.reason,
-        "doubtful": item.in_doubt,
+        "in_doubt": item.in_doubt,
         "at": item.at,
     }

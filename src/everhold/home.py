@@ -83,8 +83,8 @@ class Home:
         return self.path / "lock"
 
     @property
-    def control(self) -> Path:
-        return self.path / "control.sock"
+    def api_socket(self) -> Path:
+        return self.path / "api.sock"
 
     @property
     def ballast(self) -> Path:
@@ -114,7 +114,7 @@ class Home:
     def check(self) -> None:
         """Raise ConfigError unless this home is private enough to trust. One that does not exist yet is."""
         found = list(_distrust(self.path))
-        for secret in (self.env, self.salt, self.lock, self.control, self.store, self.index, self.erasures):
+        for secret in (self.env, self.salt, self.lock, self.api_socket, self.store, self.index, self.erasures):
             if secret.is_symlink():
                 found.append(
                     Problem(

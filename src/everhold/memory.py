@@ -63,7 +63,7 @@ class Memory(Forgetful):
         allowed = await self._seen_by(person, merged.shown, agent=agent)
         fitting = set(worth([trace(item) for item in allowed]))
         shown = [_found(item) for item in allowed if trace(item) in fitting]
-        return {"agent": agent, "person": person, "memories": shown, "silent": silent}
+        return {"agent": agent, "person": person, "memories": shown, "unavailable": silent}
 
     async def _seen_by(self, person: str, items: Sequence[Recalled], *, agent: str) -> list[Recalled]:
         """What stands in the log is shown to those it was for, whoever found it, and while it holds."""
@@ -94,6 +94,7 @@ class Memory(Forgetful):
         for kind in ("facts", "shown", "left_out"):
             for one in plain.get(kind, ()):
                 one.setdefault("text", words.get((one.get("session", ""), one.get("seq", 0)), ""))
+        plain["unavailable"] = plain.pop("silent", [])
         return {"session": session.id, "op": entry.op, "at": entry.seq, **plain}
 
     async def status(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class Memory(Forgetful):
                         "in_doubt": sum(
                             lane.in_flight is not None and lane.in_flight.state == "in_doubt" for lane in mine
                         ),
-                        "parked": sum(it.consumer == reader and agents[it.session] == agent for it in parked),
+                        "dead_letters": sum(it.consumer == reader and agents[it.session] == agent for it in parked),
                         "replaying": sum(it.consumer in readers and agents[it.session] == agent for it in again),
                         **_account(condition),
                         "says": condition.says if condition else "",
@@ -216,7 +217,7 @@ class Memory(Forgetful):
             if it.delivery is Delivery.BLIND:
                 raise Misuse(
                     f"memory {instance!r} would have everything twice: it neither knows keys nor can be asked",
-                    remedy="`everhold memory replay` without a name sends again what never arrived there",
+                    remedy="`everhold dead-letters replay` sends again what never arrived there",
                 )
         first = attached[0]
         looks = first.delivery is Delivery.UNACKNOWLEDGED and first.can(Capability.PROBE)

@@ -137,19 +137,28 @@ def _names(memory: Memory, session: Session, stamp: Stamp) -> dict[str, str]:
     return names or {"": session.address}
 
 
-async def facts_out(memory: Memory, person: str, directory: Path) -> list[str]:
-    """What each agent keeps in mind of a person, as the files it could be brought in from; their paths."""
-    made: list[str] = []
+async def render_memory_files(memory: Memory, person: str) -> list[dict[str, str]]:
+    """The facts each agent has about a person, as the Markdown files that an import takes: `agent`, `name`, `text`."""
+    made: list[dict[str, str]] = []
     for agent in memory.agents():
         facts = [fact for fact in await memory.facts(agent, person) if fact.holds]
         for file, target in papers.TARGETS.items():
             texts = [fact.text for fact in facts if fact.target == target]
             if texts:
-                path = directory / (_UNFIT.sub("-", agent).strip("-.") or "agent") / file
-                os.makedirs(path.parent, exist_ok=True)
-                with _private(path) as text:
-                    text.write(papers.render(texts) + "\n")
-                made.append(str(path))
+                made.append({"agent": agent, "name": file, "text": papers.render(texts) + "\n"})
+    return made
+
+
+def write_memory_files(files: Sequence[Mapping[str, str]], directory: Path) -> list[str]:
+    """Write what `render_memory_files` returned below `directory`, a folder per agent; their paths."""
+    made: list[str] = []
+    for file in files:
+        name = _UNFIT.sub("-", file["name"]).strip("-.")
+        path = directory / (_UNFIT.sub("-", file["agent"]).strip("-.") or "agent") / name
+        os.makedirs(path.parent, exist_ok=True)
+        with _private(path) as text:
+            text.write(file["text"])
+        made.append(str(path))
     return made
 
 

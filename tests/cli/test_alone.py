@@ -35,7 +35,7 @@ def test_a_newcomer_needs_no_home_and_no_configuration(house: House) -> None:
 
 def test_looking_at_nothing_creates_nothing(tmp_path: Path, house: House) -> None:
     elsewhere = tmp_path / "elsewhere"
-    for argv in (["sessions"], ["status"], ["audit"], ["undo", "last"], ["logs"], ["memory", "parked"]):
+    for argv in (["sessions"], ["status"], ["audit"], ["undo", "last"], ["logs"], ["dead-letters", "list"]):
         done = house.ask(*argv, "--home", str(elsewhere))
         assert done.code == 1, argv
         assert "  → " in done.err
@@ -48,7 +48,7 @@ def test_send_answers_by_itself_and_leaves_everything_in_order(house: House) -> 
     assert house.run("send", "hello", "--session", "work").ok().out == "You said: hello\n"
     again = house.run("send", "again", "--session", "work", "--json").ok().json
     assert again["seq"] == 6
-    assert not (house.path / "control.sock").exists()
+    assert not (house.path / "api.sock").exists()
     house.ask("audit").ok()
     status = house.ask("status", "--json").json
     assert (status["running"], status["pending"]) == (False, 0)
@@ -122,7 +122,7 @@ def test_a_home_that_is_held_by_somebody_silent_is_waited_for_then_named(house: 
 
 def test_a_socket_that_nobody_listens_at_any_more_is_replaced(house: House) -> None:
     house.up().kill()
-    assert (house.path / "control.sock").exists()
+    assert (house.path / "api.sock").exists()
     house.run("send", "hello").ok()
     house.up()
     assert house.ask("status", "--json").json["running"]
@@ -205,16 +205,16 @@ def test_what_was_given_up_on_is_shown_everywhere_and_can_go_again(house: House)
             "insert into dead_letters(consumer, session, seq, reason, in_doubt, at) values (?, ?, 4, 'no room', 1, 0)",
             ("memory:far", session),
         )
-    parked = house.ask("memory", "parked", "--json").ok().json["parked"]
-    assert [(item["reader"], item["seq"], item["doubtful"]) for item in parked] == [("memory:far", 4, True)]
-    assert "may have arrived" in house.ask("memory", "parked").ok().out
+    parked = house.ask("dead-letters", "list", "--json").ok().json["dead_letters"]
+    assert [(item["consumer"], item["seq"], item["in_doubt"]) for item in parked] == [("memory:far", 4, True)]
+    assert "may have arrived" in house.ask("dead-letters").ok().out
     status = house.ask("status", "--json")
     assert (status.code, status.json["in_doubt"]) == (1, 1)
     doubtful = house.ask("audit").ok().out  # a doubt is listed, not hidden, and breaks nothing
     assert "doubt  " in doubtful
     assert "memory:far: entry 4 may have arrived: no room" in doubtful
-    assert house.ask("memory", "replay", str(parked[0]["id"])).ok().out == "1 item will be sent again\n"
-    assert house.ask("memory", "parked", "--json").ok().json == {"parked": []}
+    assert house.ask("dead-letters", "replay", str(parked[0]["id"])).ok().out == "1 item will be sent again\n"
+    assert house.ask("dead-letters", "--json").ok().json == {"dead_letters": []}
 
 
 def test_a_home_that_others_can_write_to_is_refused(house: House) -> None:
@@ -265,7 +265,7 @@ def test_a_second_signal_stops_at_once_and_the_turn_resumes(house: House, tmp_pa
     until(lambda: any(" stopping" in line for line in gateway.log))
     gateway.signal(signal.SIGINT)
     assert gateway.end(timeout=5) == 0
-    assert not (house.path / "control.sock").exists()
+    assert not (house.path / "api.sock").exists()
     late.touch()
     assert " · resuming 1 message" in house.up().ready
     until(lambda: "Holding is over" in house.ask("sessions", "show", "last").out)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from everhold.cli.chat.terminal import Terminal
-from everhold.cli.message import incoming
+from everhold.cli.message import make_message
 from everhold.cli.render import Paint, Screen
 from tests.cli.house import House, command, until
 
@@ -294,7 +294,7 @@ def test_sigterm_ends_a_chat_in_order(house: House) -> None:
     chat.expect("you> ")
     chat.process.send_signal(signal.SIGTERM)
     assert chat.process.wait(timeout=15) == 128 + signal.SIGTERM
-    until(lambda: not (house.path / "control.sock").exists())
+    until(lambda: not (house.path / "api.sock").exists())
 
 
 # -- what is on the screen ---------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_a_message_says_which_repository_it_was_said_in(
     (tmp_path / place / ".git").mkdir(parents=True)
     (tmp_path / place / "deep").mkdir()
     monkeypatch.chdir(tmp_path / place / "deep")
-    said = incoming({"origin": {}, "kind": "dm", "agent": "main"}, "hello")
+    said = make_message({"origin": {}, "kind": "dm", "agent": "main"}, "hello")
     assert said["repo"] == (tmp_path / place).as_posix()
 
 

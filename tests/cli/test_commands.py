@@ -28,7 +28,9 @@ def test_asking_a_gateway_loads_neither_its_store_nor_its_configuration(busy: Ho
     asked = subprocess.run(
         [sys.executable, "-c", script], env=busy.env(), capture_output=True, text=True, check=True
     ).stdout
-    assert {"apsw", "pydantic", "msgspec", "ruamel.yaml"}.isdisjoint(asked.splitlines()[-1].split())
+    assert {"apsw", "pydantic", "msgspec", "ruamel.yaml", "starlette", "uvicorn"}.isdisjoint(
+        asked.splitlines()[-1].split()
+    )
 
 
 @pytest.mark.parametrize("words", [words for words, _ in leaves(build())], ids=" ".join)
@@ -178,7 +180,7 @@ def test_sessions_are_listed(busy: House) -> None:
     listed = busy.ask("sessions", "--json").ok().json["sessions"]
     mine = next(session for session in listed if session["address"] == "agent:main:terminal:dm:me")
     assert mine.keys() == {
-        "id", "address", "agent", "title", "last_seq", "pending", "state", "folded_upto", "at",
+        "id", "address", "agent", "title", "last_seq", "pending", "state", "compressed_upto", "at",
     }  # fmt: skip
     assert (mine["agent"], mine["pending"], mine["state"]) == ("main", 0, "idle")
     assert mine["id"] in busy.ask("sessions", "list", "--limit", "1000").ok().out
@@ -217,8 +219,8 @@ def test_search_finds_words_and_exits_1_without_a_hit(busy: House) -> None:
 
 
 def test_a_session_without_summaries_says_so(busy: House) -> None:
-    assert busy.ask("sessions", "folds", "last", "--json").ok().json == {"folds": []}
-    assert busy.ask("sessions", "folds", "last").ok().out == ""
+    assert busy.ask("sessions", "compressions", "last", "--json").ok().json["compressions"] == []
+    assert busy.ask("sessions", "compressions", "last").ok().out == ""
 
 
 def test_export_holds_every_entry_or_reads_as_a_conversation(busy: House) -> None:
@@ -235,7 +237,7 @@ def test_what_is_not_there_exits_1_with_a_remedy(busy: House) -> None:
     assert done.code == 1
     assert done.err == "everhold: there is no session 'nowhere'\n  → `everhold sessions list` shows those there are\n"
     told = busy.ask("sessions", "show", "nowhere", "--json")
-    assert told.json["error"]["type"] == "NotFound"
+    assert told.json["error"]["type"] == "not_found"
     assert told.json["error"].keys() == {"type", "message", "remedy"}
 
 
@@ -293,7 +295,7 @@ def test_undo_takes_turns_back_until_there_are_none(busy: House) -> None:
         busy.ask("send", text, "--session", "undone").ok()
     name = "agent:main:terminal:dm:undone"
     assert busy.ask("undo", name, "turn").ok().out == "Took back 1 turn.\n"
-    assert busy.ask("undo", name, "-n", "5", "--json").ok().json["text"] == "Took back 2 turns."
+    assert busy.ask("undo", name, "-n", "5", "--json").ok().json["message"] == "Took back 2 turns."
     nothing = busy.ask("undo", name)
     assert (nothing.code, nothing.out) == (1, "There is nothing to undo.\n")
     assert busy.ask("undo", name, "compress").code == 1
@@ -309,9 +311,9 @@ def test_a_fact_is_noted_and_nothing_is_parked(busy: House) -> None:
     noted = busy.ask("memory", "note", "Ada likes tea", "--session", "agent:main:terminal:dm:me", "--json").ok().json
     shown = busy.ask("sessions", "show", noted["session"], "--after", str(noted["seq"] - 1), "--json").ok().json
     assert shown["entries"][0]["body"]["text"] == "Ada likes tea"
-    assert busy.ask("memory", "parked", "--json").ok().json == {"parked": []}
-    assert busy.ask("memory", "replay", "--json").ok().json == {"replayed": 0}
-    assert busy.ask("memory", "replay", "7").code == 1
+    assert busy.ask("dead-letters", "--json").ok().json == {"dead_letters": []}
+    assert busy.ask("dead-letters", "replay", "--json").ok().json == {"replayed": 0}
+    assert busy.ask("dead-letters", "replay", "7").code == 1
 
 
 # -- how it looks ------------------------------------------------------------------------------------------------------

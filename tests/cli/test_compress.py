@@ -29,12 +29,12 @@ def test_a_session_is_compressed_from_the_shell_under_its_id(house: House) -> No
     before = house.run("sessions", "list", "--json").ok().json["sessions"][0]["id"]
     preview = house.run("compress", "last", "--preview", "--keep", "1").ok()
     assert "Nothing was changed" in preview.out
-    assert house.run("sessions", "folds", "last", "--json").ok().json["folds"] == []
+    assert house.run("sessions", "compressions", "last", "--json").ok().json["compressions"] == []
     done = house.run("compress", "last", "--keep", "1", "--focus", "lockers", "--json").ok().json
     assert done["session"] == before
-    assert done["text"].startswith("Compressed 4 messages")
-    (fold,) = house.run("sessions", "folds", "last", "--json").ok().json["folds"]
-    diff = house.run("sessions", "diff", "last", "--fold", str(fold["op"])).ok().out
+    assert done["message"].startswith("Compressed 4 messages")
+    (fold,) = house.run("sessions", "compressions", "last", "--json").ok().json["compressions"]
+    diff = house.run("sessions", "diff", "last", "--compression", str(fold["op"])).ok().out
     assert "- " in diff
     assert any(line.startswith("- ") and "locker number 0" in line for line in diff.splitlines())
     assert any(line.startswith("+ everhold: [Summary") for line in diff.splitlines())
@@ -47,4 +47,4 @@ def test_a_session_is_compressed_from_the_shell_under_its_id(house: House) -> No
 
 def test_what_is_not_there_cannot_be_compressed_or_compared(house: House) -> None:
     assert "there is no session" in house.run("compress", "nowhere").err
-    assert "no compression 3" in house.run("sessions", "diff", "last", "--fold", "3").err
+    assert "no compression 3" in house.run("sessions", "diff", "last", "--compression", "3").err

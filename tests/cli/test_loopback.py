@@ -1,23 +1,33 @@
-"""Control on a machine, or a disk, without sockets in files: everything works, and for nobody else."""
+"""The API on a machine, or a disk, without unix sockets: everything works, and for nobody else."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from everhold.app import SystemClock
+from everhold.cli.client import ApiClient
+from everhold.cli.transport import GatewayGone, SocketTransport
 from everhold.config import ConfigError
-from everhold.remote import loopback, place
-from everhold.remote.client import Gone, RemoteControl
-from tests.cli.house import House, make_plugin
+from everhold.logs import open_log
+from everhold.web import loopback, unix_socket
+from everhold.web.guard import Guard
+from everhold.web.local_server import LocalServer
+from everhold.web.loopback import LoopbackEndpoint
+from everhold.web.scope_keys import OPERATOR_CONNECTION
+from tests.cli.house import House, make_plugin, until
 
 NO_SOCKETS = """
 import errno, socket
@@ -45,10 +55,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(house: House) -> None:
     gateway = house.up()
-    door = house.path / "control.sock"
+    door = house.path / "api.sock"
     assert stat.S_IMODE(door.stat().st_mode) == 0o600
     assert stat.S_ISREG(door.stat().st_mode)
-    assert any("control.loopback" in line for line in gateway.log)
+    until(lambda: any("api_socket.opened" in line for line in gateway.log))
     assert house.ask("send", "hello").ok().out.strip() == "You said: hello"
     assert house.ask("send", "x" * 300_000, "--json").ok().json["outcome"] == "done"
     assert house.ask("status", "--json").ok().json["running"]
@@ -68,60 +78,115 @@ def test_commands_reach_the_gateway_and_what_it_leaves_behind_misleads_nobody(ho
 # -- who may speak -----------------------------------------------------------------------------------------------------
 
 
+class LoopbackServer(LocalServer):
+    """The real server where no unix socket can be made."""
+
+    endpoint: LoopbackEndpoint
+
+    def _listen(self) -> tuple[socket.socket, LoopbackEndpoint | None]:
+        sock, self.endpoint = loopback.listen_at(self.path)
+        return sock, self.endpoint
+
+
 @asynccontextmanager
-async def gateway(path: Path) -> AsyncIterator[tuple[loopback.Door, list[bool]]]:
-    """The listening side, and whom it let in."""
-    sock, door = loopback.listen(path)
-    admitted: list[bool] = []
+async def gateway(path: Path) -> AsyncIterator[tuple[LoopbackEndpoint, list[str]]]:
+    """The listening side, and what was asked of it by those it let in."""
+    asked: list[str] = []
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        admitted.append(await loopback.admit(reader, writer, door))
-        if admitted[-1] and await reader.readline():
-            writer.write(b'{"id":1,"result":{"role":"gateway"}}\n')
-        writer.close()
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope[OPERATOR_CONNECTION]
+        asked.append(scope["path"])
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b'{"role": "gateway"}'})
 
-    server = await asyncio.start_server(serve, sock=sock)
-    async with server:
-        yield door, admitted
+    log = open_log(clock=SystemClock(), stream=io.StringIO())
+    server = LoopbackServer(cast(Guard, app), path, monotonic=time.monotonic, log=log)
+    await server.open()
+    try:
+        yield server.endpoint, asked
+    finally:
+        await server.close()
+
+
+def client_at(path: Path) -> ApiClient:
+    return ApiClient(SocketTransport(path))
 
 
 async def test_whoever_reads_the_home_is_let_in(tmp_path: Path) -> None:
-    path = tmp_path / "control.sock"
-    async with gateway(path) as (door, admitted):
-        assert loopback.find(path) == door
-        assert (await RemoteControl(path).ping())["role"] == "gateway"
-    assert admitted == [True]
+    path = tmp_path / "api.sock"
+    async with gateway(path) as (endpoint, asked):
+        assert loopback.read_endpoint(path) == endpoint
+        assert (await client_at(path).show_health())["role"] == "gateway"
+    assert asked == ["/health"]
+    assert not path.exists()
 
 
-@pytest.mark.parametrize("said", [b"", b'{"id": 1, "method": "ping", "params": {}}\n' * 3, b"\0" * 64, b"x" * 4096])
+@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 3, b"\0" * 64, b"x" * 4096])
 async def test_a_stranger_is_not(tmp_path: Path, said: bytes) -> None:
-    async with gateway(tmp_path / "control.sock") as (door, admitted):
-        reader, writer = await asyncio.open_connection(loopback.HOST, door.port)
+    async with gateway(tmp_path / "api.sock") as (endpoint, asked):
+        reader, writer = await asyncio.open_connection(loopback.HOST, endpoint.port)
         writer.write(said)
         writer.write_eof()
-        heard = await reader.read()
+        heard = await asyncio.wait_for(reader.read(), 20)
         assert len(heard) in (0, 2 * loopback.SIZE)
-        assert door.token not in heard
+        assert endpoint.token not in heard
         writer.close()
-    assert admitted == [False]
+    assert asked == []
 
 
 async def test_what_one_proved_opens_no_second_door(tmp_path: Path) -> None:
     """Somebody repeats what they saw a command say."""
-    async with gateway(tmp_path / "control.sock") as (door, admitted):
+    async with gateway(tmp_path / "api.sock") as (endpoint, asked):
         mine = b"m" * loopback.SIZE
-        reader, writer = await asyncio.open_connection(loopback.HOST, door.port)
+        request = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        reader, writer = await asyncio.open_connection(loopback.HOST, endpoint.port)
         writer.write(mine)
         theirs = (await reader.readexactly(2 * loopback.SIZE))[: loopback.SIZE]
-        proof = loopback._proof(door, b"command", mine, theirs)
-        for _ in range(2):
-            writer.write(proof if admitted == [] else mine + proof)
-            writer.write_eof()
-            await reader.read()
-            writer.close()
-            reader, writer = await asyncio.open_connection(loopback.HOST, door.port)
+        proof = loopback._make_proof(endpoint, b"command", mine, theirs)
+        writer.write(proof + request)
+        assert b"gateway" in await asyncio.wait_for(reader.read(), 20)
         writer.close()
-    assert admitted[:2] == [True, False]
+        reader, writer = await asyncio.open_connection(loopback.HOST, endpoint.port)
+        writer.write(mine + proof + request)
+        heard = await asyncio.wait_for(reader.read(), 20)
+        assert len(heard) == 2 * loopback.SIZE
+        writer.close()
+    assert asked == ["/health"]
+
+
+async def test_a_proof_may_come_in_pieces_and_with_the_request(tmp_path: Path) -> None:
+    endpoint = LoopbackEndpoint(1, b"t" * loopback.SIZE)
+    handshake = loopback.ServerHandshake(endpoint)
+    mine = bytes(range(loopback.SIZE))
+    assert handshake.receive(mine[:7]) == b""
+    reply = handshake.receive(mine[7:])
+    theirs = reply[: loopback.SIZE]
+    assert reply[loopback.SIZE :] == loopback._make_proof(endpoint, b"gateway", mine, theirs)
+    proof = loopback._make_proof(endpoint, b"command", mine, theirs)
+    assert handshake.receive(proof[:31]) == b""
+    assert not handshake.is_proven
+    handshake.receive(proof[31:] + b"GET /")
+    assert (handshake.is_proven, handshake.is_refused, handshake.take_rest()) == (True, False, b"GET /")
+
+
+async def test_a_side_cannot_be_proved_with_the_others_proof(tmp_path: Path) -> None:
+    endpoint = LoopbackEndpoint(1, b"t" * loopback.SIZE)
+    handshake = loopback.ServerHandshake(endpoint)
+    reply = handshake.receive(b"m" * loopback.SIZE)
+    handshake.receive(reply[loopback.SIZE :])
+    assert (handshake.is_proven, handshake.is_refused) == (False, True)
+
+
+async def test_a_connection_that_proves_nothing_is_closed(tmp_path: Path) -> None:
+    log = open_log(clock=SystemClock(), stream=io.StringIO())
+    server = LoopbackServer(cast(Guard, None), tmp_path / "api.sock", monotonic=time.monotonic, log=log)
+    server.idle_seconds = server.sweep_seconds = 0.05
+    await server.open()
+    reader, writer = await asyncio.open_connection(loopback.HOST, server.endpoint.port)
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+    await server.close()
 
 
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64])
@@ -139,12 +204,12 @@ async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_pat
 
     server = await asyncio.start_server(impostor, loopback.HOST, 0)
     port = server.sockets[0].getsockname()[1]
-    path = tmp_path / "control.sock"
+    path = tmp_path / "api.sock"
     path.touch(0o600)
     path.write_text(json.dumps({"port": port, "token": "ab" * loopback.SIZE}))
     async with server:
-        with pytest.raises(Gone):
-            await RemoteControl(path).send({"text": "my secret is 4711"})
+        with pytest.raises(GatewayGone):
+            await client_at(path).send_message({"text": "my secret is 4711"})
         await asyncio.wait_for(left.wait(), 30)
     assert len(heard) == loopback.SIZE, "a question, and nothing else"
 
@@ -153,31 +218,31 @@ async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_pat
     "text", ["", "{}", "nonsense", '{"port": 0, "token": "00"}', '{"port": "x", "token": 7}', "[1]", '{"port": 99999}']
 )
 async def test_a_broken_file_is_nobody(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "control.sock"
+    path = tmp_path / "api.sock"
     path.touch(0o600)
     path.write_text(text)
-    assert loopback.find(path) is None
-    with pytest.raises(Gone):
-        await RemoteControl(path).ping()
+    assert loopback.read_endpoint(path) is None
+    with pytest.raises(GatewayGone):
+        await client_at(path).show_health()
 
 
 def test_a_file_that_others_can_read_is_not_believed(tmp_path: Path) -> None:
-    path = tmp_path / "control.sock"
+    path = tmp_path / "api.sock"
     path.write_text(json.dumps({"port": 7, "token": "ab" * loopback.SIZE}))
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="others may read"):
-        loopback.find(path)
+        loopback.read_endpoint(path)
 
 
 def test_a_socket_is_no_file(tmp_path: Path) -> None:
-    path = tmp_path / "control.sock"
-    with place.listen(path):
-        assert loopback.find(path) is None
-    assert loopback.find(tmp_path / "nothing") is None
+    path = tmp_path / "api.sock"
+    with unix_socket.listen_at(path):
+        assert loopback.read_endpoint(path) is None
+    assert loopback.read_endpoint(tmp_path / "nothing") is None
 
 
 async def test_only_this_machine_is_listened_to(tmp_path: Path) -> None:
-    async with gateway(tmp_path / "control.sock") as (door, _):
+    async with gateway(tmp_path / "api.sock") as (endpoint, _):
         with socket.socket() as probe:
-            probe.bind(("127.0.0.2", door.port))  # would be taken if it listened everywhere
-    assert os.listdir(tmp_path) == ["control.sock"]
+            probe.bind(("127.0.0.2", endpoint.port))  # would be taken if it listened everywhere
+        assert os.listdir(tmp_path) == ["api.sock"]

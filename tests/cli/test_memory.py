@@ -38,7 +38,9 @@ def test_what_is_remembered_is_found_and_an_answer_explained(house: House) -> No
     assert "recalled: builtin" in told
     assert f"room: {why['tokens']} of {why['budget']} tokens used" in told
     status = house.ask("memory", "status", "--json").ok().json
-    assert [(row["agent"], row["memory"], row["parked"]) for row in status["memories"]] == [("main", "builtin", 0)]
+    assert [(row["agent"], row["memory"], row["dead_letters"]) for row in status["memories"]] == [
+        ("main", "builtin", 0)
+    ]
     assert "builtin of main: by words" in house.ask("memory", "status").ok().out  # what it goes by, gateway or not
 
 

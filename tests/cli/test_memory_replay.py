@@ -56,11 +56,11 @@ def test_what_it_lost_it_is_told_again(house: House, diary: Path) -> None:
     assert [text for _, text in before] == ["turn 0", "turn 1", "turn 2"]
     diary.unlink()
 
-    dry = house.ask("memory", "replay", "diary", "--since", "1h", "--dry-run").ok()
+    dry = house.ask("memory", "resend", "diary", "--since", "1h", "--dry-run").ok()
     assert "3 exchanges and notes of 1 session" in dry.out
     assert "may be there twice" in dry.out
     assert not diary.exists()
-    done = house.ask("memory", "replay", "diary", "--since", "1h", "--json").ok().json
+    done = house.ask("memory", "resend", "diary", "--since", "1h", "--json").ok().json
     assert (done["items"], done["begun"]) == (3, True)
     until(lambda: len(lines(diary)) == 3)
     assert lines(diary) == before
@@ -68,10 +68,10 @@ def test_what_it_lost_it_is_told_again(house: House, diary: Path) -> None:
 
 def test_without_a_time_or_a_name_it_says_what_is_missing(house: House, diary: Path) -> None:
     house.run("send", "hello").ok()
-    assert "since when" in house.ask("memory", "replay", "diary").err
-    assert "which memory" in house.ask("memory", "replay", "--since", "1h").err
-    assert house.ask("memory", "replay", "nowhere", "--since", "1h").code != 0
-    assert "is no date" in house.run("memory", "replay", "diary", "--since", "yesterday").err
+    assert "--since" in house.ask("memory", "resend", "diary").err
+    assert "NAME" in house.ask("memory", "resend", "--since", "1h").err
+    assert house.ask("memory", "resend", "nowhere", "--since", "1h").code != 0
+    assert "is no date" in house.run("memory", "resend", "diary", "--since", "yesterday").err
     assert (
-        house.ask("memory", "replay", "diary", "--since", "2020-01-01", "--dry-run", "--json").ok().json["items"] <= 1
+        house.ask("memory", "resend", "diary", "--since", "2020-01-01", "--dry-run", "--json").ok().json["items"] <= 1
     )

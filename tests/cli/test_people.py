@@ -14,6 +14,7 @@ from everhold.home import Home
 from everhold.logs import open_log
 from everhold.ports.store import Change, StateNamespace, StateWrite, Step
 from tests.cli.house import House
+from tests.clients import client_of
 
 CONFIG = """
 models: {m: {provider: obedient}}
@@ -117,7 +118,7 @@ def test_status_names_chats_where_agents_were_silenced_or_talked_too_much(house:
         app = App(home, settings_of(home, environ={}), log=open_log(clock=SystemClock(), level="error"), environ={})
         origin = Place(platform="telegram", account="main", chat="-100")
         app.reception._broken("main", origin, 8)
-        found: dict[str, Any] = await app.methods.call("status", {})
+        found: dict[str, Any] = await client_of(app).show_status()
         halt = StateWrite(
             namespace=StateNamespace.CHAT_HALT,
             scope="telegram:",

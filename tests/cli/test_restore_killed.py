@@ -26,7 +26,7 @@ def test_killed_anywhere_a_restore_is_safe_to_repeat(house: House, tmp_path: Pat
     ended = 0
     for round in range(5):
         home = House(tmp_path / f"copy-{round}", plugin)
-        shutil.copytree(house.path, home.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("control.sock"))
+        shutil.copytree(house.path, home.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("api.sock"))
         process = subprocess.Popen(
             command("restore", "--yes"), env=home.env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -26,9 +26,9 @@ def test_home_is_where_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_files_of_a_home_have_the_names_of_the_manual(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    found = [home.config, home.env, home.store, home.index, home.erasures, home.lock, home.control, home.ballast]
+    found = [home.config, home.env, home.store, home.index, home.erasures, home.lock, home.api_socket, home.ballast]
     assert [path.name for path in [*found, home.logs, home.backups]] == [
-        "config.yaml", ".env", "everhold.db", "index.db", "erasures.log", "lock", "control.sock", "disk-reserve",
+        "config.yaml", ".env", "everhold.db", "index.db", "erasures.log", "lock", "api.sock", "disk-reserve",
         "logs", "backups",
     ]  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
         Home(tmp_path / "home").create()
 
 
-@pytest.mark.parametrize("name", [".env", "lock", "control.sock", "everhold.db", "erasures.log"])
+@pytest.mark.parametrize("name", [".env", "lock", "api.sock", "everhold.db", "erasures.log"])
 def test_links_to_what_must_stay_inside_are_refused(tmp_path: Path, name: str) -> None:
     home = Home(tmp_path / "home").create()
     (home.path / name).symlink_to(tmp_path / "elsewhere")

@@ -11,6 +11,7 @@ import pytest
 from everhold.core.entries import Call
 from everhold.testing.modelserver import ModelServer, Reply
 from everhold.testing.platforms.telegram import Failed, TelegramServer
+from tests.clients import client_of
 from tests.e2e.town import KEY, Town, endpoint
 from tests.platforms.telegram_stage import TOKEN
 
@@ -96,7 +97,7 @@ async def test_a_stranger_is_paired_and_then_answered(
         found = re.search(r"[A-Z2-9]{4}-[A-Z2-9]{4}", told)
         assert found
         assert not model.requests, "no model is asked on behalf of a stranger"
-        await town.app.methods.call("pairing.approve", {"code": found[0]})
+        await client_of(town.app).approve_pairing(found[0], person="")
         assert (await said(town, telegram, 666, 2))[1] == "You are let in. What can I do for you?"
         await telegram.write("thank you", user=666)
         assert (await said(town, telegram, 666, 3))[2] == "You said: Ada: thank you"
@@ -145,7 +146,7 @@ async def test_a_lost_answer_follows_the_policy_and_is_counted(
         await said(town, telegram, 1001, shown)
         await town.rest()
         assert telegram.said(1001) == ["short"] * shown
-        status = await town.app.methods.call("status", {})
+        status = await client_of(town.app).show_status()
         assert status["in_doubt"] == 1, "whichever way, somebody can see it"
 
 
@@ -199,7 +200,7 @@ async def test_no_secret_is_written_anywhere(tmp_path: Path, telegram: TelegramS
         telegram.fault("getUpdates", "drop after")
         await telegram.write("hello")
         await said(town, telegram, 1001, 1)
-        status = str(await town.app.methods.call("status", {}))
+        status = str(await client_of(town.app).show_status())
     for file in [
         file
         for file in tmp_path.rglob("*")  # noqa: ASYNC240  # nothing else is waiting
@@ -266,5 +267,5 @@ async def test_an_account_that_gets_another_token_while_it_sends_says_what_it_ha
         await said(town, telegram, 1001, 2)
         await town.rest()
         assert telegram.said(1001) == ["Ada: one", "Ada: two"]
-        assert (await town.app.methods.call("status", {}))["in_doubt"] == 1
+        assert (await client_of(town.app).show_status())["in_doubt"] == 1
         await town.sound()

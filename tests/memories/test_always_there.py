@@ -48,7 +48,7 @@ async def test_a_list_without_it_keeps_it_out_of_turns_and_of_nothing_else(
         assert await shown(t, "now") == []  # lists replace
         found = await t.app.memory.search("tea garden", agent="main", person="ada")
         assert (found["memories"][0]["provider"], found["memories"][0]["text"]) == ("builtin", GARDEN)
-        assert found["silent"] == []
+        assert found["unavailable"] == []
         assert GARDEN in await t.ask("/memory search tea garden", chat="now")
         verdict = await t.say('use tool session_search {"query": "tea garden"}', chat="tool")
         await t.said(verdict.session)

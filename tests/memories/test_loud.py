@@ -12,13 +12,14 @@ import httpx2
 
 from everhold.cli.commands import status
 from everhold.cli.render import Screen
+from tests.clients import client_of
 from tests.e2e.town import Town
 from tests.memories.ledger import Far
 
 
 async def look(t: Town) -> tuple[dict[str, Any], str]:
     """What `everhold status` gets, and what it prints."""
-    found: dict[str, Any] = await t.app.methods.call("status", {})
+    found: dict[str, Any] = await client_of(t.app).show_status()
     out = io.StringIO()
     status._show(Screen.of(out, io.StringIO(), environ={}, json=False), found, status.complaints(found))
     return found, out.getvalue()
@@ -49,9 +50,9 @@ async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(tmp_pa
         assert "! memory:ledger: the key is wrong" in shown
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
             metrics = (await client.get("/metrics")).text
-        assert 'everhold_memory_lag{memory="ledger"} 2' in metrics
+        assert 'everhold_memory_backlog_items{memory="ledger"} 2' in metrics
         assert 'everhold_memory_failing{memory="ledger"} 1' in metrics
-        assert 'everhold_memory_oldest_seconds{memory="ledger"} ' in metrics
+        assert 'everhold_memory_backlog_age_seconds{memory="ledger"} ' in metrics
         t.secrets("LEDGER_KEY=the-right-key-0123456789\n")
         await t.ask("three")
         await t.until(lambda: len(far.kept) == 3)
@@ -62,6 +63,6 @@ async def test_status_and_metrics_tell_of_a_failing_memory_and_of_its_end(tmp_pa
         assert "nothing is wrong" in shown
         async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
             metrics = (await client.get("/metrics")).text
-        assert "everhold_memory_lag{" not in metrics
+        assert "everhold_memory_backlog_items{" not in metrics
         assert t.log.getvalue().count("memory.failing") == 1
         assert t.log.getvalue().count("memory.well") == 1

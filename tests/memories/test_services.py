@@ -45,7 +45,7 @@ async def test_recall_is_merged_each_thing_once_with_where_it_came_from(tmp_path
         first = await t.say("the tea garden is in Assam", chat="one")
         await everywhere(t, services, ["the tea garden is in Assam"])
         found = await t.app.memory.search("where is the tea garden", agent="main", person="ada")
-        assert not found["silent"]
+        assert not found["unavailable"]
         memories = found["memories"]
         assert {memory["session"] for memory in memories if memory["session"]} == {first.session}
         # the same entry from four services is one memory; whoever is named first in the configuration has it

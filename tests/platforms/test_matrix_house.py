@@ -12,6 +12,7 @@ import pytest
 
 from everhold.testing.modelserver import ModelServer, Reply
 from everhold.testing.platforms.synapse import V3, Member, Synapse
+from tests.clients import client_of
 from tests.e2e.town import KEY, Town, endpoint
 
 LONG = "It began on a Tuesday, " + "and it went on and on, " * 900
@@ -57,7 +58,7 @@ async def test_a_stranger_is_told_a_code_and_let_in(tmp_path: Path, scene: Scene
         assert found
         await scene.ada.say(room, "hello?")
         await town.until(lambda: town.log.getvalue().count("message.denied") == 2)
-        await town.app.methods.call("pairing.approve", {"code": found[0]})
+        await client_of(town.app).approve_pairing(found[0], person="")
         await scene.ada.until(room, "You are let in")
         await scene.ada.say(room, "thank you")
         await scene.ada.until(room, "You said:")

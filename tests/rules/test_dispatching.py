@@ -55,7 +55,7 @@ def test_a_turn_without_tools_is_five_commits_and_no_claim(house: House) -> None
     house.say("wake up")
     assert house.process is not None
     disk, steps = house.process.disk, list[str]()
-    commit, claim = disk.commit, disk.claim
+    commit, claim = disk.commit, disk.claim_cursors
 
     async def counted_commit(change: Change) -> Committed:
         steps.append(change.step)
@@ -65,7 +65,7 @@ def test_a_turn_without_tools_is_five_commits_and_no_claim(house: House) -> None
         steps.append("claim")
         return await claim(*given, **options)
 
-    disk.commit, disk.claim = counted_commit, counted_claim  # type: ignore[method-assign]
+    disk.commit, disk.claim_cursors = counted_commit, counted_claim  # type: ignore[method-assign]
     house.say("hello")
     house.tick(5.0)
     assert steps == [Step.ACCEPT, Step.BEGIN, Step.END, Step.DELIVERY_SEND, Step.DELIVERY_DONE]

@@ -10,7 +10,7 @@ import pytest
 from everhold.core.entries import Noted
 from everhold.errors import Misuse, NotFound
 from everhold.memory import Memory
-from everhold.papers import bring_in, facts_out, read
+from everhold.papers import bring_in, read, render_memory_files, write_memory_files
 from everhold.ports.memory import Note
 from everhold.testing.fakes import FakeProvider
 from everhold.testing.house import House
@@ -113,12 +113,12 @@ def test_they_go_out_as_they_came_in(house: House, tmp_path: Path) -> None:
     named(house)
     session = house.say("hello").session
     bring(house, session)
-    made = house.run(facts_out(memory(house), "ada", tmp_path / "out"))
+    made = write_memory_files(house.run(render_memory_files(memory(house), "ada")), tmp_path / "out")
     assert [Path(path).name for path in made] == ["USER.md", "MEMORY.md"]
     again = read(tmp_path / "out" / "main")
     assert again["USER.md"] == FILES["USER.md"] + "\n"
     assert again["MEMORY.md"] == FILES["MEMORY.md"] + "\n"
-    assert house.run(facts_out(memory(house), "bob", tmp_path / "bobs")) == []
+    assert house.run(render_memory_files(memory(house), "bob")) == []
 
 
 def test_a_folder_or_a_file_is_read_and_nothing_else(tmp_path: Path) -> None:

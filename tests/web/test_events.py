@@ -52,7 +52,7 @@ async def test_a_reply_is_seen_while_it_is_made_and_then_as_it_was_committed(
             seen.append(event)
             if event.event == "entry" and event["kind"] == "ended":
                 break
-    pieces = [event for event in seen if event.event == "piece"]
+    pieces = [event for event in seen if event.event == "delta"]
     assert len(pieces) > 1
     assert all(not piece.id for piece in pieces), "a piece has no place in the log"
     assert "".join(piece["text"] for piece in pieces) == "one two three four"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from base64 import b64encode
 from collections.abc import Callable
@@ -18,9 +19,9 @@ from everhold.app import settings_of
 from everhold.config import ConfigError
 from everhold.testing.modelserver import Failure, ModelServer
 from everhold.web import guard as guard_module
+from everhold.web.application import Routes
 from everhold.web.caller import head_of, is_loopback, same_origin, was_forwarded
 from everhold.web.limits import Buckets, Rate, neighbourhood
-from everhold.web.server import Routes
 from tests.web.conftest import ADA, BOB, ELSEWHERE, MODEL_KEY, OPERATOR, SECRETS, Gateway, configuration, eventually
 
 As = Callable[[str], httpx2.AsyncClient]
@@ -66,9 +67,22 @@ async def test_the_walk_would_find_an_open_route(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize("token", [ADA, BOB])
 async def test_what_is_for_operators_is_refused_to_others(as_: As, token: str) -> None:
-    for method, path in (("GET", "/api/parked"), ("POST", "/api/parked/replay"), ("GET", "/metrics")):
+    for method, path in (("GET", "/api/dead-letters"), ("POST", "/api/dead-letters/replay"), ("GET", "/metrics")):
         assert (await as_(token).request(method, path)).status_code == 403
         assert (await as_(OPERATOR).request(method, path)).status_code == 200
+
+
+async def test_every_route_for_operators_is_closed_to_others(gateway: Gateway, as_: As) -> None:
+    routes = gateway.web.guard.inner
+    assert isinstance(routes, Routes)
+    closed = [way for way in routes.table if way.operator]
+    assert len(closed) > 20
+    for way in closed:
+        path = way.path.replace("{id}", "last").replace("{name}", "builtin")
+        answer = await as_(ADA).request(way.method, path, json={})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "denied"), way.path
+    open_to_all = {way.path for way in routes.table if not way.operator}
+    assert not [path for path in open_to_all if re.search("status|agents|people|pairing|schedules|audit|backups", path)]
 
 
 async def test_a_browser_elsewhere_is_asked_for_the_token_and_may_give_it(gateway: Gateway) -> None:

@@ -28,21 +28,21 @@ async def test_one_sees_ones_own_and_an_operator_anybodys(gateway: Gateway, mode
     where = (await ada.post("/api/messages", json={"chat": "x", "text": "remember that I like green tea"})).json()
     log = await gateway.rested(where["session"])
     assert "(Noted: likes green tea)" in [entry["body"]["text"] for entry in log if entry["kind"] == "notified"]
-    hers = (await ada.get("/api/memories", params={"q": "tea"})).json()
-    assert (hers["agent"], hers["person"], hers["silent"]) == ("main", "ada", [])
+    hers = (await ada.get("/api/memory/search", params={"q": "tea"})).json()
+    assert (hers["agent"], hers["person"], hers["unavailable"]) == ("main", "ada", [])
     assert [fact["text"] for fact in hers["facts"]] == ["likes green tea"]
     assert "likes green tea" in [item["text"] for item in hers["memories"]]
     assert {item["provider"] for item in hers["memories"]} == {"builtin"}
-    his = (await bob.get("/api/memories", params={"q": "tea"})).json()
+    his = (await bob.get("/api/memory/search", params={"q": "tea"})).json()
     assert (his["facts"], his["memories"]) == ([], [])
-    assert (await bob.get("/api/memories", params={"q": "tea", "person": "ada"})).status_code == 403
-    assert (await bob.get("/api/memories", params={"q": "tea", "person": "bob"})).json()["person"] == "bob"
-    asked = (await boss.get("/api/memories", params={"q": "tea", "person": "ada"})).json()
+    assert (await bob.get("/api/memory/search", params={"q": "tea", "person": "ada"})).status_code == 403
+    assert (await bob.get("/api/memory/search", params={"q": "tea", "person": "bob"})).json()["person"] == "bob"
+    asked = (await boss.get("/api/memory/search", params={"q": "tea", "person": "ada"})).json()
     assert asked["facts"] == hers["facts"]
-    other = (await boss.get("/api/memories", params={"q": "tea", "person": "ada", "agent": "coder"})).json()
+    other = (await boss.get("/api/memory/search", params={"q": "tea", "person": "ada", "agent": "coder"})).json()
     assert (other["facts"], other["memories"]) == ([], [])
-    assert (await boss.get("/api/memories", params={"q": "tea", "agent": "nobody"})).status_code == 404
-    assert (await ada.get("/api/memories")).json()["memories"] == []
+    assert (await boss.get("/api/memory/search", params={"q": "tea", "agent": "nobody"})).status_code == 404
+    assert (await ada.get("/api/memory/search")).json()["memories"] == []
 
 
 async def test_an_answer_says_what_it_rested_on(gateway: Gateway, model: ModelServer, as_: As) -> None:
@@ -101,7 +101,7 @@ async def test_an_operator_may_have_a_memory_handed_again_what_it_was_handed(
     (tmp_path / "forgetful" / "__init__.py").write_text(FORGETFUL)
     text = configuration(model.openai).replace("memories: []", "memories: [it]")
     gateway.configure(f"{text}\nmemories: {{it: {{provider: hermes-plugin, path: {tmp_path}/forgetful}}}}\n")
-    ada, boss, path = as_(ADA), as_(OPERATOR), "/api/memories/it/replay"
+    ada, boss, path = as_(ADA), as_(OPERATOR), "/api/memory/providers/it/resend"
     await ada.post("/api/messages", json={"chat": "x", "text": "hello"})
 
     async def handed() -> bool:
@@ -114,4 +114,4 @@ async def test_an_operator_may_have_a_memory_handed_again_what_it_was_handed(
     assert "twice" in again["repeats"]
     assert (await ada.post(path, json={"since": 0})).status_code == 403
     assert (await boss.post(path, json={})).status_code == 400
-    assert (await boss.post("/api/memories/nowhere/replay", json={"since": 0})).status_code == 404
+    assert (await boss.post("/api/memory/providers/nowhere/resend", json={"since": 0})).status_code == 404

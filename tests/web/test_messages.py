@@ -28,7 +28,7 @@ async def test_a_message_is_committed_before_it_is_acknowledged(gateway: Gateway
     entry = await gateway.running.store.get_entry(where["session"], where["seq"])
     assert entry.kind == "heard"
     session = (await client.get(f"/api/sessions/{where['session']}")).json()
-    assert set(session) == {"id", "address", "agent", "title", "last_seq", "pending", "state", "folded_upto"}
+    assert set(session) == {"id", "address", "agent", "title", "last_seq", "pending", "state", "compressed_upto", "at"}
     assert session["address"] == "agent:main:http:dm:x"
 
 
@@ -182,10 +182,10 @@ async def test_commands_work_as_in_any_chat(gateway: Gateway, client: httpx2.Asy
     await eventually(told)
 
 
-async def test_parked_items_are_listed_and_replayed(client: httpx2.AsyncClient) -> None:
-    assert (await client.get("/api/parked")).json() == {"parked": []}
-    assert (await client.post("/api/parked/replay", json={})).json() == {"replayed": 0}
-    assert (await client.post("/api/parked/replay", json={"ids": [7]})).json() == {"replayed": 0}
+async def test_dead_letters_are_listed_and_replayed(client: httpx2.AsyncClient) -> None:
+    assert (await client.get("/api/dead-letters")).json() == {"dead_letters": [], "next": None}
+    assert (await client.post("/api/dead-letters/replay", json={})).json() == {"replayed": 0}
+    assert (await client.post("/api/dead-letters/replay", json={"ids": [7]})).json() == {"replayed": 0}
 
 
 async def test_a_tool_call_of_the_model_is_in_the_log(
@@ -278,13 +278,13 @@ async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tm
                     assert sent.status_code == 202, sent.text
 
             await asyncio.gather(*map(write, range(16)))
-            assert (await numbers())["everhold_pending"] > 9_000
+            assert (await numbers())["everhold_messages_pending"] > 9_000
             model.free.set()
 
             async def answered() -> bool:
                 await asyncio.sleep(0.5)
                 seen = await numbers()
-                return not seen["everhold_pending"] and seen["everhold_turns_total"] >= min(chats, 2)
+                return not seen["everhold_messages_pending"] and seen["everhold_turns_total"] >= min(chats, 2)
 
             await eventually(answered, seconds=600)
             peak = gateway.peak_bytes()

@@ -65,12 +65,12 @@ async def test_the_numbers_follow_what_happens(gateway: Gateway) -> None:
         text = (await client.get("/metrics")).text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert lines["everhold_turns_total"] == "1"
-    assert lines["everhold_pending"] == "0"
-    assert int(lines['everhold_spent_tokens{agent="main"}']) > 0
-    assert lines['everhold_spent_usd{agent="main"}'] == "0"
-    assert lines["everhold_in_doubt"] == "0"
+    assert lines["everhold_messages_pending"] == "0"
+    assert int(lines['everhold_spend_today_tokens{agent="main"}']) > 0
+    assert lines['everhold_spend_today_usd{agent="main"}'] == "0"
+    assert lines["everhold_dead_letters_in_doubt"] == "0"
     assert lines['everhold_commits_total{step="accept"}'] == "1"
-    assert int(lines['everhold_http_answers_total{status="202"}']) == 1
+    assert int(lines['everhold_http_responses_total{status="202"}']) == 1
 
 
 async def test_a_large_number_is_told_to_its_last_digit(gateway: Gateway) -> None:
@@ -79,8 +79,8 @@ async def test_a_large_number_is_told_to_its_last_digit(gateway: Gateway) -> Non
     gateway.running.tail.commits["end"] = 1_000_001
     async with gateway.client() as client:
         lines = (await client.get("/metrics")).text.splitlines()
-    assert 'everhold_spent_tokens{agent="main"} 12345678' in lines
-    assert 'everhold_spent_usd{agent="main"} 1234.56789' in lines
+    assert 'everhold_spend_today_tokens{agent="main"} 12345678' in lines
+    assert 'everhold_spend_today_usd{agent="main"} 1234.56789' in lines
     assert "everhold_turns_total 1000001" in lines
 
 

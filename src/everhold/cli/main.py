@@ -61,20 +61,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _tell(screen: Screen, error: EverholdError) -> int:
+    from everhold.cli import errors
     from everhold.config.problems import ConfigError
-    from everhold.remote import wire
 
     _debug(error)
     if screen.json:
-        told = wire.to_json(error)
-        screen.show({"error": {key: told[key] for key in ("type", "message", "remedy")}})
+        screen.show({"error": errors.show_error(error)})
     if isinstance(error, ConfigError):
         for problem in error.problems:
             where = f"{problem.file}:{problem.line}" if problem.line else problem.file
             screen.fail(": ".join(part for part in (where, problem.key, problem.message) if part), problem.remedy)
     else:
         screen.fail(error.message, error.remedy)
-    return wire.exit_of(error)
+    return errors.get_exit_code(error)
 
 
 def _is_final(error: EverholdError) -> bool:

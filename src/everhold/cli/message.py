@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 
-def incoming(spot: dict[str, Any], text: str, *, id: str = "") -> dict[str, Any]:
-    """What `send` takes, for the place that `Calls.place` found."""
+def make_message(location: dict[str, Any], text: str, *, id: str = "") -> dict[str, Any]:
+    """What `ApiClient.send_message` takes, for the location that `ApiClient.find_chat_location` found."""
     directory = _directory()
     return {
-        "origin": {**spot["origin"], "message": id or uuid.uuid4().hex},
+        "location": {"origin": location["origin"], "kind": location["kind"]},
         "text": text,
-        "sender": who(),
-        "name": who(),
-        "kind": spot["kind"],
-        "agent": spot["agent"],
+        "id": id or uuid.uuid4().hex,
+        "person": who(),
+        "agent": location["agent"],
         "directory": directory,
         "repo": repo_of(directory),
     }

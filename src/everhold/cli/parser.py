@@ -189,16 +189,20 @@ def _looking(commands: _Group) -> None:
     context.add_argument(
         "--at", type=_number, metavar="SEQ", help="the turn that thought at, or next after, this entry"
     )
-    _name(sessions.add("folds", "a session's summaries, and what each stands for"))
+    _name(sessions.add("compressions", "list a session's compressions with their summaries"))
     diff = sessions.add(
         "diff",
         "what a compression replaced, and with what",
-        ("everhold sessions folds last", "lists them with their numbers"),
-        ("everhold sessions diff last --fold 47", ""),
+        ("everhold sessions compressions last", "lists them with their numbers"),
+        ("everhold sessions diff last --compression 47", ""),
     )
     _name(diff)
     diff.add_argument(
-        "--fold", type=_number, required=True, metavar="OP", help="its number in `everhold sessions folds`"
+        "--compression",
+        type=_number,
+        required=True,
+        metavar="OP",
+        help="its number in `everhold sessions compressions`",
     )
     search = sessions.add("search", "find what was said", ("everhold sessions search 'dentist tuesday'", ""))
     search.add_argument("text", metavar="TEXT", help="words that must all occur")
@@ -282,11 +286,11 @@ def _judging(commands: _Group) -> None:
         "--conversations", default="", metavar="PATH", help="a file or folder: exports (.jsonl) or texts (.txt)"
     )
     fidelity.add_argument(
-        "--folds",
-        type=_folds,
+        "--compressions",
+        type=_compression_counts,
         default=(1, 3),
         metavar="N,…",
-        help="how often to fold; `auto`: as it comes (default: 1,3)",
+        help="how often to compress; `auto`: as configured (default: 1,3)",
     )
     fidelity.add_argument(
         "--keep", type=_count, default=2, metavar="N", help="exchanges that stay word for word (default: 2)"
@@ -297,9 +301,19 @@ def _judging(commands: _Group) -> None:
 
 
 def _changing(commands: _Group) -> None:
+    _undoing(commands)
+    _compressing(commands)
+    memory = commands.group("memory", "search, explain and manage what is remembered", module="memory")
+    _asking_memory(memory)
+    _sending_to_memory(memory)
+    _moving_memory(memory)
+    _dead_letters(commands)
+
+
+def _undoing(commands: _Group) -> None:
     undo = commands.add(
         "undo",
-        "take back the last turns, or the last compression",
+        "undo the last turns, or the last compression",
         ("everhold undo last turn", ""),
         ("everhold undo last turn -n 3", "the last three"),
         ("everhold undo last compress", "the originals are back"),
@@ -309,25 +323,31 @@ def _changing(commands: _Group) -> None:
     undo.add_argument("what", nargs="?", choices=("turn", "compress"), default="turn", help="(default: turn)")
     undo.add_argument("-n", dest="count", type=_number, default=1, metavar="N", help="how many turns (default: 1)")
     _name(commands.add("stop", "end the turn that is running in a session", module="amend"))
+
+
+def _compressing(commands: _Group) -> None:
     compress = commands.add(
         "compress",
-        "sum up the older part of a session; its id stays, the originals too",
-        ("everhold compress last --preview", "what would fold, and what would stay"),
+        "replace the older part of a session's context with a summary",
+        ("everhold compress last --preview", "what would be replaced, and what would stay"),
         ("everhold compress last --keep 3", "the last three exchanges stay word for word"),
         ("everhold compress last --focus 'the release plan'", "the summary pays attention to that"),
         module="compress",
-        about="Puts a summary in the place of a session's older part, and waits until it is done. Nothing is deleted:\n"
-        "`everhold undo ID compress` brings the originals back. Exits 1 if the context stayed as it was.",
+        about="Puts a summary in the place of a session's older part, and waits until it is done. The session keeps\n"
+        "its id, and nothing is deleted: `everhold undo ID compress` brings the originals back. Exits 1 if the\n"
+        "context stayed as it was.",
     )
     _name(compress)
     compress.add_argument("--preview", action="store_true", help="say what it would do, and change nothing")
     compress.add_argument("--keep", type=_count, metavar="N", help="exchanges that stay (default: as configured)")
     compress.add_argument("--focus", default="", metavar="TEXT", help="what the summary should pay attention to")
-    memory = commands.group("memory", "what is remembered, and what could not be delivered", module="memory")
-    memory.add("status", "every agent's memories: what waits, what was given up, the last complaint")
+
+
+def _asking_memory(memory: _Group) -> None:
+    memory.add("status", "show each agent's memories: backlog, dead letters, last error")
     search = memory.add(
         "search",
-        "what an agent remembers for somebody",
+        "search an agent's memories for a person",
         ("everhold memory search 'when does the boiler'", "for you"),
         ("everhold memory search tea --person ada --agent coder", ""),
     )
@@ -335,50 +355,49 @@ def _changing(commands: _Group) -> None:
     search.add_argument("--agent", default="", metavar="A", help="whose memory (default: the default agent's)")
     search.add_argument("--person", default="", metavar="NAME", help="for whom (default: you)")
     search.add_argument("--limit", type=_number, default=20, metavar="N", help="at most so many (default: 20)")
-    why = memory.add("why", "what an answer rested on, and what was left out", ("everhold memory why last", ""))
+    why = memory.add("why", "show what an answer rested on, and what was left out", ("everhold memory why last", ""))
     why.add_argument("session", nargs="?", default="last", metavar="ID", help=f"{_ID} (default: last)")
     why.add_argument("--at", type=_number, metavar="SEQ", help="the answer at, or last before, this entry")
     note = memory.add("note", "remember a fact", ("everhold memory note 'Ada likes tea'", ""))
     note.add_argument("text", metavar="TEXT", help="the fact")
     note.add_argument("--session", default="last", metavar="ID", help=f"{_ID} (default: last)")
-    memory.add("parked", "what was given up on, and why")
-    replay = memory.add(
-        "replay",
-        "send parked items again, or hand a memory again what it was handed since then",
-        ("everhold memory replay", "everything that is parked"),
-        ("everhold memory replay 3 4", "these"),
-        ("everhold memory replay honcho --since 2h --dry-run", "how much it was handed in the last two hours"),
-        (
-            "everhold memory replay honcho --since 2026-01-31T12:00",
-            "hand that over again, in order, under its own keys",
-        ),
+
+
+def _sending_to_memory(memory: _Group) -> None:
+    resend = memory.add(
+        "resend",
+        "send a memory again what it received since a time",
+        ("everhold memory resend honcho --since 2h --dry-run", "how much it received in the last two hours"),
+        ("everhold memory resend honcho --since 2026-01-31T12:00", "send that again, in order, under the same keys"),
     )
-    replay.add_argument(
-        "what", nargs="*", metavar="N|MEMORY", help="ids from `everhold memory parked`, or an instance with --since"
-    )
-    replay.add_argument(
+    resend.add_argument("memory", metavar="NAME", help="a memory from `everhold memory status`")
+    resend.add_argument(
         "--since",
         type=_when,
+        required=True,
         metavar="WHEN",
-        help="what it was handed from then on: a date, a time, or 30m, 2h, 3d ago",
+        help="what it received from then on: a date, a time, or 30m, 2h, 3d ago",
     )
-    replay.add_argument("--agent", default="", metavar="A", help="with --since: only this agent's sessions")
-    replay.add_argument("--dry-run", action="store_true", help="with --since: only say how much that is")
+    resend.add_argument("--agent", default="", metavar="A", help="only this agent's sessions")
+    resend.add_argument("--dry-run", action="store_true", help="only say how much that is")
     past = memory.add(
         "backfill",
-        "hand a memory that came later what was said before; without --yes only say what that takes",
+        "send a memory the history from before it was attached; without --yes only say what that takes",
         ("everhold memory backfill honcho", "how much, how many requests, how long"),
         ("everhold memory backfill honcho --since 2026-01-01 --yes", "resumes by itself after a restart"),
     )
-    past.add_argument("memory", metavar="MEMORY", help="an instance from `everhold memory status`")
+    past.add_argument("memory", metavar="NAME", help="a memory from `everhold memory status`")
     past.add_argument("--agent", default="", metavar="A", help="only this agent's sessions")
     past.add_argument("--since", default=0.0, type=_day, metavar="DATE", help="only what was said from then on")
     past.add_argument("--until", default=None, type=_day, metavar="DATE", help="only what was said before")
     past.add_argument("--per-minute", default=60, type=_number, metavar="N", help="exchanges and notes (default: 60)")
     past.add_argument("--yes", action="store_true", help="begin")
+
+
+def _moving_memory(memory: _Group) -> None:
     forget = memory.add(
         "forget",
-        "forget a person everywhere; without --yes only say what would go",
+        "forget a person everywhere; without --yes only say what would be erased",
         ("everhold memory forget ada", "the plan"),
         ("everhold memory forget ada --yes", "what is erased is gone for good"),
     )
@@ -395,11 +414,23 @@ def _changing(commands: _Group) -> None:
     bring.add_argument("--dry-run", action="store_true", help="only say what would be noted")
     export = memory.add(
         "export",
-        "everything of a person, as JSON lines and as Markdown",
+        "export everything of a person, as JSON lines and as Markdown",
         ("everhold memory export ada --to usb/ada", ""),
     )
     export.add_argument("person", metavar="PERSON", help="a name, or an identity such as telegram:1001")
     export.add_argument("--to", default=".", metavar="DIR", help="where the files go (default: here)")
+
+
+def _dead_letters(commands: _Group) -> None:
+    letters = commands.group("dead-letters", "list and replay what was given up", module="dead_letters", default="list")
+    letters.add("list", "list replies and memory writes that were given up, with the reason")
+    replay = letters.add(
+        "replay",
+        "send dead letters again",
+        ("everhold dead-letters replay", "all of them"),
+        ("everhold dead-letters replay 3 4", "these"),
+    )
+    replay.add_argument("ids", nargs="*", type=_number, metavar="N", help="ids from `everhold dead-letters list`")
 
 
 def _keeping(commands: _Group) -> None:
@@ -500,8 +531,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _folds(text: str) -> tuple[int, ...]:
-    """How often to fold, several ways; 0 stands for `auto`."""
+def _compression_counts(text: str) -> tuple[int, ...]:
+    """How often to compress, several ways; 0 stands for `auto`."""
     return tuple(0 if part.strip() == "auto" else _number(part.strip()) for part in text.split(","))
 
 

@@ -1,4 +1,4 @@
-"""How a command gets at control: through the socket of whoever holds the home, else by holding it for a moment."""
+"""How a command reaches the API: on the socket of the process that holds the home, else by holding it for a moment."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from everhold.cli.client import ApiClient
 from everhold.cli.render import Screen, safe
+from everhold.cli.transport import GatewayGone, SocketTransport
 from everhold.errors import HomeBusy, NotFound
 from everhold.home import Home
-from everhold.remote.client import Calls, Gone, RemoteControl
 
 if TYPE_CHECKING:
     from everhold.app import App
@@ -29,9 +30,9 @@ DRAIN_SECONDS: Final = 10.0
 
 @dataclass
 class Reached:
-    """Control, and whose it is. `app` is set when it works in this process."""
+    """A client, and the role of the process that answers it. `app` is set when that is this process."""
 
-    calls: Calls
+    calls: ApiClient
     role: str = ""
     app: App | None = None
 
@@ -46,8 +47,8 @@ def home_of(args: argparse.Namespace) -> Home:
 
 
 @asynccontextmanager
-async def looking(args: argparse.Namespace, screen: Screen) -> AsyncIterator[Calls]:
-    """Control for a command that looks, or changes a record. Nothing is answered meanwhile if no gateway runs."""
+async def looking(args: argparse.Namespace, screen: Screen) -> AsyncIterator[ApiClient]:
+    """The API for a command that looks, or changes a record. Without a gateway no message is answered meanwhile."""
     home = home_of(args)
     if not home.store.exists():
         raise NotFound(
@@ -66,7 +67,7 @@ async def patiently(look: Callable[[], Awaitable[int]]) -> int:
     for _ in range(MOST_LOOKS):
         try:
             return await look()
-        except Gone:
+        except GatewayGone:
             await asyncio.sleep(random.uniform(0.02, 0.2))
     return await look()
 
@@ -91,10 +92,10 @@ async def reach(
 
 async def answering(home: Home) -> Reached | None:
     """Whoever answers at the home's socket."""
-    calls = RemoteControl(home.control)
+    calls = ApiClient(SocketTransport(home.api_socket))
     try:
-        return Reached(calls, role=(await calls.ping())["role"])
-    except Gone:
+        return Reached(calls, role=(await calls.show_health())["role"])
+    except GatewayGone:
         return None
 
 
@@ -106,9 +107,9 @@ def tell_upgrade(app: App, screen: Screen) -> None:
 
 async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: str, starts: bool) -> Reached:
     from everhold.app import App, SystemClock, settings_of
+    from everhold.cli.in_process import InProcessTransport
     from everhold.config import ConfigError
-    from everhold.logs import open_log
-    from everhold.remote.near import NearControl
+    from everhold.logs import adopt_stdlib, open_log
 
     home.create()
     try:
@@ -123,6 +124,8 @@ async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: s
     log = open_log(
         clock=SystemClock(), home=home.path if starts else None, form=args.log or "text", stream=stream
     )  # fmt: skip
+    if starts:
+        adopt_stdlib(log)  # warnings of the server belong into the log, not between the lines of a chat
     app = App(home, settings, log=log, environ=os.environ)
     tell_upgrade(app, screen)
     app.role = role
@@ -132,4 +135,4 @@ async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: s
     except BaseException:
         await app.stop(seconds=0)
         raise
-    return Reached(NearControl(app.methods), role=role, app=app)
+    return Reached(ApiClient(InProcessTransport(app.api)), role=role, app=app)

@@ -15,8 +15,8 @@ _INTRODUCTION: Final = """\
 <!-- Written by `python -m everhold.cli.reference`; change src/everhold/cli/parser.py instead. -->
 
 Everything `everhold` can do from a terminal. A command talks to the gateway that runs in the home, through
-`control.sock`, and needs no configuration of its own; where none runs, it holds the home for as long as it takes and
-lets go again. `chat` and `send` then answer by themselves.
+`api.sock`, which serves the [HTTP API](http.md), and needs no configuration of its own. Where none runs, it holds the
+home for as long as it takes and lets go again. `chat` and `send` then answer by themselves.
 
 These work before and after every command:
 

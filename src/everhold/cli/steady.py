@@ -8,10 +8,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
+from everhold.cli.client import ApiClient
 from everhold.cli.reach import DRAIN_SECONDS, Reached, answering, home_of, reach
 from everhold.cli.render import Screen
+from everhold.cli.transport import GatewayGone
 from everhold.errors import HomeBusy
-from everhold.remote.client import Calls, Gone
 
 AGAIN_SECONDS: Final = 0.2
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class Steady:
         self.reached: Reached | None = None
         self._mending = asyncio.Lock()
 
-    async def open(self) -> Calls:
+    async def open(self) -> ApiClient:
         self.reached = await self.reach()
         return self.reached.calls
 
@@ -45,14 +46,14 @@ class Steady:
         if self.reached is not None:
             await self.reached.close(seconds=seconds)
 
-    async def ask(self, question: Callable[[Calls], Awaitable[T]]) -> T:
+    async def ask(self, question: Callable[[ApiClient], Awaitable[T]]) -> T:
         """The answer. What is asked may be asked twice, so it has to be harmless then."""
         while True:
             reached = self.reached
             assert reached is not None
             try:
                 return await question(reached.calls)
-            except Gone:
+            except GatewayGone:
                 await self._mend(reached)
 
     async def follow(self, session: str, *, after: int) -> AsyncGenerator[dict[str, Any], None]:
@@ -61,12 +62,12 @@ class Steady:
             reached = self.reached
             assert reached is not None
             try:
-                async with aclosing(reached.calls.follow(session, after=after)) as events:
+                async with aclosing(reached.calls.follow_session(session, after=after)) as events:
                     async for event in events:
                         if "entry" in event:
                             after = event["entry"]["seq"]
                         yield event
-            except Gone:
+            except GatewayGone:
                 await self._mend(reached)
 
     async def _mend(self, lost: Reached) -> None:
@@ -80,7 +81,7 @@ class Steady:
             while found is None:
                 try:
                     found = await self.wait() if gateway else await self.reach()
-                except (HomeBusy, Gone):
+                except (HomeBusy, GatewayGone):
                     found = None
                 if found is None:
                     await asyncio.sleep(AGAIN_SECONDS)

@@ -181,7 +181,7 @@ class Look:
         )
         for reader, count, reason in parked:
             text = f"{reader} gave up on {describe_count(count, 'item')}: {reason}"
-            yield _cure("parked", text, "everhold memory parked; everhold memory replay")
+            yield _cure("parked", text, "everhold dead-letters list; everhold dead-letters replay")
 
     # -- around it ---------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ def failed(
     if status == 409 or (status == 503 and retry_after is not None and not writes):
         return Transient(text, retry_after=retry_after)
     if 400 <= status < 500:
-        return Refused(text, remedy="`everhold memory parked` shows it; correct the cause, then `memory replay`")
+        return Refused(text, remedy="`everhold dead-letters list` shows it; correct the cause, then `replay`")
     return InDoubt(text) if writes else Transient(text, retry_after=retry_after)
 
 

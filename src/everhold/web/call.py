@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope
 from everhold.errors import NotFound
 from everhold.web.answers import Refusal
 from everhold.web.caller import Caller
-from everhold.web.guard import BODY, CALLER, HEAD
 from everhold.web.office import Office
+from everhold.web.scope_keys import BODY, CALLER, HEAD
 
 T = TypeVar("T")
 
@@ -33,6 +33,8 @@ class Call:
         self._scope = scope
         self.headers: Mapping[str, str] = scope[HEAD].headers
         """By their names in lower case, the first of each."""
+        self.is_operator_connection: bool = scope[HEAD].is_operator_connection
+        """It came through `api.sock`, or from inside this process."""
         self.path: dict[str, str] = scope.get("path_params", {})
 
     @cached_property
@@ -66,9 +68,19 @@ class Call:
             raise NotFound(f"there is no agent {name!r}", remedy=f"there is {known}")
         return name or settings.default_agent
 
+    async def person(self) -> str:
+        """Who the caller is to the agents. Commands on this machine speak from a terminal."""
+        platform = "terminal" if self.is_operator_connection else "http"
+        return await self.office.person(self.caller.sender, platform=platform)
+
     def needs_operator(self) -> None:
         if not self.caller.operator:
             raise Refusal(403, "denied", "only an operator may do this", remedy="use a token with operator: true")
+
+    def needs_operator_connection(self, what: str) -> None:
+        """Refuse `what` to callers from outside: it names a file of this machine."""
+        if not self.is_operator_connection:
+            raise Refusal(403, "denied", f"`{what}` names a file, which only commands on this machine may do")
 
     async def left(self) -> None:
         """Returns when the caller is gone."""

@@ -16,6 +16,7 @@ from everhold.config.settings import HttpSettings
 from everhold.web.answers import Refusal
 
 LOOPBACK: Final = "loopback"
+OPERATOR_SOCKET: Final = "api.sock"
 
 _FORWARDED: Final = frozenset(
     """
@@ -58,12 +59,22 @@ class Head(Struct, frozen=True):
     headers: dict[str, str]
     """The first of each name."""
     repeated: frozenset[str]
+    is_operator_connection: bool = False
+    """It came through `api.sock`, or from inside this process."""
 
     def get(self, name: str) -> str:
         return self.headers.get(name, "")
 
 
-def head_of(method: str, path: str, peer: str, version: str, raw: Iterable[tuple[bytes, bytes]]) -> Head:
+def head_of(
+    method: str,
+    path: str,
+    peer: str,
+    version: str,
+    raw: Iterable[tuple[bytes, bytes]],
+    *,
+    is_operator_connection: bool = False,
+) -> Head:
     headers: dict[str, str] = {}
     repeated = set()
     for name, value in raw:
@@ -72,7 +83,7 @@ def head_of(method: str, path: str, peer: str, version: str, raw: Iterable[tuple
             repeated.add(key)
         else:
             headers[key] = value.decode("latin-1")
-    return Head(method, path, peer, version, headers, frozenset(repeated))
+    return Head(method, path, peer, version, headers, frozenset(repeated), is_operator_connection)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -113,6 +124,13 @@ def by_loopback(head: Head, name: str) -> Caller | None:
     """Whoever sits at this machine, called `name`, if there can be no doubt about it."""
     if is_loopback(head.peer) and is_loopback(host_of(head)) and not was_forwarded(head):
         return Caller(account=LOOPBACK, sender=name, operator=True)
+    return None
+
+
+def identify_by_connection(head: Head, name: str) -> Caller | None:
+    """The operator called `name`, if the request came through `api.sock` and no proxy forwarded it."""
+    if head.is_operator_connection and not was_forwarded(head):
+        return Caller(account=OPERATOR_SOCKET, sender=name, operator=True)
     return None
 
 

@@ -1,14 +1,15 @@
 """GET /api/events: every entry the moment it is committed, as server-sent events.
 
 An event's id is the entry's place in the log of all sessions, so whoever comes back with the last one they saw misses
-nothing, whatever restarted meanwhile. Growing replies come as `piece` events without an id: they may be lost.
+nothing, whatever restarted meanwhile. Growing replies come as `delta` and `reset` events, which have no id and may be
+lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
@@ -17,7 +18,7 @@ from everhold.control import entry_json
 from everhold.core.entries import Entry
 from everhold.web.answers import Refusal
 from everhold.web.call import MOST, Call
-from everhold.web.tail import POLL_SECONDS, Piece, Watch
+from everhold.web.tail import POLL_SECONDS, Piece
 
 PAGE: Final = 200
 HEARTBEAT_SECONDS: Final = 15.0
@@ -30,14 +31,21 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 async def events(call: Call) -> Response:
-    """Everything as it happens; with `Last-Event-ID` (or `after`) everything since."""
-    if call.office.tail.watchers >= MOST_STREAMS:
+    """Everything as it happens; with `Last-Event-ID` (or `after`, or `after_seq`) everything since."""
+    if call.office.tail.watchers >= MOST_STREAMS and not call.is_operator_connection:  # those have their own bound
         raise Refusal(503, "busy", "too many streams are open", remedy="close some", headers={"retry-after": "5"})
-    after = _after(call)
+    after, after_seq = _after(call), call.number("after_seq")
     only = call.query.get("session", "")
     if only:
         only = (await call.office.find(call.caller, only)).id
-    return StreamingResponse(_stream(call, after, only), media_type="text/event-stream", headers=HEADERS)
+    if after_seq is not None and not only:
+        raise Refusal(400, "misuse", "`after_seq` is an entry of one session", remedy="add `session`")
+    reader = (
+        _SessionReader(call, only, after_seq)
+        if after_seq is not None and after is None
+        else _FeedReader(call, only, after)
+    )
+    return StreamingResponse(_stream(call, reader, only), media_type="text/event-stream", headers=HEADERS)
 
 
 def _after(call: Call) -> int | None:
@@ -49,26 +57,71 @@ def _after(call: Call) -> int | None:
     return int(last)
 
 
-async def _stream(call: Call, after: int | None, only: str) -> AsyncIterator[bytes]:
+class _FeedReader:
+    """Reads what the caller may see of the log of all sessions, by `pos`."""
+
+    def __init__(self, call: Call, only: str, after: int | None) -> None:
+        self._call = call
+        self._only = only
+        self._after = after
+        self.pos = 0
+
+    async def start(self, end: int) -> None:
+        # a place beyond the end is from another life of the store, which was restored from a copy since
+        self.pos = end if self._after is None or self._after > end else self._after
+
+    async def read_page(self) -> tuple[list[Entry], bool]:
+        """The next entries to show, and whether there may be more at once."""
+        page = await self._call.office.store.read_feed(after=self.pos, limit=PAGE)
+        if page:
+            self.pos = page[-1].pos
+        full = len(page) == PAGE
+        if self._only:
+            page = [entry for entry in page if entry.session == self._only]
+        if not self._call.caller.operator:  # operators see everything
+            page = [entry for entry in page if await self._call.office.may_see(self._call.caller, entry.session)]
+        return page, full
+
+
+class _SessionReader:
+    """Reads the log of one session, by `seq`: nothing of other sessions is read for it."""
+
+    def __init__(self, call: Call, session: str, after_seq: int) -> None:
+        self._store = call.office.store
+        self._session = session
+        self._seq = after_seq
+        self.pos = 0
+
+    async def start(self, end: int) -> None:
+        last = min(self._seq, (await self._store.get_session(self._session)).last_seq)
+        self.pos = (await self._store.get_entry(self._session, last)).pos if last else 0
+
+    async def read_page(self) -> tuple[list[Entry], bool]:
+        page = await self._store.list_entries(self._session, after=self._seq, limit=PAGE)
+        if page:
+            self._seq, self.pos = page[-1].seq, page[-1].pos
+        return page, len(page) == PAGE
+
+
+async def _stream(call: Call, reader: _FeedReader | _SessionReader, only: str) -> AsyncIterator[bytes]:
     tail, store = call.office.tail, call.office.store
     with tail.watching(only) as watch:
+        grown = tail.grown(only) if only else []  # before anything is awaited: what comes later is in the watch
         end = await tail.end(store)
-        # a place beyond the end is one of another life: the store was put back from a copy
-        place = end if after is None or after > end else after
-        hello = _encode({"pos": place, "end": end})
-        yield b"retry: %d\nid: %d\nevent: hello\ndata: %b\n\n" % (RETRY_MS, place, hello)
+        await reader.start(end)
+        hello = _encode({"pos": reader.pos, "end": end})
+        yield b"retry: %d\nid: %d\nevent: hello\ndata: %b\n\n" % (RETRY_MS, reader.pos, hello)
         quiet, due = 0.0, True
         while not tail.closed:
-            text = await _pieces(call, watch)
+            text = await _show_pieces(call, grown + watch.pieces())
+            grown = []
             watch.grown = False
-            page = await store.read_feed(after=place, limit=PAGE) if due else []
-            if page:
-                place = page[-1].pos
-                text += await _entries(call, page, only)
+            page, full = await reader.read_page() if due else ([], False)
+            text += b"".join([tail.shown(entry, _event) for entry in page])
             if text:
                 quiet = 0.0
                 yield text
-            if len(page) == PAGE:
+            if full:
                 continue
             rung = await watch.wait(POLL_SECONDS)
             if rung:
@@ -81,29 +134,24 @@ async def _stream(call: Call, after: int | None, only: str) -> AsyncIterator[byt
                     yield b": still here\n\n"
 
 
-async def _pieces(call: Call, watch: Watch) -> bytes:
+async def _show_pieces(call: Call, pieces: list[Piece]) -> bytes:
     """What was said since the last look; neighbouring pieces of one reply go as one."""
     joined: list[Piece] = []
-    for piece in watch.pieces():
-        if joined and joined[-1][:2] == piece[:2] and not piece.anew:
-            joined[-1] = joined[-1]._replace(text=joined[-1].text + piece.text)
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last and last[:2] == piece[:2] and not piece.anew and last.at + len(last.text) == piece.at:
+            joined[-1] = last._replace(text=last.text + piece.text)
         elif await call.office.may_see(call.caller, piece.session):
             joined.append(piece)
-    return b"".join([b"event: piece\ndata: %b\n\n" % _encode(_shown(piece)) for piece in joined])
+    return b"".join([_show_piece(piece) for piece in joined])
 
 
-def _shown(piece: Piece) -> dict[str, Any]:
-    shown = {"session": piece.session, "op": piece.op, "text": piece.text}
-    return {**shown, "anew": True} if piece.anew else shown
-
-
-async def _entries(call: Call, page: list[Entry], only: str) -> bytes:
-    if only:
-        page = [entry for entry in page if entry.session == only]
-    if not call.caller.operator:  # who sees everything
-        page = [entry for entry in page if await call.office.may_see(call.caller, entry.session)]
-    shown = call.office.tail.shown
-    return b"".join([shown(entry, _event) for entry in page])
+def _show_piece(piece: Piece) -> bytes:
+    where = {"session": piece.session, "op": piece.op}
+    reset = b"event: reset\ndata: %b\n\n" % _encode(where) if piece.anew else b""
+    if not piece.text:
+        return reset
+    return reset + b"event: delta\ndata: %b\n\n" % _encode({**where, "at": piece.at, "text": piece.text})
 
 
 def _event(entry: Entry) -> bytes:

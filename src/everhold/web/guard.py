@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,19 +20,26 @@ from everhold.ports.log import Log
 from everhold.web.answers import Refusal, seconds
 from everhold.web.caller import (
     LOOPBACK,
+    OPERATOR_SOCKET,
     Caller,
     Head,
     by_loopback,
     by_token,
     head_of,
+    identify_by_connection,
     is_browser,
     presented,
     same_origin,
 )
 from everhold.web.limits import Buckets, Rate, neighbourhood
-from everhold.web.protocol import CORK, Cork
+from everhold.web.scope_keys import BODY, CALLER, CORK, HEAD, OPERATOR_CONNECTION
+
+if TYPE_CHECKING:
+    from everhold.web.protocol import Cork
 
 BODY_BYTES: Final = 1 << 20
+OPERATOR_BODY_BYTES: Final = 16 << 20
+"""What a request through `api.sock` may hold."""
 BODY_SECONDS: Final = 5.0
 MOST_ARRIVING: Final = 64
 """Requests whose body is not there yet."""
@@ -61,9 +68,6 @@ HEADERS: Final = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 )
-HEAD: Final = "everhold.head"
-CALLER: Final = "everhold.caller"
-BODY: Final = "everhold.body"
 
 
 class Guard:
@@ -99,7 +103,14 @@ class Guard:
         if scope["type"] != "http":
             return
         peer = scope["client"][0] if scope.get("client") else ""
-        head = head_of(scope["method"], scope["path"], peer, scope["http_version"], scope["headers"])
+        head = head_of(
+            scope["method"],
+            scope["path"],
+            peer,
+            scope["http_version"],
+            scope["headers"],
+            is_operator_connection=scope.get(OPERATOR_CONNECTION, False),
+        )
         send = self._dressed(send, scope.get(CORK))
         try:
             scope[CALLER], scope[BODY] = await self._arrive(head, receive)
@@ -112,7 +123,7 @@ class Guard:
     # -- coming in ---------------------------------------------------------------------------------------------------
 
     async def _arrive(self, head: Head, receive: Receive) -> tuple[Caller, bytes]:
-        if self.arriving >= MOST_ARRIVING:
+        if self.arriving >= MOST_ARRIVING and not head.is_operator_connection:  # those have a bound of their own
             raise Refusal(
                 503, "busy", "too many requests are arriving", remedy="try again", headers={"retry-after": "1"}
             )
@@ -126,7 +137,7 @@ class Guard:
         _bound(head)
         settings = await self.settings()
         caller = self._identify(head, settings.http)
-        buckets = self._local if caller.account == LOOPBACK else self.tokens
+        buckets = self._local if caller.account in (LOOPBACK, OPERATOR_SOCKET) else self.tokens
         if wait := buckets.take(neighbourhood(head.peer), caller.account):
             raise _too_often(wait)
         if head.method in ("GET", "HEAD"):
@@ -138,7 +149,8 @@ class Guard:
             raise Refusal(
                 403, "cross_origin", "a page of another origin may not ask this", remedy="open everhold's own"
             )
-        here, token, where = by_loopback(head, self.local), presented(head), neighbourhood(head.peer)
+        here = identify_by_connection(head, self.local) or by_loopback(head, self.local)
+        token, where = presented(head), neighbourhood(head.peer)
         if token and (caller := self._by_token(token, where, settings, guess=here is None)):
             return caller
         if here is not None:
@@ -175,8 +187,8 @@ class Guard:
                     if message["type"] == "http.disconnect":
                         raise Refusal(400, "gone", "the caller left before the request was complete")
                     body += message.get("body", b"")
-                    if len(body) > BODY_BYTES:
-                        raise _too_large()
+                    if len(body) > _max_body_bytes(head):
+                        raise _too_large(head)
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
@@ -238,12 +250,19 @@ def _bound(head: Head) -> None:
         raise Refusal(400, "malformed", "a header that may be there once is there twice")
     length = head.get("content-length")
     # very many digits cannot be made a number of, whatever they mean
-    if length and (len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > BODY_BYTES):
-        raise _too_large()
+    if length and (
+        len(length) > 20 or not length.isascii() or not length.isdigit() or int(length) > _max_body_bytes(head)
+    ):
+        raise _too_large(head)
 
 
-def _too_large() -> Refusal:
-    return Refusal(413, "too_large", f"a request may hold {BODY_BYTES:,} bytes", remedy="send less, or in parts")
+def _max_body_bytes(head: Head) -> int:
+    return OPERATOR_BODY_BYTES if head.is_operator_connection else BODY_BYTES
+
+
+def _too_large(head: Head) -> Refusal:
+    most = _max_body_bytes(head)
+    return Refusal(413, "too_large", f"a request may hold {most:,} bytes", remedy="send less, or in parts")
 
 
 def _too_often(wait: float) -> Refusal:

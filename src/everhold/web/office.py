@@ -6,19 +6,22 @@ import contextlib
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from everhold.agents import Agents
 from everhold.config.settings import Settings
 from everhold.control import Control
+from everhold.core.entries import Place
 from everhold.errors import NotFound
 from everhold.flow import access
 from everhold.flow.purse import Purses
 from everhold.memory import Memory
+from everhold.pairing import Pairing
 from everhold.platforms import http
 from everhold.ports.log import Log
 from everhold.ports.platform import Incoming
 from everhold.ports.store import Session, Store
+from everhold.schedules import Schedules
 from everhold.web.caller import Caller
 from everhold.web.once import Once
 from everhold.web.tail import Tail
@@ -27,6 +30,23 @@ if TYPE_CHECKING:
     from everhold.web.reply import Reply
 
 MOST_OWNERS: Final = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatewayServices:
+    """What operators may ask of the process as a whole."""
+
+    role: Callable[[], str]
+    """What this process is for: `gateway`, or the command that works without one."""
+    describe: Callable[[], dict[str, Any]]
+    """What the process says about itself: version, agents, accounts, problems."""
+    back_up: Callable[[str], Awaitable[dict[str, Any]]]
+    """Makes a copy of the store, at a path if one is given; returns what it holds."""
+    list_backups: Callable[[], list[dict[str, Any]]]
+    pairing: Pairing
+    schedules: Schedules
+    whisper: Callable[[Place, str], None]
+    """Says something in a chat that belongs to no conversation."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -48,6 +68,7 @@ class Office:
     """A text without secrets."""
     once: Once[Reply]
     purses: Purses
+    gateway: GatewayServices
     patience: float = 10.0
     """How long a stream waits for its first words before it begins: until then a failure has a status of its own."""
     _owners: OrderedDict[str, str] = dataclasses.field(default_factory=OrderedDict)
@@ -56,14 +77,17 @@ class Office:
     def store(self) -> Store:
         return self.control.store
 
+    def now(self) -> float:
+        return self.control.gates.clock.now()
+
     def incoming(self, *, agent: str, chat: str, text: str, sender: str, id: str) -> Incoming:
         """A message of `sender` in their chat of this name."""
         origin = http.place(chat=chat, sender=sender, local=sender == self.local, id=id)
         return http.incoming(agent=agent, text=text, sender=sender, origin=origin)
 
-    async def person(self, sender: str) -> str:
+    async def person(self, sender: str, *, platform: str = http.NAME) -> str:
         """Who `sender` is to the agents."""
-        identity = f"{http.NAME}:{sender}"
+        identity = f"{platform}:{sender}"
         return self.agents.settings.identities.get(identity) or await self.store.get_person(identity) or sender
 
     async def find(self, caller: Caller, name: str) -> Session:
@@ -76,12 +100,12 @@ class Office:
                 return session
         raise NotFound(f"there is no session {name!r}", remedy="GET /api/sessions lists those there are")
 
-    async def sessions(self, caller: Caller, *, limit: int) -> list[Session]:
-        """The newest sessions that this caller may see."""
+    async def sessions(self, caller: Caller, *, limit: int, after: str = "") -> list[Session]:
+        """The newest sessions that this caller may see, older than `after`."""
         if caller.operator:
-            return await self.control.sessions(limit=limit)
+            return await self.store.list_sessions(limit=limit, after=after, newest_first=True)
         seen: list[Session] = []
-        person, after = f"person:{await self.person(caller.sender)}", ""
+        person = f"person:{await self.person(caller.sender)}"
         while page := await self.store.list_sessions_begun_by(author=person, limit=limit, after=after):
             seen += [session for session in page if await self.may_see(caller, session.id)]
             after = page[-1].id

@@ -21,7 +21,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 async def health(call: Call) -> Response:
     """The process is there."""
-    return answer({"status": "ok", "version": __version__})
+    return answer({"status": "ok", "version": __version__, "role": call.office.gateway.role()})
 
 
 async def ready(call: Call) -> Response:
@@ -29,7 +29,7 @@ async def ready(call: Call) -> Response:
     trouble = call.office.trouble()
     if trouble:
         raise Refusal(503, "not_ready", call.office.scrub(trouble), headers={"retry-after": "5"})
-    return answer({"status": "ready", "version": __version__})
+    return answer({"status": "ready", "version": __version__, "role": call.office.gateway.role()})
 
 
 class Metrics:
@@ -40,7 +40,6 @@ class Metrics:
 
     async def __call__(self, call: Call) -> Response:
         """Numbers for Prometheus."""
-        call.needs_operator()
         store, tail = call.office.store, call.office.tail
         lanes, parked = await store.list_cursors(waiting=True), await store.list_dead_letters()
         behind, now = await store.list_backlogs(MEMORY_PREFIX), call.office.control.gates.clock.now()
@@ -48,19 +47,26 @@ class Metrics:
         spent = await store.list_spends("agent:", call.office.agents.day())
         answers = {str(status): float(count) for status, count in (self.guard.answers if self.guard else {}).items()}
         lines = [
-            *_one("pending", "gauge", "Messages that wait for an answer.", await store.count_waiting()),
-            *_by("lanes_waiting", "reader", "Lanes with something to do.", Counter(lane.consumer for lane in lanes)),
+            *_one("messages_pending", "gauge", "Messages that wait for an answer.", await store.count_waiting()),
+            *_by("cursors_due", "consumer", "Cursors with something to do.", Counter(lane.consumer for lane in lanes)),
             *_by(
-                "lanes_failing",
-                "reader",
-                "Lanes whose last attempt failed.",
+                "cursors_failing",
+                "consumer",
+                "Cursors whose last attempt failed.",
                 Counter(lane.consumer for lane in lanes if lane.error),
             ),
-            *_by("parked", "reader", "Items given up until replayed.", Counter(item.consumer for item in parked)),
-            *_one("in_doubt", "gauge", "Parked items that may have arrived.", sum(item.in_doubt for item in parked)),
-            *_by("memory_lag", "memory", "What a memory has yet to be handed.", _lags(behind)),
             *_by(
-                "memory_oldest_seconds",
+                "dead_letters", "consumer", "Items given up until replayed.", Counter(item.consumer for item in parked)
+            ),
+            *_one(
+                "dead_letters_in_doubt",
+                "gauge",
+                "Dead letters that may have arrived.",
+                sum(item.in_doubt for item in parked),
+            ),
+            *_by("memory_backlog_items", "memory", "Items a memory has yet to receive.", _lags(behind)),
+            *_by(
+                "memory_backlog_age_seconds",
                 "memory",
                 "How long the oldest of it has waited.",
                 {memory: now - oldest for memory, oldest in _oldest(behind).items()},
@@ -68,19 +74,19 @@ class Metrics:
             *_by(
                 "memory_failing",
                 "memory",
-                "Whether handing something over fails.",
+                "Whether delivery to a memory fails.",
                 {
                     reader.removeprefix(MEMORY_PREFIX): 1.0
                     for reader in {lane.consumer for lane in lanes if lane.error}
                     if reader.startswith(MEMORY_PREFIX)
                 },
             ),
-            *_by("spent_tokens", "agent", "Tokens an agent has used today.", _agents(spent, "tokens")),
-            *_by("spent_usd", "agent", "US dollars an agent has cost today.", _agents(spent, "usd")),
+            *_by("spend_today_tokens", "agent", "Tokens an agent has used today.", _agents(spent, "tokens")),
+            *_by("spend_today_usd", "agent", "US dollars an agent has cost today.", _agents(spent, "usd")),
             *_one("turns_total", "counter", "Turns ended since the start.", commits.get("end", 0.0)),
             *_by("commits_total", "step", "Commits since the start.", commits, kind="counter"),
-            *_one("streams", "gauge", "Open streams and requests that wait for a reply.", tail.watchers),
-            *_by("http_answers_total", "status", "Answered requests since the start.", answers, kind="counter"),
+            *_one("http_streams", "gauge", "Open streams and requests that wait for a reply.", tail.watchers),
+            *_by("http_responses_total", "status", "Answered requests since the start.", answers, kind="counter"),
             *_one("agents", "gauge", "Configured agents.", len(call.office.agents.settings.agents)),
             *_one("ready", "gauge", "Whether messages can be accepted.", int(not call.office.trouble())),
         ]

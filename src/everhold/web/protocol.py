@@ -6,13 +6,16 @@ What is said in two parts, a head and its body, leaves in one.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from everhold.web.loopback import LoopbackEndpoint, ServerHandshake
+from everhold.web.scope_keys import CORK, OPERATOR_CONNECTION
+from everhold.web.unix_socket import is_trusted_peer
+
 MOST_HEAD_BYTES: Final = 64 * 1024
-CORK: Final = "everhold.cork"
-"""Where a request's scope has its connection's cork."""
 
 
 class BoundedHead(HttpToolsProtocol):
@@ -43,6 +46,54 @@ class BoundedHead(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_head, self._head_bytes = True, 0
         super().on_message_complete()
+
+
+class OperatorProtocol(BoundedHead):
+    """A connection from `api.sock`, or to its stand-in on loopback after both sides have proved who they are.
+
+    `on_refusal` is told when a peer is another user, or does not know the loopback token.
+    """
+
+    def __init__(
+        self, *args: Any, endpoint: LoopbackEndpoint | None, on_refusal: Callable[[], None], **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._handshake = ServerHandshake(endpoint) if endpoint is not None else None
+        self._on_refusal = on_refusal
+        self._is_trusted = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if self._handshake is None:
+            self._is_trusted = is_trusted_peer(transport.get_extra_info("socket"))
+            if not self._is_trusted:
+                self._refuse()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_trusted:
+            data = self._prove(data)
+        if self._is_trusted and data:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope[OPERATOR_CONNECTION] = True  # type: ignore[typeddict-unknown-key]
+
+    def _prove(self, data: bytes) -> bytes:
+        """Continue the handshake; returns what is left for HTTP."""
+        handshake = self._handshake
+        if handshake is None or self.transport.is_closing():
+            return b""
+        if reply := handshake.receive(data):
+            self.transport.write(reply)
+        if handshake.is_refused:
+            self._refuse()
+        self._is_trusted = handshake.is_proven
+        return handshake.take_rest() if self._is_trusted else b""
+
+    def _refuse(self) -> None:
+        self._on_refusal()
+        self.transport.close()
 
 
 class Cork:

@@ -24,7 +24,7 @@ HEAD: Final = """\
 ERRORS: Final = """\
 Every refusal is `{"error": {"type", "message", "remedy"}}`. Besides what a route lists, any request may be refused with
 401 (no token, or a wrong one), 403 (not allowed, or asked for by a page of another origin), 408 (too slow), 413 (more
-than 1 MB), 429 (too often; `Retry-After` says how long) and 503 (busy).
+than 1 MB, on `api.sock` more than 16 MB), 429 (too often; `Retry-After` says how long) and 503 (busy).
 """
 _GENERAL: Final = frozenset({"401", "403", "408", "413", "415", "429", "503"})
 

@@ -8,7 +8,19 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from everhold.web import api, completions, events, operations, page, responses, shapes
+from everhold.web import (
+    admin,
+    api,
+    chat_locations,
+    completions,
+    events,
+    memory,
+    operations,
+    page,
+    people,
+    responses,
+    shapes,
+)
 from everhold.web.call import Call, Handler, Json
 
 
@@ -59,6 +71,8 @@ _SESSION: Final = Parameter(
     about="The conversation, by a name you choose. Without it nothing is stored or recalled.",
 )
 _PERSON: Final = Parameter(name="X-Everhold-Person", where="header", about="Who speaks. Operators only.")
+_MEMORY: Final = Parameter(name="name", where="path", about="A memory, as `memories` in the configuration names it.")
+_OF_PERSON: Final = Parameter(name="person", about="A name, or an identity such as `telegram:1001`.")
 _KEY: Final = Parameter(
     name="Idempotency-Key",
     where="header",
@@ -79,7 +93,23 @@ def _json(about: str, shape: type | None) -> Body:
 
 def ways(*, files: page.Page, metrics: operations.Metrics, document: Handler) -> tuple[Way, ...]:
     """The table."""
-    return (*_messages(), *_sessions(), *_charge(), *_compatible(), *_machine(metrics, document), *_page(files))
+    return (
+        *_messages(),
+        *_sessions(),
+        *_session_changes(),
+        *_compressions(),
+        *_memory(),
+        *_memory_transfer(),
+        *_dead_letters(),
+        *_gateway(),
+        *_backups(),
+        *_people(),
+        *_pairing(),
+        *_schedules(),
+        *_compatible(),
+        *_machine(metrics, document),
+        *_page(files),
+    )
 
 
 def _messages() -> Iterable[Way]:
@@ -103,16 +133,33 @@ def _messages() -> Iterable[Way]:
         handler=events.events,
         summary="Everything as it happens",
         about="Server-sent events. `entry` is an entry with its `session`, the moment it is committed; its id is its "
-        "`pos`. Come back with the last id you saw and nothing is missed, also across restarts. `piece` "
-        "(`{session, op, text}`) is a reply while it is made: it has no id and may be lost; `anew` says that what came "
-        "before was no part of it after all. `hello` tells where the stream starts.",
+        "`pos`. Come back with the last id you saw and nothing is missed, also across restarts. `delta` "
+        "(`{session, op, at, text}`) is more of a reply while it is made, from character `at` on. It has no id and may "
+        "be lost. `reset` (`{session, op}`) says that the deltas before it are no part of the reply. `hello` tells "
+        "where the stream starts.",
         parameters=(
             Parameter(name="Last-Event-ID", where="header", about="The last id you saw; without it: from now on."),
             Parameter(name="after", about="The same, for clients that cannot set headers.", schema=_NUMBER),
             Parameter(name="session", about="Only this session."),
+            Parameter(name="after_seq", about="With `session`: every entry after this seq of it.", schema=_NUMBER),
         ),
         gives={200: Body(about="Events, until you leave.", media="text/event-stream", schema={"type": "string"})},
         refuses=(400, 404, 503),
+    )
+    yield Way(
+        method="GET",
+        path="/api/chat-locations",
+        handler=chat_locations.find_chat_location,
+        summary="Where a terminal speaks",
+        about="The `location` for a message that should reach the chat or session called `name`. A name that means "
+        "nothing yet is a new chat.",
+        parameters=(
+            Parameter(name="name", about="A chat's name, or a session: id, unique prefix, title, address or `last`."),
+            Parameter(name="agent", about="The agent to speak to; the default agent if not given."),
+        ),
+        gives={200: _json("The location.", shapes.FoundLocation)},
+        refuses=(400, 404),
+        operator=True,
     )
 
 
@@ -133,9 +180,14 @@ def _sessions() -> Iterable[Way]:
             Parameter(
                 name="limit", about="How many; 100 if not given.", schema={**_COUNT, "maximum": api.MOST_SESSIONS}
             ),
+            Parameter(name="after", about="The next page: `next` of the page before."),
+            Parameter(
+                name="name",
+                about="Only the session of this id; operators may also give a prefix, title, address or `last`.",
+            ),
         ),
         gives={200: _json("The sessions you may see.", shapes.Sessions)},
-        refuses=(400,),
+        refuses=(400, 404),
     )
     yield Way(
         method="GET",
@@ -174,29 +226,44 @@ def _sessions() -> Iterable[Way]:
         gives={200: _json("The request to the model.", shapes.ContextView)},
         refuses=(400, 404),
     )
+    yield Way(
+        method="GET",
+        path="/api/sessions/{id}/addresses",
+        handler=api.addresses,
+        summary="The addresses of a session",
+        about="Those that lead to it now.",
+        parameters=(_ID,),
+        gives={200: _json("The addresses.", shapes.Addresses)},
+        refuses=(400, 404),
+    )
+    yield Way(
+        method="GET",
+        path="/api/entries",
+        handler=api.search,
+        summary="Search every log",
+        about="Entries that hold all the words, the newest, grouped by session.",
+        parameters=(
+            Parameter(name="q", about="The words."),
+            Parameter(
+                name="limit", about="At most so many; 50 if not given.", schema={**_COUNT, "maximum": api.MOST_HITS}
+            ),
+        ),
+        gives={200: _json("The entries.", shapes.Hits)},
+        refuses=(400,),
+        operator=True,
+    )
 
 
-def _charge() -> Iterable[Way]:
+def _session_changes() -> Iterable[Way]:
     yield Way(
         method="POST",
         path="/api/sessions/{id}/undo",
         handler=api.undo,
-        summary="Take back turns, or a compression",
+        summary="Undo turns, or a compression",
         about="Nothing is deleted: what is undone leaves the context.",
         parameters=(_ID,),
         takes=shapes.Undo,
         gives={200: _json("What was done.", shapes.Done)},
-        refuses=(400, 404),
-    )
-    yield Way(
-        method="POST",
-        path="/api/sessions/{id}/compress",
-        handler=api.compress,
-        summary="Compress the conversation",
-        about="The session stays who it is; `undo` with `compress` brings the originals back.",
-        parameters=(_ID,),
-        takes=shapes.Compress,
-        gives={200: _json("What came of it.", shapes.Done)},
         refuses=(400, 404),
     )
     yield Way(
@@ -210,6 +277,18 @@ def _charge() -> Iterable[Way]:
     )
     yield Way(
         method="POST",
+        path="/api/sessions/{id}/erase",
+        handler=api.erase,
+        summary="Erase entries for good",
+        about="Their bodies are removed, with every record that repeats them, in branches too. This cannot be undone.",
+        parameters=(_ID,),
+        takes=shapes.Erase,
+        gives={200: _json("The entries that were erased.", shapes.ErasedEntries)},
+        refuses=(400, 404),
+        operator=True,
+    )
+    yield Way(
+        method="POST",
         path="/api/notes",
         handler=api.note,
         summary="Remember a fact",
@@ -217,21 +296,55 @@ def _charge() -> Iterable[Way]:
         gives={202: _json("It is committed and will reach every memory.", shapes.Accepted)},
         refuses=(400, 404),
     )
+
+
+def _compressions() -> Iterable[Way]:
+    yield Way(
+        method="POST",
+        path="/api/sessions/{id}/compress",
+        handler=api.compress,
+        summary="Compress the conversation",
+        about="The session keeps its id; `undo` with `compress` brings the originals back. The answer comes when it is "
+        "done, or at once with `preview`.",
+        parameters=(_ID,),
+        takes=shapes.Compress,
+        gives={200: _json("What came of it.", shapes.Done)},
+        refuses=(400, 404),
+    )
     yield Way(
         method="GET",
-        path="/api/memories",
-        handler=api.memories,
-        summary="What is remembered of somebody",
-        about="What an agent keeps in mind of a person, with what held before, and what its memories find for them. "
-        "Without `q` nothing is searched.",
+        path="/api/sessions/{id}/compressions",
+        handler=api.compressions,
+        summary="A session's compressions",
+        parameters=(_ID,),
+        gives={200: _json("The compressions, oldest first.", shapes.Compressions)},
+        refuses=(400, 404),
+    )
+    yield Way(
+        method="GET",
+        path="/api/sessions/{id}/compressions/{op}/diff",
+        handler=api.compression_diff,
+        summary="What a compression replaced",
+        parameters=(_ID, Parameter(name="op", where="path", about="The compression's `op`.", schema=_COUNT)),
+        gives={200: _json("The messages before and after.", shapes.CompressionDiff)},
+        refuses=(400, 404),
+    )
+
+
+def _memory() -> Iterable[Way]:
+    yield Way(
+        method="GET",
+        path="/api/memory/search",
+        handler=memory.search_memory,
+        summary="What is remembered of a person",
+        about="The facts about a person that are in every prompt, with those that held before, and what the agent's "
+        "memories find for them. Without `q` nothing is searched.",
         parameters=(
-            Parameter(name="q", about="What to look for."),
+            Parameter(name="q", about="The words to search for."),
             Parameter(name="agent", about="Whose memory; the default agent's if not given."),
             Parameter(name="person", about="Of whom; yourself if not given. Operators only."),
             Parameter(
-                name="limit",
-                about="How many are found at most; 20 if not given.",
-                schema={**_COUNT, "maximum": api.MOST_MEMORIES},
+                name="limit", about="At most so many; 20 if not given.", schema={**_COUNT, "maximum": memory.MAX_HITS}
             ),
         ),
         gives={200: _json("What is remembered.", shapes.Memories)},
@@ -240,7 +353,7 @@ def _charge() -> Iterable[Way]:
     yield Way(
         method="GET",
         path="/api/sessions/{id}/why",
-        handler=api.why,
+        handler=memory.explain_answer,
         summary="What an answer rested on",
         about="What was recalled for it, from where, and what was left out by budget or deadline.",
         parameters=(_ID, Parameter(name="at", about="The answer at, or last before, this seq.", schema=_COUNT)),
@@ -248,33 +361,246 @@ def _charge() -> Iterable[Way]:
         refuses=(400, 404),
     )
     yield Way(
+        method="GET",
+        path="/api/memory/status",
+        handler=memory.show_memory_status,
+        summary="Each agent's memories",
+        about="Backlog, dead letters and last error of each.",
+        gives={200: _json("One row per agent and memory.", shapes.MemoryStatus)},
+        operator=True,
+    )
+    yield Way(
         method="POST",
-        path="/api/memories/{name}/replay",
-        handler=api.hand_over,
-        summary="Hand a memory again what it was handed",
+        path="/api/memory/providers/{name}/resend",
+        handler=memory.resend_to_memory,
+        summary="Send a memory again what it received",
         about="In order, under the same keys. Refused where everything would be there twice.",
-        parameters=(Parameter(name="name", where="path", about="An instance from `memories`."),),
-        takes=shapes.HandOver,
-        gives={200: _json("How much goes again.", shapes.HandedOver)},
+        parameters=(_MEMORY,),
+        takes=shapes.ResendToMemory,
+        gives={200: _json("How much goes again.", shapes.ResentItems)},
+        refuses=(400, 404),
+        operator=True,
+    )
+    yield Way(
+        method="POST",
+        path="/api/memory/providers/{name}/backfill",
+        handler=memory.backfill_memory,
+        summary="Send a memory older history",
+        about="What was said before the memory was attached, at a limited rate. It resumes after a restart.",
+        parameters=(_MEMORY,),
+        takes=shapes.BackfillMemory,
+        gives={200: _json("How much goes.", shapes.BackfilledItems)},
+        refuses=(400, 404),
+        operator=True,
+    )
+
+
+def _memory_transfer() -> Iterable[Way]:
+    yield Way(
+        method="POST",
+        path="/api/memory/forget",
+        handler=memory.forget_person,
+        summary="Forget a person everywhere",
+        about="Erases what is theirs in every log and asks every memory to delete it. This cannot be undone. The same "
+        "request again continues where a memory has not confirmed.",
+        takes=shapes.ForgetPerson,
+        gives={200: _json("What is, or would be, erased.", shapes.ForgottenPerson)},
         refuses=(400, 404),
         operator=True,
     )
     yield Way(
         method="GET",
-        path="/api/parked",
-        handler=api.parked,
-        summary="What could not be delivered",
-        gives={200: _json("Dead letters, oldest first.", shapes.ParkedList)},
+        path="/api/memory/export",
+        handler=memory.export_person,
+        summary="Export everything of a person",
+        about="From the logs, the schedules, and each memory that can tell. A record with `missing` names one that "
+        "cannot.",
+        parameters=(_OF_PERSON,),
+        gives={200: Body(about="One JSON record per line.", media=memory.NDJSON, schema={"type": "string"})},
+        refuses=(400,),
+        operator=True,
+    )
+    yield Way(
+        method="GET",
+        path="/api/memory/files",
+        handler=memory.show_memory_files,
+        summary="Facts about a person as Markdown",
+        parameters=(_OF_PERSON,),
+        gives={200: _json("The memory files, as an import takes them.", shapes.MemoryFiles)},
+        refuses=(400,),
         operator=True,
     )
     yield Way(
         method="POST",
-        path="/api/parked/replay",
-        handler=api.replay,
-        summary="Send parked items again",
-        takes=shapes.Replay,
-        gives={200: _json("How many went back to their lanes.", shapes.Replayed)},
+        path="/api/memory/import",
+        handler=memory.import_memory_files,
+        summary="Note what Markdown files hold",
+        about="Each part once: what was imported before is skipped.",
+        takes=shapes.ImportMemoryFiles,
+        gives={200: _json("What the files hold.", shapes.ImportedFiles)},
+        refuses=(400, 404),
+        operator=True,
+    )
+
+
+def _dead_letters() -> Iterable[Way]:
+    yield Way(
+        method="GET",
+        path="/api/dead-letters",
+        handler=admin.list_dead_letters,
+        summary="What could not be delivered",
+        parameters=(
+            Parameter(
+                name="limit", about="How many; 200 if not given.", schema={**_COUNT, "maximum": admin.MAX_DEAD_LETTERS}
+            ),
+            Parameter(name="after", about="The next page: `next` of the page before.", schema=_NUMBER),
+        ),
+        gives={200: _json("Dead letters, oldest first.", shapes.DeadLetters)},
         refuses=(400,),
+        operator=True,
+    )
+    yield Way(
+        method="POST",
+        path="/api/dead-letters/replay",
+        handler=admin.replay_dead_letters,
+        summary="Send dead letters again",
+        takes=shapes.ReplayDeadLetters,
+        gives={200: _json("How many are sent again.", shapes.Replayed)},
+        refuses=(400,),
+        operator=True,
+    )
+
+
+def _gateway() -> Iterable[Way]:
+    yield Way(
+        method="GET",
+        path="/api/status",
+        handler=admin.show_status,
+        summary="Health at a glance",
+        gives={200: _json("The status.", shapes.StatusView)},
+        operator=True,
+    )
+    yield Way(
+        method="GET",
+        path="/api/agents",
+        handler=admin.list_agents,
+        summary="The agents",
+        gives={200: _json("The agents in force, and which is the default.", shapes.AgentList)},
+        operator=True,
+    )
+    yield Way(
+        method="GET",
+        path="/api/audit",
+        handler=admin.run_audit,
+        summary="Check the promises on the store",
+        about="Reads every entry, which takes a while in a large home.",
+        parameters=(Parameter(name="session", about="Only this session."),),
+        gives={200: _json("The report.", shapes.AuditReport)},
+        refuses=(400, 404),
+        operator=True,
+    )
+
+
+def _backups() -> Iterable[Way]:
+    yield Way(
+        method="GET",
+        path="/api/backups",
+        handler=admin.list_backups,
+        summary="The copies of the store",
+        gives={200: _json("Those in `backups/`, oldest first.", shapes.BackupList)},
+        operator=True,
+    )
+    yield Way(
+        method="POST",
+        path="/api/backups",
+        handler=admin.create_backup,
+        summary="Copy the store, and check the copy",
+        takes=shapes.CreateBackup,
+        gives={200: _json("What the copy holds.", shapes.CreatedBackup)},
+        refuses=(400, 403, 507),
+        operator=True,
+    )
+
+
+def _people() -> Iterable[Way]:
+    yield Way(
+        method="GET",
+        path="/api/people",
+        handler=people.list_people,
+        summary="Everybody known by name",
+        gives={200: _json("People and their identities.", shapes.PersonList)},
+        operator=True,
+    )
+    yield Way(
+        method="POST",
+        path="/api/people/link",
+        handler=people.link_identity,
+        summary="Link an identity to a person",
+        takes=shapes.LinkIdentity,
+        gives={200: _json("The link.", shapes.LinkedIdentity)},
+        refuses=(400,),
+        operator=True,
+    )
+    yield Way(
+        method="POST",
+        path="/api/people/unlink",
+        handler=people.unlink_identity,
+        summary="Unlink an identity from its person",
+        takes=shapes.UnlinkIdentity,
+        gives={200: _json("The link that was removed.", shapes.LinkedIdentity)},
+        refuses=(400,),
+        operator=True,
+    )
+
+
+def _pairing() -> Iterable[Way]:
+    yield Way(
+        method="GET",
+        path="/api/pairing",
+        handler=people.list_pairing,
+        summary="Pairing requests and grants",
+        gives={200: _json("Who waits with a code, and who was let in by one.", shapes.PairingState)},
+        operator=True,
+    )
+    yield Way(
+        method="POST",
+        path="/api/pairing/approve",
+        handler=people.approve_pairing,
+        summary="Approve a pairing code",
+        takes=shapes.ApprovePairing,
+        gives={200: _json("Who is let in.", shapes.ApprovedPairing)},
+        refuses=(400, 404),
+        operator=True,
+    )
+    yield Way(
+        method="POST",
+        path="/api/pairing/revoke",
+        handler=people.revoke_pairing,
+        summary="Revoke what a code granted",
+        takes=shapes.UnlinkIdentity,
+        gives={200: _json("What was revoked.", shapes.RevokedPairing)},
+        refuses=(400, 404),
+        operator=True,
+    )
+
+
+def _schedules() -> Iterable[Way]:
+    yield Way(
+        method="GET",
+        path="/api/schedules",
+        handler=people.list_schedules,
+        summary="Every schedule",
+        gives={200: _json("The schedules, and when each fires next.", shapes.ScheduleList)},
+        operator=True,
+    )
+    yield Way(
+        method="POST",
+        path="/api/schedules/{id}/delete",
+        handler=people.delete_schedule,
+        summary="Delete a schedule",
+        parameters=(Parameter(name="id", where="path", about="The schedule's id."),),
+        gives={200: _json("The id.", shapes.DeletedSchedule)},
+        refuses=(404,),
         operator=True,
     )
 

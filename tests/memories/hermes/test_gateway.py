@@ -52,7 +52,7 @@ async def test_whatever_plug_ins_do_the_chat_goes_on_and_the_status_tells(tmp_pa
         assert told(tmp_path, "raises") == ["hello", "a good thing"], "what it refused is parked, the rest goes on"
         conditions = {row["memory"]: row for row in (await t.app.control.status())["memories"]}
         rows = {row["memory"]: row for row in (await t.app.memory.status())["memories"]}
-        assert (rows["raises"]["parked"], rows["well"]["parked"]) == (1, 0)
+        assert (rows["raises"]["dead_letters"], rows["well"]["dead_letters"]) == (1, 0)
         await t.until(lambda: "did not come back within 2 s" in t.log.getvalue())  # its process is ended with it
         assert "ended with 7" in conditions["leaves"]["error"]
         assert (conditions["blocks"]["state"], conditions["leaves"]["state"]) == ("failing", "failing")

@@ -12,9 +12,9 @@ from typing import Any, Final
 from everhold.cli import message
 from everhold.cli.answer import Answer
 from everhold.cli.chat.terminal import Terminal
+from everhold.cli.client import ApiClient
 from everhold.cli.steady import Steady
-from everhold.errors import Misuse, Refused
-from everhold.remote.client import Calls
+from everhold.errors import Misuse
 
 SHOWN_AT_START: Final = 40
 """How many of the last entries are looked through for the last exchange."""
@@ -48,7 +48,7 @@ class Talk:
     async def open(self, name: str, *, agent: str) -> list[str]:
         """Find the place to speak; what was said there by this person before, for the arrow keys."""
         calls = await self.steady.open()
-        self.spot = await calls.place(name, agent=agent)
+        self.spot = await calls.find_chat_location(name, agent=agent)
         found = self.spot["session"]
         if found is None:
             self.terminal.remark(f"new session with {self.spot['agent']} · /help lists commands · Ctrl-D leaves")
@@ -66,10 +66,10 @@ class Talk:
         self._unfollow()
         await self.steady.close()
 
-    async def _catch_up(self, calls: Calls, session: str, last: int) -> list[str]:
+    async def _catch_up(self, calls: ApiClient, session: str, last: int) -> list[str]:
         said_before: list[str] = []
         exchange: list[dict[str, Any]] = []
-        async for entry in calls.entries(session, after=max(0, last - REMEMBERED)):
+        async for entry in calls.read_entries(session, after=max(0, last - REMEMBERED)):
             if entry["kind"] == "heard" and entry["body"] and entry["author"].startswith("person:"):
                 said_before.append(entry["body"]["text"])
                 if not entry["body"].get("command"):
@@ -88,9 +88,7 @@ class Talk:
         """Say something and wait until it is answered; its outcome. Stopping to wait takes nothing back."""
         self._answer, self._unasked, self.kept = None, [], False
         self._answered.clear()
-        verdict = await self._send(message.incoming(self.spot, text))
-        if not verdict["session"]:
-            raise Refused(verdict["reason"] or "the message was not accepted")
+        verdict = await self._send(message.make_message(self.spot, text))
         self.kept = True
         self._answer = Answer(verdict["seq"])
         if verdict["session"] != self.session or self._following is None:
@@ -108,11 +106,11 @@ class Talk:
 
     async def stop(self) -> None:
         """Ask for the running turn to end."""
-        await self._send(message.incoming(self.spot, "/stop"))
+        await self._send(message.make_message(self.spot, "/stop"))
 
-    async def _send(self, incoming: dict[str, Any]) -> dict[str, Any]:
-        self._own.add(incoming["origin"]["message"])
-        return await self.steady.ask(lambda calls: calls.send(incoming))
+    async def _send(self, given: dict[str, Any]) -> dict[str, Any]:
+        self._own.add(given["id"])
+        return await self.steady.ask(lambda calls: calls.send_message(given))
 
     # -- seeing ------------------------------------------------------------------------------------------------------
 
@@ -139,8 +137,11 @@ class Talk:
             self._see(event)
 
     def _see(self, event: dict[str, Any]) -> None:
-        if "piece" in event:
-            op, at, text = (event["piece"][key] for key in ("op", "at", "text"))
+        if "reset" in event:
+            self._grown = (event["reset"]["op"], "")
+            return
+        if "delta" in event:
+            op, at, text = (event["delta"][key] for key in ("op", "at", "text"))
             before = self._grown[1] if self._grown[0] == op else ""
             self._grown = (op, before[:at] + text)
             self.terminal.grow(self.spot["agent"], op, self._grown[1])

@@ -33,7 +33,7 @@ async def _ask(args: argparse.Namespace) -> dict[str, Any]:
     """What a running gateway has in force; else what the files say, without touching the store."""
     reached = await answering(home_of(args))
     if reached is not None:
-        return await reached.calls.agents()
+        return await reached.calls.list_agents()
     import os
 
     from everhold.app import agent_json, settings_of

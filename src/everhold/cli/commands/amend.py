@@ -18,9 +18,9 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
         if args.command == "undo":
             done = await calls.undo(args.id, what=args.what, count=args.count)
         else:
-            done = await calls.stop(args.id)
+            done = await calls.stop_turn(args.id)
     if screen.json:
         screen.show(done)
     else:
-        screen.say(safe(done["text"]))
+        screen.say(safe(done["message"]))
     return 0 if done["done"] else 1

@@ -20,7 +20,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 
 async def _run(args: argparse.Namespace, screen: Screen) -> int:
     async with looking(args, screen) as calls, waiting(screen, "checking every entry"):
-        report = await calls.audit(args.id)
+        report = await calls.run_audit(args.id)
     if screen.json:
         screen.show(report)
     else:
@@ -31,7 +31,7 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
 def _show(screen: Screen, report: dict[str, Any]) -> None:
     checked = report["checked"]
     looked = [count(checked["entries"], "entry", "entries"), count(checked["heard"], "message")]
-    looked += [count(checked["turns"], "turn"), count(checked["folds"], "summary", "summaries")]
+    looked += [count(checked["turns"], "turn"), count(checked["compressions"], "compression")]
     screen.say(f"looked at {count(report['sessions'], 'session')}: {', '.join(looked)}")
     for line in report["promises"]:
         found = [finding for finding in report["findings"] if finding["promise"] == line["promise"]]

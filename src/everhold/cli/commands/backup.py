@@ -22,7 +22,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 async def _run(args: argparse.Namespace, screen: Screen) -> int:
     to = os.path.abspath(os.path.expanduser(args.to)) if args.to else ""  # noqa: ASYNC240  # no file is touched
     async with looking(args, screen) as calls, waiting(screen, "copying and checking every entry"):
-        made = await calls.backup(to=to)
+        made = await calls.create_backup(to=to)
     if screen.json:
         screen.show(made)
     else:
@@ -44,12 +44,11 @@ def _show(screen: Screen, made: dict[str, Any]) -> None:
 
 
 def _list(args: argparse.Namespace, screen: Screen) -> int:
-    from everhold.backups import kept
+    from everhold.backups import list_copies
 
-    found = kept(home_of(args).backups)
+    found = list_copies(home_of(args).backups)  # the files say it all, so no gateway is asked
     if screen.json:
-        rows = [{"path": str(it.path), "at": it.at, "position": it.pos, "sound": it.sound} for it in found]
-        screen.show({"backups": rows})
+        screen.show({"backups": found})
         return 0
     if not found:
         screen.note("There are no copies yet. `everhold backup` makes one.")
@@ -59,10 +58,10 @@ def _list(args: argparse.Namespace, screen: Screen) -> int:
         ("made", "position", "size", "copy"),
         [
             (
-                f"{ago(now - it.at)} ago",
-                str(it.pos),
-                size(it.path.stat().st_size),
-                it.path.name + ("" if it.sound else "  (not sound)"),
+                f"{ago(now - it['at'])} ago",
+                str(it["position"]),
+                size(it["bytes"]),
+                os.path.basename(it["path"]) + ("" if it["sound"] else "  (not sound)"),
             )
             for it in reversed(found)
         ],

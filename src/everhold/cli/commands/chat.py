@@ -17,11 +17,11 @@ from typing import Any, Final, TypeVar
 
 from everhold.cli.chat.talk import Talk
 from everhold.cli.chat.terminal import Terminal
+from everhold.cli.errors import DONE, WRONG
 from everhold.cli.render import Screen
 from everhold.cli.steady import steady
 from everhold.core.commands import complete_command
 from everhold.errors import EverholdError, Misuse
-from everhold.remote.wire import DONE, WRONG
 
 NUDGE_SECONDS: Final = 0.05
 T = TypeVar("T")

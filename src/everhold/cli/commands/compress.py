@@ -21,7 +21,7 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
         _show(screen, done)
         return 0
     async with looking(args, screen) as calls:
-        session = await calls.find(args.id)  # what is not there is said before anything is started
+        session = await calls.find_session(args.id)  # what is not there is said before anything is started
     reached = await reach(args, screen, role="compress", starts=True)
     try:
         async with waiting(screen, "compressing"):
@@ -36,4 +36,4 @@ def _show(screen: Screen, done: dict[str, object]) -> None:
     if screen.json:
         screen.show(done)
     else:
-        screen.say(safe(str(done["text"])))
+        screen.say(safe(str(done["message"])))

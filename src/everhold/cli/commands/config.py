@@ -7,12 +7,12 @@ import os
 from typing import Any
 
 from everhold.app import plugin_check, problem_json, settings_of
+from everhold.cli import errors
 from everhold.cli.reach import home_of
 from everhold.cli.render import Screen, count, safe
 from everhold.config import ConfigError, get_key, set_key, show, to_yaml
 from everhold.config.edit import parse_value
 from everhold.config.settings import takes_a_restart
-from everhold.remote import wire
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -54,7 +54,7 @@ def _check(args: argparse.Namespace, screen: Screen) -> int:
         if not screen.json:
             raise
         screen.show({"ok": False, "problems": [problem_json(problem) for problem in error.problems]})
-        return wire.CONFIG
+        return errors.CONFIG
     problems = [problem_json(problem) for problem in settings.problems]
     if screen.json:
         screen.show({"ok": True, "revision": settings.revision, "problems": problems})

@@ -68,7 +68,7 @@ async def _own(args: argparse.Namespace, screen: Screen) -> int:
 
 async def _looked(home: Home, *, live: bool) -> tuple[Look, list[Cure]]:
     reached = await answering(home)
-    status = await reached.calls.status() if reached and reached.role == "gateway" else None
+    status = await reached.calls.show_status() if reached and reached.role == "gateway" else None
     look = Look(home, os.environ, time.time(), alone=reached is None and _free(home), status=status)
     cures = list(look.cures())
     if live and look.alone and look.settings is not None and not any(c.finding.check == "store" for c in cures):

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
     scores: list[Score] = []
     with _model(args, screen) as model:
         for conversation in conversations:
-            for folds in args.folds:
+            for folds in args.compressions:
                 if screen.err.isatty():
                     screen.note(f"{conversation.name}, {folds or 'auto'}")
                 scores.append(play(conversation, model, folds=folds, keep=args.keep))
@@ -56,7 +56,9 @@ def _show(screen: Screen, scores: list[Score], behind: list[str]) -> None:
     screen.table(report.HEADERS, report.rows(scores), styles=("bold",))
     screen.say()
     ways = list(dict.fromkeys(score.asked for score in scores))
-    screen.table(("kept, by kind", *(f"folds: {asked}" for asked in ways)), report.by_kind(scores), styles=("bold",))
+    screen.table(
+        ("kept, by kind", *(f"compressions: {asked}" for asked in ways)), report.by_kind(scores), styles=("bold",)
+    )
     for score in scores:
         if score.invented:
             made_up = ", ".join(score.invented)

@@ -1,4 +1,4 @@
-"""`everhold memory`: what is remembered, why an answer was what it was, what could not be delivered, whom to forget."""
+"""`everhold memory`: what is remembered, why an answer was what it was, what memories receive, whom to forget."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import argparse
 import asyncio
 import os
 import time
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
+from everhold.cli.client import ApiClient
 from everhold.cli.progress import waiting
 from everhold.cli.reach import looking
 from everhold.cli.render import Screen, ago, count, moment, one_line, safe
-from everhold.errors import Misuse
-from everhold.remote.client import Calls
 
 _NOBODY = "Nothing in the log is theirs: is the name right? `everhold people list` shows who is known by name."
 
@@ -31,12 +32,10 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
             case "why":
                 await _why(calls, args, screen)
             case "note":
-                noted = await calls.note(args.session, args.text)
+                noted = await calls.add_note(args.session, args.text)
                 _tell(screen, noted, f"noted as entry {noted['seq']} of session {noted['session']}")
-            case "parked":
-                await _parked(calls, screen)
-            case "replay":
-                return await _replay(calls, args, screen)
+            case "resend":
+                await _resend(calls, args, screen)
             case "backfill":
                 await _backfill(calls, args, screen)
             case "forget":
@@ -58,9 +57,9 @@ def _tell(screen: Screen, answer: dict[str, object], text: str) -> None:
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-async def _status(calls: Calls, screen: Screen) -> int:
-    found = await calls.memory_status()
-    wrong = any(row["error"] or row["parked"] or not row["there"] for row in found["memories"])
+async def _status(calls: ApiClient, screen: Screen) -> int:
+    found = await calls.show_memory_status()
+    wrong = any(row["error"] or row["dead_letters"] or not row["there"] for row in found["memories"])
     if screen.json:
         screen.show(found)
         return 1 if wrong else 0
@@ -70,12 +69,12 @@ async def _status(calls: Calls, screen: Screen) -> int:
             one_line(row["memory"]),
             "there" if row["there"] else "not there",
             f"{row['waiting']} since {ago(time.time() - row['since'])}" if row["since"] is not None else "nothing",
-            str(row["parked"]),
+            str(row["dead_letters"]),
             one_line(row["error"], most=60),
         )
         for row in found["memories"]
     ]
-    screen.table(("agent", "memory", "", "waits", "parked", "last complaint"), rows, styles=("bold",))
+    screen.table(("agent", "memory", "", "backlog", "dead letters", "last error"), rows, styles=("bold",))
     for row in found["memories"]:
         name = f"{one_line(row['memory'])} of {one_line(row['agent'])}"
         if row["handed_over"] is not None:
@@ -83,7 +82,7 @@ async def _status(calls: Calls, screen: Screen) -> int:
         elif row["says"]:
             screen.say(f"{name}: {one_line(row['says'])}")
         if row["replaying"]:
-            screen.say(f"{name}: {count(row['replaying'], 'item')} to be handed over again")
+            screen.say(f"{name}: {count(row['replaying'], 'item')} to be sent again")
     for names in found["forgetting"]:
         screen.note(f"{one_line(names[0])} is not forgotten everywhere yet: it is tried again by itself.")
     return 1 if wrong else 0
@@ -94,8 +93,8 @@ def account(handed: int, seen: int) -> str:
     return f"{handed} handed over, {seen} confirmed by reading back, {handed - seen} unknown"
 
 
-async def _search(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:
-    found = await calls.memory_search(args.text, agent=args.agent, person=args.person, limit=args.limit)
+async def _search(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> int:
+    found = await calls.search_memory(args.text, agent=args.agent, person=args.person, limit=args.limit)
     if screen.json:
         screen.show(found)
     else:
@@ -103,13 +102,13 @@ async def _search(calls: Calls, args: argparse.Namespace, screen: Screen) -> int
             screen.say(f"{screen.paint(_where(item), 'dim')}\n  {one_line(item['text'], most=400)}")
         if not found["memories"]:
             screen.note(f"{found['agent']} remembers nothing like it for {one_line(found['person'])}.")
-        for line in found["silent"]:
+        for line in found["unavailable"]:
             screen.note(f"no answer: {one_line(line)}")
     return 0 if found["memories"] else 1
 
 
-async def _why(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
-    found = await calls.memory_why(args.session, at=args.at)
+async def _why(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
+    found = await calls.explain_answer(args.session, at=args.at)
     if screen.json:
         screen.show(found)
         return
@@ -121,8 +120,9 @@ async def _why(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
             screen.say(f"{title}{reason}: {screen.paint(_where(item), 'dim')}\n  {text}")
     if found.get("budget"):
         screen.say(f"room: {found.get('tokens', 0)} of {found['budget']} tokens used")
-    if found.get("silent"):
-        screen.say(f"no answer within {found.get('deadline', 0):g} s: {', '.join(map(one_line, found['silent']))}")
+    if found.get("unavailable"):
+        names = ", ".join(map(one_line, found["unavailable"]))
+        screen.say(f"no answer within {found.get('deadline', 0):g} s: {names}")
     if not any(found.get(key) for key in ("facts", "shown", "left_out")):
         screen.note("Nothing was recalled.")
 
@@ -138,72 +138,35 @@ def _where(item: dict[str, Any]) -> str:
     return one_line(" · ".join(part for part in parts if part))
 
 
-async def _parked(calls: Calls, screen: Screen) -> None:
-    found = await calls.parked()
-    if screen.json:
-        screen.show(found)
-        return
-    if not found["parked"]:
-        screen.note("Nothing is parked: everything was delivered, or still will be.")
-        return
-    rows = [
-        (
-            str(item["id"]),
-            one_line(item["reader"]),
-            f"{item['session']}:{item['seq']}",
-            ago(time.time() - item["at"]),
-            "may have arrived" if item["doubtful"] else "not delivered",
-            one_line(item["reason"]),
-        )
-        for item in found["parked"]
-    ]
-    screen.table(("id", "lane", "entry", "since", "fate", "reason"), rows, styles=("bold",))
-    screen.note("`everhold memory replay` sends them again.")
-
-
-async def _replay(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:
-    if args.since is None:
-        if args.dry_run or args.agent or not all(it.isdecimal() and int(it) > 0 for it in args.what):
-            raise Misuse(
-                "of a memory, since when?",
-                remedy="everhold memory replay NAME --since 2h; parked items go by their numbers",
-            )
-        done = await calls.replay([int(it) for it in args.what])
-        _tell(screen, done, f"{count(done['replayed'], 'item')} will be sent again")
-        return 0 if done["replayed"] or not args.what else 1
-    if len(args.what) != 1:
-        raise Misuse("which memory?", remedy="everhold memory replay NAME --since 2h; `memory status` lists them")
+async def _resend(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
     async with waiting(screen, "looking through every session"):
-        found = await calls.memory_replay(args.what[0], since=args.since, agent=args.agent, really=not args.dry_run)
+        found = await calls.resend_to_memory(args.memory, since=args.since, agent=args.agent, dry_run=args.dry_run)
     if screen.json:
         screen.show(found)
-        return 0
+        return
     name = one_line(found["memory"])
     if not found["items"]:
-        screen.note(f"{name} was handed nothing since then.")
-        return 0
+        screen.note(f"{name} has received nothing since then.")
+        return
     what = count(found["items"], "exchange or note", "exchanges and notes")
-    span = f"handed over {moment(found['since'])} to {moment(found['until'])}"
+    span = f"received {moment(found['since'])} to {moment(found['until'])}"
     screen.say(f"{what} of {count(found['sessions'], 'session')}, {span}")
     screen.say(f"  {one_line(found['repeats'])}")
     if found["begun"]:
-        screen.note(
-            "They go again, in order. `everhold memory status` shows how many are left; a restart is no matter."
-        )
+        screen.note("They are sent again, in order. `everhold memory status` shows how many are left.")
     else:
-        screen.note("Nothing was changed; without --dry-run they go again.")
-    return 0
+        screen.note("Nothing was changed; without --dry-run they are sent again.")
 
 
-async def _backfill(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
+async def _backfill(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
     async with waiting(screen, "looking through every session"):
-        found = await calls.memory_backfill(
+        found = await calls.backfill_memory(
             args.memory,
             agent=args.agent,
             since=args.since,
             until=args.until,
             per_minute=args.per_minute,
-            really=args.yes,
+            dry_run=not args.yes,
         )
     if screen.json:
         screen.show(found)
@@ -225,9 +188,9 @@ async def _backfill(calls: Calls, args: argparse.Namespace, screen: Screen) -> N
 # -- a person ----------------------------------------------------------------------------------------------------------
 
 
-async def _forget(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:
+async def _forget(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> int:
     async with waiting(screen, "forgetting" if args.yes else "looking through every session"):
-        found = await calls.memory_forget(args.person, really=args.yes)
+        found = await calls.forget_person(args.person, dry_run=not args.yes)
     if screen.json:
         screen.show(found)
         return 0 if found["done"] or not args.yes else 1
@@ -261,18 +224,24 @@ def _entries(number: int) -> str:
     return count(number, "entry", "entries")
 
 
-async def _import(calls: Calls, args: argparse.Namespace, screen: Screen) -> None:
-    path = os.path.abspath(os.path.expanduser(args.path))  # noqa: ASYNC240  # no file is touched
-    made = await calls.memory_import(args.session, path=path, really=not args.dry_run)
+async def _import(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> None:
+    from everhold.papers import read
+
+    files = await asyncio.to_thread(lambda: read(Path(args.path).expanduser()))
+    made = await calls.import_memory_files(args.session, files, dry_run=args.dry_run)
     held = f"{count(made['facts'], 'fact')} and {count(made['notes'], 'note')} in {count(len(made['files']), 'file')}"
     new = f", {made['noted']} of them new" if made["done"] else "; nothing was changed"
     _tell(screen, made, f"{held} for session {made['session']}{new}")
 
 
-async def _export(calls: Calls, args: argparse.Namespace, screen: Screen) -> int:
-    to = os.path.abspath(os.path.expanduser(args.to))  # noqa: ASYNC240  # no file is touched
-    async with waiting(screen, "reading every session"):
-        made = await calls.memory_export(args.person, to=to)
+async def _export(calls: ApiClient, args: argparse.Namespace, screen: Screen) -> int:
+    from everhold.papers import write_down, write_memory_files
+
+    to = Path(os.path.abspath(os.path.expanduser(args.to)))  # noqa: ASYNC240  # no file is touched
+    async with waiting(screen, "reading every session"), aclosing(calls.export_person(args.person)) as records:
+        files = await calls.show_memory_files(args.person)  # a name that is none is refused before a file is made
+        made = await write_down(records, args.person, to)
+        made["files"] += write_memory_files(files, to)
     known = bool(made["files"])
     if screen.json:
         screen.show(made)

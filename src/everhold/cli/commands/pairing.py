@@ -16,7 +16,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 
 async def _list(args: argparse.Namespace, screen: Screen) -> int:
     async with looking(args, screen) as calls:
-        found = await calls.call("pairing.list")
+        found = await calls.list_pairing()
     if screen.json:
         screen.show(found)
         return 0
@@ -37,7 +37,7 @@ async def _list(args: argparse.Namespace, screen: Screen) -> int:
 
 async def _approve(args: argparse.Namespace, screen: Screen) -> int:
     async with looking(args, screen) as calls:
-        done = await calls.call("pairing.approve", code=args.code, person=args.person)
+        done = await calls.approve_pairing(args.code, person=args.person)
     if screen.json:
         screen.show(done)
         return 0
@@ -48,7 +48,7 @@ async def _approve(args: argparse.Namespace, screen: Screen) -> int:
 
 async def _revoke(args: argparse.Namespace, screen: Screen) -> int:
     async with looking(args, screen) as calls:
-        done = await calls.call("pairing.revoke", identity=args.identity)
+        done = await calls.revoke_pairing(args.identity)
     if screen.json:
         screen.show(done)
     elif done["still"]:

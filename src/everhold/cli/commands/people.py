@@ -17,13 +17,13 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
     async with looking(args, screen) as calls:
         match args.action:
             case "link":
-                done = await calls.call("people.link", identity=args.identity, person=args.person)
+                done = await calls.link_identity(args.identity, args.person)
                 text = f"{done['identity']} is {done['person']} from now on."
             case "unlink":
-                done = await calls.call("people.unlink", identity=args.identity)
+                done = await calls.unlink_identity(args.identity)
                 text = f"{done['identity']} is {done['person']} no longer."
             case _:
-                done, text = await calls.call("people.list"), ""
+                done, text = await calls.list_people(), ""
     if screen.json:
         screen.show(done)
     elif text:

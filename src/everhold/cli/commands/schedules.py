@@ -16,9 +16,9 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 async def _run(args: argparse.Namespace, screen: Screen) -> int:
     async with looking(args, screen) as calls:
         if args.action == "remove":
-            done = await calls.call("schedules.remove", id=args.id)
+            done = await calls.delete_schedule(args.id)
         else:
-            done = await calls.call("schedules.list")
+            done = await calls.list_schedules()
     if screen.json:
         screen.show(done)
     elif args.action == "remove":

@@ -8,13 +8,12 @@ import sys
 from contextlib import aclosing
 from typing import Any, Final
 
-from everhold.cli import message
+from everhold.cli import errors, message
 from everhold.cli.answer import Answer
 from everhold.cli.reach import DRAIN_SECONDS
 from everhold.cli.render import Screen, safe
 from everhold.cli.steady import Steady, steady
-from everhold.errors import Misuse, Refused, Transient
-from everhold.remote import wire
+from everhold.errors import Misuse, Transient
 
 HAND_OVER_SECONDS: Final = 10.0
 
@@ -30,13 +29,9 @@ async def _run(args: argparse.Namespace, screen: Screen, text: str) -> int:
     line = steady(args, screen, role="send")
     seconds = 0.0
     try:
-        spot = await (await line.open()).place(args.session, agent=args.agent)
-        incoming = message.incoming(spot, text, id=args.id)
-        verdict = await _hand_over(line, incoming, seconds=max(args.timeout, HAND_OVER_SECONDS))
-        if verdict["outcome"] == "differs":
-            raise Misuse(f"another text was sent under the id {args.id!r}", remedy="choose another --id")
-        if not verdict["session"]:
-            raise Refused(verdict["reason"] or "the message was not accepted", remedy="everhold agents")
+        spot = await (await line.open()).find_chat_location(args.session, agent=args.agent)
+        given = message.make_message(spot, text, id=args.id)
+        verdict = await _hand_over(line, given, seconds=max(args.timeout, HAND_OVER_SECONDS))
         answer = Answer(verdict["seq"])
         try:
             async with asyncio.timeout(args.timeout):
@@ -49,13 +44,13 @@ async def _run(args: argparse.Namespace, screen: Screen, text: str) -> int:
     return _tell(screen, verdict, answer)
 
 
-async def _hand_over(line: Steady, incoming: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+async def _hand_over(line: Steady, given: dict[str, Any], *, seconds: float) -> dict[str, Any]:
     """Until somebody has taken the message. Under its id it counts once, however often it is tried."""
     try:
         async with asyncio.timeout(seconds):
-            return await line.ask(lambda calls: calls.send(incoming))
+            return await line.ask(lambda calls: calls.send_message(given))
     except TimeoutError:
-        remedy = f"send it again with --id {incoming['origin']['message']}, then it counts once"
+        remedy = f"send it again with --id {given['id']}, then it counts once"
         raise Transient("the gateway went away and nobody has confirmed the message", remedy=remedy) from None
 
 
@@ -83,7 +78,7 @@ def _tell(screen: Screen, verdict: dict[str, Any], answer: Answer) -> int:
         if answer.beside:
             screen.note(safe(answer.beside))
     if answer.outcome == "done":
-        return wire.DONE
+        return errors.DONE
     if answer.outcome:
         if answer.said and not screen.json:
             screen.say(safe("\n".join(answer.said)))
@@ -91,15 +86,15 @@ def _tell(screen: Screen, verdict: dict[str, Any], answer: Answer) -> int:
             screen.fail("\n".join(answer.told), "")
         else:
             screen.fail(f"the turn ended {answer.outcome}: {answer.reason}".rstrip(": "), "`/retry` tries again")
-        return wire.WRONG
+        return errors.WRONG
     if answer.released:
         screen.fail(
             f"kept as entry {answer.seq} of session {verdict['session']}; the model cannot be reached right now",
             "a running gateway answers it when the model is back; `everhold status` shows why",
         )
-        return wire.AGAIN
+        return errors.AGAIN
     screen.fail(
         f"kept as entry {answer.seq} of session {verdict['session']}, not answered yet",
         "it will be, while a gateway runs: `everhold up`",
     )
-    return wire.AGAIN
+    return errors.AGAIN

@@ -159,7 +159,7 @@ async def start(screen: Screen, manager: Manager, found: place.Found, home: Home
 async def _refuse_two(home: Home) -> None:
     reached = await answering(home)
     if reached is not None and reached.role == "gateway":
-        pid = (await reached.calls.ping()).get("pid")
+        pid = (await reached.calls.show_status()).get("pid")
         raise Refused(
             f"a gateway runs in {home.path} already{f' (process {pid})' if pid else ''}, and not as this service",
             remedy=f"stop it first{f': kill {pid}' if pid else ''}",

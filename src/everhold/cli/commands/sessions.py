@@ -9,10 +9,10 @@ import time
 from typing import Any
 
 from everhold.cli import entries
+from everhold.cli.client import ApiClient
 from everhold.cli.progress import waiting
 from everhold.cli.reach import looking, patiently
 from everhold.cli.render import Screen, ago, count, one_line, safe
-from everhold.remote.client import Calls
 
 
 def run(args: argparse.Namespace, screen: Screen) -> int:
@@ -28,8 +28,8 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
                 await _show(calls, screen, args)
             case "context":
                 await _context(calls, screen, args)
-            case "folds":
-                await _folds(calls, screen, args.id)
+            case "compressions":
+                await _list_compressions(calls, screen, args.id)
             case "diff":
                 await _diff(calls, screen, args)
             case "search":
@@ -39,8 +39,8 @@ async def _run(args: argparse.Namespace, screen: Screen) -> int:
     return 0
 
 
-async def _list(calls: Calls, screen: Screen, *, limit: int) -> None:
-    found = await calls.sessions(limit=limit)
+async def _list(calls: ApiClient, screen: Screen, *, limit: int) -> None:
+    found = await calls.list_sessions(limit=limit)
     if screen.json:
         screen.show(found)
         return
@@ -66,9 +66,9 @@ def _state(session: dict[str, Any]) -> str:
     return f"{session['state']}, {session['pending']} unread" if session["pending"] else str(session["state"])
 
 
-async def _show(calls: Calls, screen: Screen, args: argparse.Namespace) -> None:
-    session = await calls.find(args.id)
-    found = calls.entries(session["id"], after=args.after)
+async def _show(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> None:
+    session = await calls.find_session(args.id)
+    found = calls.read_entries(session["id"], after=args.after)
     if screen.json:
         screen.show({"session": session, "entries": [entry async for entry in found]})
         return
@@ -82,8 +82,8 @@ def head(screen: Screen, session: dict[str, Any]) -> None:
     screen.say(f"{screen.paint(session['id'], 'bold')}{title} · {_state(session)} · {safe(session['address'])}")
 
 
-async def _context(calls: Calls, screen: Screen, args: argparse.Namespace) -> None:
-    found = await calls.context(args.id, at=args.at)
+async def _context(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> None:
+    found = await calls.show_context(args.id, at=args.at)
     if screen.json:
         screen.show(found)
         return
@@ -113,18 +113,18 @@ def _block(screen: Screen, role: str, name: str, text: str) -> None:
     screen.say(safe(text))
 
 
-async def _folds(calls: Calls, screen: Screen, id: str) -> None:
-    found = await calls.folds(id)
+async def _list_compressions(calls: ApiClient, screen: Screen, id: str) -> None:
+    found = await calls.list_compressions(id)
     if screen.json:
         screen.show(found)
         return
-    if not found["folds"]:
+    if not found["compressions"]:
         screen.note("Nothing has been compressed in this session.")
-    for fold in found["folds"]:
-        body = fold["body"] or {}
-        state = f"undone by entry {fold['undone_at']}" if fold["undone_at"] else "in force or covered by a later one"
+    for made in found["compressions"]:
+        body = made["body"] or {}
+        state = f"undone by entry {made['undone_at']}" if made["undone_at"] else "in force or covered by a later one"
         tokens = f"{body.get('tokens_before', 0):,} → {body.get('tokens_after', 0):,} tokens"
-        name = screen.paint(f"fold {fold['op']}", "bold")
+        name = screen.paint(f"compression {made['op']}", "bold")
         screen.say(
             f"{name} · all up to {body.get('covers', '?')} · {tokens} · {one_line(body.get('model', ''))} · {state}"
         )
@@ -132,12 +132,12 @@ async def _folds(calls: Calls, screen: Screen, id: str) -> None:
         screen.say()
 
 
-async def _diff(calls: Calls, screen: Screen, args: argparse.Namespace) -> None:
-    found = await calls.diff(args.id, fold=args.fold)
+async def _diff(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> None:
+    found = await calls.show_compression_diff(args.id, compression=args.compression)
     if screen.json:
         screen.show(found)
         return
-    screen.say(f"{screen.paint(found['session'], 'bold')} · compression {found['fold']}")
+    screen.say(f"{screen.paint(found['session'], 'bold')} · compression {found['compression']}")
     for mark, style, side in (("-", "red", found["replaced"]), ("+", "green", found["by"])):
         for message in side:
             who = message.get("name") or message["role"]
@@ -146,9 +146,9 @@ async def _diff(calls: Calls, screen: Screen, args: argparse.Namespace) -> None:
                 screen.say(screen.paint(f"{mark} {safe(line)}", style))
 
 
-async def _search(calls: Calls, screen: Screen, args: argparse.Namespace) -> int:
+async def _search(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> int:
     async with waiting(screen, "searching"):
-        found = await calls.search(args.text, limit=args.limit)
+        found = await calls.search_entries(args.text, limit=args.limit)
     if screen.json:
         screen.show(found)
     else:
@@ -165,9 +165,9 @@ async def _search(calls: Calls, screen: Screen, args: argparse.Namespace) -> int
     return 0 if found["hits"] else 1
 
 
-async def _export(calls: Calls, screen: Screen, args: argparse.Namespace) -> None:
-    session = await calls.find(args.id)
-    found = calls.entries(session["id"])
+async def _export(calls: ApiClient, screen: Screen, args: argparse.Namespace) -> None:
+    session = await calls.find_session(args.id)
+    found = calls.read_entries(session["id"])
     if args.format == "markdown" and not screen.json:
         for part in entries.markdown(session, [entry async for entry in found]):
             screen.say(part)

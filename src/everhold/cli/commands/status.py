@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, screen: Screen) -> int:
 
 async def _once(args: argparse.Namespace, screen: Screen) -> int:
     async with looking(args, screen) as calls:
-        found = await calls.status()
+        found = await calls.show_status()
     wrong = complaints(found)
     if screen.json:
         screen.show({**found, "wrong": [{"what": what, "remedy": remedy} for what, remedy in wrong]})
@@ -55,9 +55,9 @@ def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["pending"] and not found["running"]:
         waiting = count(found["pending"], "message")
         wrong.append((f"{waiting} without anybody to answer", "everhold up"))
-    for reader in found["failing"]:
-        error = next(lane["error"] for lane in found["waiting"] if lane["reader"] == reader and lane["error"])
-        wrong.append((f"{reader}: {error}", "it is tried again by itself; `everhold logs` has the story"))
+    for row in found["waiting"]:
+        if row["error"]:
+            wrong.append((f"{row['consumer']}: {row['error']}", "it is tried again; `everhold logs` has the details"))
     for it in found["memories"]:
         if it["state"] == "failing" and f"memory:{it['memory']}" not in found["failing"]:
             what = it["says"] or it["error"] or "it does not answer"
@@ -71,8 +71,8 @@ def complaints(found: dict[str, Any]) -> list[tuple[str, str]]:
         wrong.append((f"agents answered each other too often in {where}", "a human's word there lets them go on"))
     for halt in found["halted"]:
         wrong.append((f"{halt['platform']}:{halt['chat']} was silenced by {halt['by']}", "say /wake there"))
-    if found["parked"]:
-        wrong.append((f"{count(len(found['parked']), 'item')} parked", "everhold memory parked"))
+    if found["dead_letters"]:
+        wrong.append((count(found["dead_letters"], "dead letter"), "everhold dead-letters list"))
     return wrong
 
 
@@ -86,12 +86,12 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
     screen.say(f"  home      {safe(found['home'])}")
     screen.say(f"  version   everhold {found['version']} · configuration {found['revision']}")
     screen.say(f"  waiting   {count(found['pending'], 'message')}")
-    lag = _lag(found["waiting"])
-    if lag:
-        screen.say(f"  lanes     {lag}")
+    backlog = _show_backlog(found["waiting"])
+    if backlog:
+        screen.say(f"  backlog   {backlog}")
     for memory in found["memories"]:
         screen.say(f"  memory    {_memory(memory)}")
-    screen.say(f"  parked    {count(len(found['parked']), 'item')}, {found['in_doubt']} in doubt")
+    screen.say(f"  failed    {count(found['dead_letters'], 'dead letter')}, {found['in_doubt']} in doubt")
     for account in found["accounts"]:
         state = "listening" if account["listening"] else account["trouble"] or "not listening"
         screen.say(f"  account   {one_line(account['platform'])}/{one_line(account['account'])} · {one_line(state)}")
@@ -102,10 +102,10 @@ def _show(screen: Screen, found: dict[str, Any], wrong: list[tuple[str, str]]) -
         spent = person["spent"]
         used = f"{spent['tokens']:,} tokens, {spent['usd']:.2f} USD"
         screen.say(f"  person    {one_line(person['name']) or 'somebody unknown'} · today {used}")
-    for fold in found["compressions"]:
-        how = f"{count(fold['messages'], 'message')}, {fold['tokens_before']:,} → {fold['tokens_after']:,} tokens"
-        when = ago(time.time() - fold["at"])
-        screen.say(f"  folded    {one_line(fold['session'])} {when} ago · {how} · {fold['trigger']}")
+    for made in found["compressions"]:
+        how = f"{count(made['messages'], 'message')}, {made['tokens_before']:,} → {made['tokens_after']:,} tokens"
+        when = ago(time.time() - made["at"])
+        screen.say(f"  summary   {one_line(made['session'])} {when} ago · {how} · {made['trigger']}")
     for text, remedy in wrong:
         screen.say(f"{paint('!', 'red', 'bold')} {one_line(text)}")
         if remedy:
@@ -139,13 +139,10 @@ def _memory(it: dict[str, Any]) -> str:
     return " · ".join(parts)
 
 
-def _lag(lanes: list[dict[str, Any]]) -> str:
-    """How many sessions each reader is behind in, and for how long the oldest has waited."""
+def _show_backlog(rows: list[dict[str, Any]]) -> str:
+    """In how many sessions each consumer has work, and how long the oldest has waited."""
     now = time.time()
-    by_reader: dict[str, list[float]] = {}
-    for lane in lanes:
-        by_reader.setdefault(lane["reader"], []).append(now - (lane["since"] or now))
     return ", ".join(
-        f"{one_line(reader)} {count(len(waits), 'session')}, oldest {ago(max(waits))}"
-        for reader, waits in sorted(by_reader.items())
+        f"{one_line(row['consumer'])} {count(row['sessions'], 'session')}, oldest {ago(now - (row['since'] or now))}"
+        for row in rows
     )

@@ -17,9 +17,9 @@ from everhold.flow.purse import Purses
 from everhold.flow.runtime import Runtime, Runtimes
 from everhold.memory import Memory
 from everhold.testing.sim.process import Process
-from everhold.web.office import Office
+from everhold.web.application import Routes, application
+from everhold.web.office import GatewayServices, Office
 from everhold.web.once import Once
-from everhold.web.server import Routes, application
 from everhold.web.tail import Tail
 
 LOOK_SECONDS: Final = 0.5
@@ -74,6 +74,7 @@ class Door:
             scrub=str,
             once=Once(monotonic=clock.monotonic),
             purses=purses,
+            gateway=cast(GatewayServices, None),  # nor about the gateway itself
         )
         self._app = application(self.office)
         assert isinstance(self._app.inner, Routes)

@@ -179,9 +179,14 @@ export class House {
     this.changed();
   }
 
-  piece({ session, op, text, anew }) {
+  delta({ session, op, text }) {
     const draft = this.drafts.get(session);
-    this.drafts.set(session, draft?.op === op && !anew ? { op, text: draft.text + text } : { op, text });
+    this.drafts.set(session, draft?.op === op ? { op, text: draft.text + text } : { op, text });
+    this.changed();
+  }
+
+  reset({ session, op }) {
+    this.drafts.set(session, { op, text: "" });
     this.changed();
   }
 

@@ -5,8 +5,8 @@ const LONGEST_WAIT = 4000;
 const SILENCE = 40_000; // the server says something every fifteen seconds
 
 export class Live {
-  constructor({ onEntry, onPiece, onHello, onState }) {
-    this.on = { entry: onEntry, piece: onPiece, hello: onHello };
+  constructor({ onEntry, onDelta, onReset, onHello, onState }) {
+    this.on = { entry: onEntry, delta: onDelta, reset: onReset, hello: onHello };
     this.onState = onState;
     this.place = null; // of the last entry seen
     this.wake = () => {};

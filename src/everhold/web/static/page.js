@@ -26,7 +26,8 @@ const house = new House(() => {
 });
 const live = new Live({
   onEntry: (entry) => house.entry(entry),
-  onPiece: (piece) => house.piece(piece),
+  onDelta: (delta) => house.delta(delta),
+  onReset: (reset) => house.reset(reset),
   onHello: (data, restored) => house.hello(data, restored),
   onState: (state) => house.status(state),
 });

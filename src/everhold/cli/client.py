@@ -1,0 +1,323 @@
+"""The client of the API that every command uses, whether a gateway serves it or this process. Answers are plain JSON.
+
+Needs nothing but the standard library, so that a question to a running gateway costs little.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from everhold.cli.errors import read_error
+from everhold.cli.transport import ApiResponse, ApiTransport, GatewayGone
+from everhold.errors import Conflict, Misuse, NotFound, Refused, Transient
+
+ENTRIES_PER_PAGE: Final = 200
+SESSIONS_PER_PAGE: Final = 500
+DEAD_LETTERS_PER_PAGE: Final = 500
+IMPORT_BYTES: Final = 4 << 20
+"""How much Markdown goes with one request."""
+MAX_MEMORIES: Final = 100
+"""The API finds at most so many."""
+SNAPSHOT: Final = ".snapshot."
+_FOLLOWED: Final = ("entry", "delta", "reset")
+
+
+class ApiClient:
+    """The operations of the API. Raises the errors the API answers, as errors of ours, and GatewayGone."""
+
+    def __init__(self, transport: ApiTransport) -> None:
+        self.transport = transport
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    async def find_session(self, name: str) -> dict[str, Any]:
+        """The session that an id, a unique prefix, a title, an address or `last` means."""
+        if not name:
+            raise NotFound("a session needs a name", remedy="`everhold sessions list` shows those there are")
+        found: dict[str, Any] = (await self._get("/api/sessions", name=name))["sessions"][0]
+        return found
+
+    async def list_sessions(self, *, limit: int) -> dict[str, Any]:
+        """The newest sessions, as many pages as that takes."""
+        sessions: list[dict[str, Any]] = []
+        after: str | None = ""
+        while after is not None and len(sessions) < limit:
+            size = min(SESSIONS_PER_PAGE, limit - len(sessions))
+            page = await self._get("/api/sessions", limit=size, after=after)
+            sessions += page["sessions"]
+            after = page["next"]
+        return {"sessions": sessions}
+
+    async def read_entries(self, session: str, *, after: int = 0) -> AsyncIterator[dict[str, Any]]:
+        """The log of the session with this id, page by page."""
+        while True:
+            path = f"/api/sessions/{_quote(session)}/entries"
+            page = (await self._get(path, after=after, limit=ENTRIES_PER_PAGE))["entries"]
+            for entry in page:
+                after = entry["seq"]
+                yield entry
+            if len(page) < ENTRIES_PER_PAGE:
+                return
+
+    async def show_context(self, name: str, *, at: int | None = None) -> dict[str, Any]:
+        name, mark, compression = name.partition(SNAPSHOT)
+        id = (await self.find_session(name))["id"] + mark + compression
+        return await self._get(f"/api/sessions/{_quote(id)}/context", at=at)
+
+    async def list_compressions(self, name: str) -> dict[str, Any]:
+        return await self._get(f"{await self._find_path(name)}/compressions")
+
+    async def show_compression_diff(self, name: str, *, compression: int) -> dict[str, Any]:
+        return await self._get(f"{await self._find_path(name)}/compressions/{compression}/diff")
+
+    async def search_entries(self, text: str, *, limit: int) -> dict[str, Any]:
+        return await self._get("/api/entries", q=text, limit=limit)
+
+    async def undo(self, name: str, *, what: str, count: int) -> dict[str, Any]:
+        return await self._post(f"{await self._find_path(name)}/undo", what=what, count=count)
+
+    async def compress(self, name: str, *, keep: int | None, focus: str, preview: bool) -> dict[str, Any]:
+        return await self._post(f"{await self._find_path(name)}/compress", keep=keep, focus=focus, preview=preview)
+
+    async def stop_turn(self, name: str) -> dict[str, Any]:
+        return await self._post(f"{await self._find_path(name)}/stop")
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    async def find_chat_location(self, name: str, *, agent: str = "") -> dict[str, Any]:
+        """Where to speak so that the chat or session called `name` hears it."""
+        return await self._get("/api/chat-locations", name=name, agent=agent)
+
+    async def send_message(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Have a message committed; returns its `session` and `seq`. With an `id` it counts once."""
+        try:
+            return await self._post("/api/messages", **message)
+        except Conflict:
+            raise Misuse(
+                f"another text was sent under the id {message.get('id')!r}", remedy="choose another --id"
+            ) from None
+        except Refused as error:
+            raise Refused(error.message, remedy=error.remedy or "everhold agents") from None
+
+    async def follow_session(self, session: str, *, after: int = 0) -> AsyncGenerator[dict[str, Any], None]:
+        """A session as it grows: `{"entry": …}` without a gap; `{"delta": {op, at, text}}`, `{"reset": …}` as hints."""
+        target = f"/api/events?{_render_query(session=session, after_seq=after)}"
+        async with self.transport.open("GET", target, None) as response:
+            if response.status != 200:
+                raise await _read_refusal(response)
+            async for event, data in _parse_events(response.body):
+                if event in _FOLLOWED:
+                    yield {event: data}
+        raise GatewayGone("the gateway ended the stream", remedy="`everhold logs` may say why")
+
+    # -- the gateway ---------------------------------------------------------------------------------------------------
+
+    async def show_health(self) -> dict[str, Any]:
+        """Version and role of the process that answers."""
+        return await self._get("/health")
+
+    async def show_status(self) -> dict[str, Any]:
+        return await self._get("/api/status")
+
+    async def list_agents(self) -> dict[str, Any]:
+        return await self._get("/api/agents")
+
+    async def run_audit(self, session: str | None = None) -> dict[str, Any]:
+        return await self._get("/api/audit", session=session)
+
+    async def create_backup(self, *, to: str = "") -> dict[str, Any]:
+        return await self._post("/api/backups", to=to)
+
+    async def list_dead_letters(self) -> dict[str, Any]:
+        found: list[dict[str, Any]] = []
+        after: int | None = 0
+        while after is not None:
+            page = await self._get("/api/dead-letters", after=after, limit=DEAD_LETTERS_PER_PAGE)
+            found += page["dead_letters"]
+            after = page["next"]
+        return {"dead_letters": found}
+
+    async def replay_dead_letters(self, ids: list[int]) -> dict[str, Any]:
+        """Send these again; all of them if there are none."""
+        return await self._post("/api/dead-letters/replay", ids=ids or None)
+
+    # -- people --------------------------------------------------------------------------------------------------------
+
+    async def list_people(self) -> dict[str, Any]:
+        return await self._get("/api/people")
+
+    async def link_identity(self, identity: str, person: str) -> dict[str, Any]:
+        return await self._post("/api/people/link", identity=identity, person=person)
+
+    async def unlink_identity(self, identity: str) -> dict[str, Any]:
+        return await self._post("/api/people/unlink", identity=identity)
+
+    async def list_pairing(self) -> dict[str, Any]:
+        return await self._get("/api/pairing")
+
+    async def approve_pairing(self, code: str, *, person: str) -> dict[str, Any]:
+        return await self._post("/api/pairing/approve", code=code, person=person)
+
+    async def revoke_pairing(self, identity: str) -> dict[str, Any]:
+        return await self._post("/api/pairing/revoke", identity=identity)
+
+    async def list_schedules(self) -> dict[str, Any]:
+        return await self._get("/api/schedules")
+
+    async def delete_schedule(self, id: str) -> dict[str, Any]:
+        return await self._post(f"/api/schedules/{_quote(id)}/delete")
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    async def add_note(self, name: str, text: str) -> dict[str, Any]:
+        session = await self.find_session(name)
+        return await self._post("/api/notes", session=session["id"], text=text)
+
+    async def show_memory_status(self) -> dict[str, Any]:
+        return await self._get("/api/memory/status")
+
+    async def search_memory(self, text: str, *, agent: str, person: str, limit: int) -> dict[str, Any]:
+        return await self._get("/api/memory/search", q=text, agent=agent, person=person, limit=min(limit, MAX_MEMORIES))
+
+    async def explain_answer(self, name: str, *, at: int | None) -> dict[str, Any]:
+        return await self._get(f"{await self._find_path(name)}/why", at=at)
+
+    async def resend_to_memory(self, memory: str, *, since: float, agent: str, dry_run: bool) -> dict[str, Any]:
+        path = f"/api/memory/providers/{_quote(memory)}/resend"
+        return await self._post(path, since=since, agent=agent, dry_run=dry_run)
+
+    async def backfill_memory(
+        self, memory: str, *, agent: str, since: float, until: float | None, per_minute: int, dry_run: bool
+    ) -> dict[str, Any]:
+        path = f"/api/memory/providers/{_quote(memory)}/backfill"
+        return await self._post(path, agent=agent, since=since, until=until, per_minute=per_minute, dry_run=dry_run)
+
+    async def forget_person(self, person: str, *, dry_run: bool) -> dict[str, Any]:
+        return await self._post("/api/memory/forget", person=person, dry_run=dry_run)
+
+    async def export_person(self, person: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Everything of a person, record by record."""
+        target = f"/api/memory/export?{_render_query(person=person)}"
+        async with self.transport.open("GET", target, None) as response:
+            if response.status != 200:
+                raise await _read_refusal(response)
+            async for line in _split_lines(response.body):
+                yield json.loads(line)
+
+    async def show_memory_files(self, person: str) -> list[dict[str, str]]:
+        files: list[dict[str, str]] = (await self._get("/api/memory/files", person=person))["files"]
+        return files
+
+    async def import_memory_files(self, name: str, files: dict[str, str], *, dry_run: bool) -> dict[str, Any]:
+        """Note what the files hold, in as many requests as their size takes."""
+        session = (await self.find_session(name))["id"]
+        total: dict[str, Any] = {}
+        for batch in _batch_files(files):
+            done = await self._post("/api/memory/import", session=session, files=batch, dry_run=dry_run)
+            for key in ("files", "facts", "notes", "noted"):
+                done[key] = total.get(key, type(done[key])()) + done[key]
+            total = done
+        return total
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    async def _find_path(self, name: str) -> str:
+        return f"/api/sessions/{_quote((await self.find_session(name))['id'])}"
+
+    async def _get(self, path: str, **query: str | int | None) -> dict[str, Any]:
+        text = _render_query(**query)
+        return await self._ask("GET", f"{path}?{text}" if text else path, None)
+
+    async def _post(self, path: str, **body: Any) -> dict[str, Any]:
+        given = {name: value for name, value in body.items() if value is not None}
+        # a terminal may hand over bytes that are no text; they become replacement characters
+        text = json.dumps(given, ensure_ascii=False).encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        return await self._ask("POST", path, text.encode())
+
+    async def _ask(self, method: str, target: str, body: bytes | None) -> dict[str, Any]:
+        async with self.transport.open(method, target, body) as response:
+            if not 200 <= response.status < 300:
+                raise await _read_refusal(response)
+            content = json.loads(await _read_all(response))
+        if not isinstance(content, dict):
+            raise read_error(response.status, content)
+        return content
+
+
+async def _read_all(response: ApiResponse) -> bytes:
+    return b"".join([piece async for piece in response.body])
+
+
+async def _read_refusal(response: ApiResponse) -> Exception:
+    body = await _read_all(response)
+    if not response.is_json:  # the server's own words, not the API's
+        if response.status == 503:
+            return Transient("too many commands at once", remedy="try again")
+        if response.status == 500:
+            return GatewayGone("the gateway ended before it answered", remedy="`everhold logs` may say why")
+        return read_error(response.status, None)
+    try:
+        return read_error(response.status, json.loads(body))
+    except ValueError:
+        return read_error(response.status, None)
+
+
+async def _split_lines(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    rest = b""
+    async for piece in body:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        raise GatewayGone("the gateway ended in the middle of its answer", remedy="try again")
+
+
+async def _parse_events(body: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, Any], None]:
+    """Server-sent events: their names and data."""
+    event, data = "", ""
+    async with aclosing(_split_lines(body)) as lines:
+        async for line in lines:
+            name, _, value = line.decode().partition(":")
+            if name == "event":
+                event = value.removeprefix(" ")
+            elif name == "data":
+                data = value.removeprefix(" ")
+            elif not line:
+                if data:
+                    yield event, json.loads(data)
+                event, data = "", ""
+
+
+def _batch_files(files: dict[str, str]) -> list[dict[str, str]]:
+    batches: list[dict[str, str]] = [{}]
+    size = 0
+    for name, text in files.items():
+        if size and size + len(text) > IMPORT_BYTES:
+            batches.append({})
+            size = 0
+        batches[-1][name] = text
+        size += len(text)
+    return batches
+
+
+def _render_query(**query: str | int | None) -> str:
+    given = {name: value for name, value in query.items() if value not in (None, "")}
+    for value in given.values():
+        _require_text(str(value))
+    return urlencode(given)
+
+
+def _quote(part: str) -> str:
+    _require_text(part)
+    return quote(part, safe="")
+
+
+def _require_text(name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise Misuse(f"{name!r} holds code points that are no characters", remedy="write names in UTF-8") from None

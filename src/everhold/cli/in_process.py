@@ -1,0 +1,92 @@
+"""The API in this very process: a command calls the same application that a gateway serves, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.types import ASGIApp, Message
+
+from everhold.cli.transport import ApiResponse, ApiTransport
+from everhold.web.scope_keys import OPERATOR_CONNECTION
+
+
+class InProcessTransport(ApiTransport):
+    """Calls `app`. Its caller is an operator: the process could open the home."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    @asynccontextmanager
+    async def open(self, method: str, target: str, body: bytes | None) -> AsyncGenerator[ApiResponse, None]:
+        exchange = _Exchange(body)
+        serving = asyncio.ensure_future(self.app(_make_scope(method, target, body), exchange.receive, exchange.send))
+        serving.add_done_callback(exchange.finish)
+        try:
+            start = await exchange.take()
+            if start is None:
+                serving.result()  # a mistake of ours; it says which
+                raise AssertionError("the application sent no response")
+            headers = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+            is_json = headers.get("content-type", "").startswith("application/json")
+            yield ApiResponse(start["status"], is_json, _read_body(exchange, serving))
+        finally:
+            if not serving.done():
+                serving.cancel()
+            await asyncio.wait({serving})
+
+
+class _Exchange:
+    """One request and its response, between the command and the application."""
+
+    def __init__(self, body: bytes | None) -> None:
+        self._body: bytes | None = body or b""
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+
+    async def receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.Event().wait()  # the command never leaves early; it cancels the request instead
+        raise AssertionError
+
+    async def send(self, message: Message) -> None:
+        self._messages.put_nowait(message)
+
+    async def take(self) -> Message | None:
+        """The next message of the response; None once the application has returned."""
+        return await self._messages.get()
+
+    def finish(self, _: object) -> None:
+        self._messages.put_nowait(None)
+
+
+async def _read_body(exchange: _Exchange, serving: asyncio.Future[None]) -> AsyncIterator[bytes]:
+    while (message := await exchange.take()) is not None:
+        if body := message.get("body"):
+            yield body
+    serving.result()  # raises what the application raised: a mistake of ours should say where
+
+
+def _make_scope(method: str, target: str, body: bytes | None) -> dict[str, Any]:
+    path, _, query = target.partition("?")
+    headers = [(b"host", b"localhost")]
+    if body is not None:
+        headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote_to_bytes(path).decode(),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": headers,
+        "client": None,
+        "server": None,
+        OPERATOR_CONNECTION: True,
+    }

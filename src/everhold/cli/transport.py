@@ -1,0 +1,129 @@
+"""HTTP to a running gateway, over `api.sock` or its stand-in on loopback. Needs nothing but the standard library.
+
+Each request has a connection of its own, so there is nothing to keep in step after a gateway was replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from everhold.errors import Transient
+from everhold.web import loopback, unix_socket
+from everhold.web.loopback import LoopbackEndpoint
+
+RETRY_SECONDS: Final = 0.05
+MAX_CONNECTS: Final = 100
+"""How often a socket with a full backlog is tried."""
+PIECE_BYTES: Final = 1 << 16
+
+
+class GatewayGone(Transient):
+    """No process answers at the socket, or the one that did has ended. What was asked may have been done."""
+
+
+@dataclass
+class ApiResponse:
+    """The head of an answer, and its body as it arrives."""
+
+    status: int
+    is_json: bool
+    body: AsyncIterator[bytes]
+
+
+class ApiTransport(ABC):
+    """A way to the API."""
+
+    @abstractmethod
+    def open(self, method: str, target: str, body: bytes | None) -> AbstractAsyncContextManager[ApiResponse]:
+        """Send a request; the response is valid inside the block. Raises GatewayGone, also while the body is read."""
+
+
+class SocketTransport(ApiTransport):
+    """The API in another process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @asynccontextmanager
+    async def open(self, method: str, target: str, body: bytes | None) -> AsyncGenerator[ApiResponse, None]:
+        endpoint = loopback.read_endpoint(self.path)
+        sock = await self._connect(endpoint)
+        reader, writer = await asyncio.open_connection(sock=sock)
+        try:
+            if endpoint is not None:
+                try:
+                    await loopback.prove_to_gateway(reader, writer, endpoint)
+                except OSError as error:
+                    raise _nobody_answers(self.path, error) from None
+            # it is sent while the answer is awaited: a refusal may come before everything was sent, and would be lost
+            # with the connection if nobody had read it by then
+            writer.write(_render_request(method, target, body))
+            yield await _read_response(reader)
+        finally:
+            writer.close()
+
+    async def _connect(self, endpoint: LoopbackEndpoint | None) -> socket.socket:
+        for attempt in itertools.count():
+            try:
+                return unix_socket.connect_to(self.path) if endpoint is None else loopback.connect_to(endpoint)
+            except BlockingIOError:  # the backlog is full
+                if attempt >= MAX_CONNECTS:
+                    raise Transient(f"too many commands wait at {self.path}", remedy="try again") from None
+                await asyncio.sleep(RETRY_SECONDS)
+            except OSError as error:
+                raise _nobody_answers(self.path, error) from None
+        raise AssertionError
+
+
+def _render_request(method: str, target: str, body: bytes | None) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "host: localhost", "connection: close"]
+    if body is not None:
+        lines += ["content-type: application/json", f"content-length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode("ascii") + (body or b"")
+
+
+async def _read_response(reader: asyncio.StreamReader) -> ApiResponse:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+        raise _gateway_went() from None
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    status = first.split(" ")[1] if first.startswith("HTTP/1.") else ""
+    if not status.isdigit():
+        raise _gateway_went()
+    is_json = headers.get("content-type", "").startswith("application/json")
+    return ApiResponse(int(status), is_json, _read_body(reader, headers))
+
+
+async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    try:
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+                yield (await reader.readexactly(size + 2))[:-2]
+        elif (left := int(headers.get("content-length", -1))) >= 0:
+            while left:
+                piece = await reader.readexactly(min(left, PIECE_BYTES))
+                left -= len(piece)
+                yield piece
+        else:
+            while piece := await reader.read(PIECE_BYTES):
+                yield piece
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError, ValueError):
+        raise _gateway_went() from None
+
+
+def _nobody_answers(path: Path, error: OSError) -> GatewayGone:
+    return GatewayGone(f"no gateway answers at {path}: {error.strerror or error}", remedy="everhold up")
+
+
+def _gateway_went() -> GatewayGone:
+    return GatewayGone("the gateway ended before it answered", remedy="`everhold logs` may say why; then try again")
