@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -24,6 +23,7 @@ from everhold.testing.modelrules import prompt_tokens
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, Status, Step, rate_limited
 from tests.cli.house import House, until
 from tests.e2e.town import KEY, Town, endpoint
+from tests.waiting import LIMIT_SECONDS
 
 CROOKED = [sys.executable, str(Path(__file__).parents[1] / "tools" / "crooked.py")]
 
@@ -32,7 +32,7 @@ def config(models: dict[str, Any], **defaults: Any) -> str:
     """A configuration. JSON is YAML."""
     more = {key: defaults.pop(key) for key in ("mcp", "agents", "http", "memories", "timezone") if key in defaults}
     given = {"memories": [], "tools": [], "model": next(iter(models)), **defaults}
-    return json.dumps({"models": models, "defaults": given, **more})
+    return json.dumps({"models": models, "defaults": given, "backup": {"every_hours": 0}, **more})
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ async def test_a_client_that_leaves_at_any_byte_leaves_one_reply_behind(tmp_path
     server.default = Reply(text="one two three four five six seven eight", pause=0.02)
     async with town(tmp_path, server) as t:
         url = await t.app.serve(port=0)
-        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=20) as client:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=LIMIT_SECONDS) as client:
             for most in (0, 1, 150, 700, 1_500):
                 asked = {"model": "main", "stream": True, "messages": [{"role": "user", "content": "count"}]}
                 headers = {"x-everhold-session": f"left-{most}"}
@@ -284,19 +284,19 @@ def test_a_gateway_killed_in_the_middle_of_a_stream_replies_once(tmp_path: Path,
         (house.path / ".env").write_text(f"MODEL_KEY={KEY}\n")
         try:
             gateway = house.up()
-            sending = house.begin("send", "count", "--timeout", "60")
+            sending = house.begin("send", "count", "--timeout", "300")
             until(lambda: server.requests)
             time.sleep(0.05 * words)
             gateway.kill()
             house.up()
-            sending.wait(timeout=30)
-            until(lambda: house.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0, seconds=20)
+            sending.wait(timeout=LIMIT_SECONDS)
+            until(lambda: house.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0)
 
             def said() -> list[str]:
                 shown = house.run("sessions", "show", "last", "--json").ok().json["entries"]
                 return [entry["body"]["text"] for entry in shown if entry["kind"] == "said"]
 
-            until(said, seconds=20)
+            until(said)
             assert said() == [text]
             house.run("audit").ok()
         finally:
@@ -534,7 +534,7 @@ async def test_a_message_costs_no_file_read(tmp_path: Path, server: ModelServer,
     async with town(tmp_path, server) as t:
         await t.ask("hello")
         await t.ask("hello", agent="main", chat="other")
-        await asyncio.sleep(3.0)  # once, a while after they were read, the files are compared
+        await t.until(lambda: t.app.watcher.compared)  # once, a while after they were read, the files are read again
         assert any(str(t.home.path) in name for name in opened), "the hook sees nothing"
         opened.clear()
         for number in range(5):
