@@ -349,6 +349,40 @@ async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelSer
         assert spent.usd <= 0.0441
 
 
+@pytest.mark.parametrize("unit", ["usd", "tokens"])
+async def test_calls_at_the_same_time_do_not_share_the_last_of_a_budget(
+    tmp_path: Path, server: ModelServer, unit: str
+) -> None:
+    models = {"m": endpoint(server.openai, price={"input": 2.0, "output": 10.0})}
+    async with town(tmp_path, server, models=models, budget={f"{unit}_per_day": 1_000_000}) as t:
+        released = server.hold()
+        await t.say("hello", chat="first")
+        await t.until(lambda: len(server.requests) == 1)
+        worst = getattr(t.app.supervisor.purses.held("agent:main"), unit)
+        released.set()
+        await t.rest()
+        spent = getattr(await t.app.store.spent("agent:main", t.app.agents.day()), unit)
+        enough_for_one = spent + worst * 3 / 2
+        limit = enough_for_one if unit == "usd" else int(enough_for_one)
+        t.configure(config(models, budget={f"{unit}_per_day": limit}))
+        released = server.hold()
+        sessions = [(await t.say("hello", chat=chat)).session for chat in ("second", "third")]
+
+        async def answers() -> list[str]:
+            entries = [entry for session in sessions for entry in await t.entries(session)]
+            return [entry.body.text for entry in entries if isinstance(entry.body, Said | Told)]
+
+        async def one_is_refused() -> bool:
+            return any("budget of agent:main" in text for text in await answers())
+
+        await t.until(one_is_refused)
+        assert len(server.requests) == 2, "the other one is being answered"
+        released.set()
+        await t.rest()
+        assert sorted("budget" in text for text in await answers()) == [False, True]
+        assert len(server.requests) == 2
+
+
 async def test_a_budget_reckons_with_the_longest_answer_there_can_be(tmp_path: Path, server: ModelServer) -> None:
     short = {"m": endpoint(server.openai, max_tokens=100)}
     async with town(tmp_path / "short", server, models=short, budget={"tokens_per_day": 4_000}) as t:

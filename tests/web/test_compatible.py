@@ -616,6 +616,21 @@ async def test_a_key_makes_a_repeat_harmless_without_a_session_too(
     assert other.status_code == 409
 
 
+@pytest.mark.parametrize("session", [{}, {"x-everhold-session": "x"}], ids=["without-session", "in-session"])
+@pytest.mark.parametrize("text", ["hi", "something else"])
+async def test_the_key_of_one_caller_is_not_the_key_of_another(
+    as_: As, model: ModelServer, session: dict[str, str], text: str
+) -> None:
+    headers = {"idempotency-key": "k1", **session}
+    model.script(Reply(text="for Ada only"), Reply(text="for the operator"))
+    first = await as_(ADA).post(KINDS[0], json=asking(KINDS[0], "hi"), headers=headers)
+    second = await as_(OPERATOR).post(KINDS[0], json=asking(KINDS[0], text), headers=headers)
+    assert (text_of(first), text_of(second)) == ("for Ada only", "for the operator")
+    again = await as_(ADA).post(KINDS[0], json=asking(KINDS[0], "hi"), headers=headers)
+    assert text_of(again) == "for Ada only"
+    assert len(model.requests) == 2
+
+
 async def test_nobody_who_waits_is_given_up_for_somebody_else() -> None:
     async def work() -> str:
         await gate.wait()
