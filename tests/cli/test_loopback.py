@@ -145,7 +145,7 @@ async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_pat
     async with server:
         with pytest.raises(Gone):
             await RemoteControl(path).send({"text": "my secret is 4711"})
-        await asyncio.wait_for(left.wait(), 30)
+        await asyncio.wait_for(left.wait(), 100)
     assert len(heard) == loopback.SIZE, "a question, and nothing else"
 
 

@@ -163,7 +163,7 @@ async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_
         packed.extractall(here / "site")
     monkeypatch.syspath_prepend(str(here / "site"))
     config = {
-        "defaults": {"tools": [], "memories": [name], "recall": {"deadline_ms": 5_000}},
+        "defaults": {"tools": [], "memories": [name], "recall": {"deadline_ms": 60_000}},
         "memories": {name: {"most": 5}},
     }
     async with Town(here, json.dumps(config)) as t:

@@ -21,12 +21,13 @@ from everhold.errors import EverholdError, Misuse, NotFound, StoreFull
 from everhold.remote import place, wire
 from everhold.remote.client import Gone, RemoteControl
 from tests.cli.house import House, until
+from tests.waiting import LIMIT_SECONDS
 
 
 @contextlib.contextmanager
 def line_to(house: House) -> Iterator[socket.socket]:
     with place.connect(house.path / "control.sock") as sock:
-        sock.settimeout(10)
+        sock.settimeout(LIMIT_SECONDS)
         yield sock
 
 
@@ -166,7 +167,7 @@ def test_several_may_follow_and_see_everything_in_order(busy: House) -> None:
         followers = [asyncio.ensure_future(follow(control.path, session, 10)) for _ in range(4)]
         await follow(control.path, session, 5)
         await control.send({**said, "text": "more", "origin": {**origin, "message": "second"}})
-        return await asyncio.wait_for(asyncio.gather(*followers), 20)
+        return await asyncio.wait_for(asyncio.gather(*followers), LIMIT_SECONDS)
 
     assert asyncio.run(all_of_them()) == [list(range(1, 11))] * 4
 
@@ -186,7 +187,7 @@ def test_a_growing_reply_comes_in_pieces_that_add_up(busy: House) -> None:
                 return grown, event["entry"]["body"]["text"], pieces
         raise AssertionError
 
-    grown, said, pieces = asyncio.run(asyncio.wait_for(watch(), 20))
+    grown, said, pieces = asyncio.run(asyncio.wait_for(watch(), LIMIT_SECONDS))
     assert said.startswith(grown.strip()[:20])
     assert pieces >= 3
 

@@ -79,7 +79,7 @@ async def test_one_that_leaves_is_in_doubt(tmp_path: Path) -> None:
 
 async def test_threads_it_leaves_behind_stay_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(tmp_path, LEAKS)
-    async with stage.open(deadline_seconds=10 * LIMIT_SECONDS) as plugin:
+    async with stage.open(deadline_seconds=6 * LIMIT_SECONDS) as plugin:
         await plugin.store(batch(exchange("hello")))
         began = time.monotonic()
     assert time.monotonic() - began < LIMIT_SECONDS
