@@ -117,7 +117,8 @@ async def test_a_connection_that_was_hung_up_on_is_not_used_again(way: type[Dire
     async with serving(far) as port:
         there = road(way, port)
         assert await read(there) == (200, b"one")
-        await asyncio.sleep(0.05)  # until the other side's goodbye is here
+        for _ in range(100):  # until the other side's goodbye is here
+            await asyncio.sleep(0.001)
         assert await read(there) == (200, b"two")
         assert far.lines == 2
         await there.close()
