@@ -38,7 +38,12 @@ def kill(process: subprocess.Popen[bytes]) -> bytes:
 def test_a_second_process_hears_at_once_who_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
     really = lock._try
-    monkeypatch.setattr(lock, "_try", lambda handle: tries.append(handle) or really(handle))
+
+    def counted(handle: int) -> bool:
+        tries.append(handle)
+        return really(handle)
+
+    monkeypatch.setattr(lock, "_try", counted)
     first = start("hold", str(tmp_path))
     assert first.stdout is not None
     assert first.stdout.readline() == b"held\n"
