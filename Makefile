@@ -7,6 +7,7 @@ HOME_DIR ?= .everhold
 JOBS ?= 4
 SEEDS ?= 10000
 KILLS ?= 1000
+BUSY ?= 10
 ARGS ?=
 
 VENV := .venv
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format prove bench deps clean
+.PHONY: help run test busy check format prove bench deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +25,9 @@ run: $(VENV)/.ready ## install what running needs, start everhold in ./.everhold
 
 test: $(VENV)/.ready-dev deps ## install what the tests need, run them (ARGS="-k word", JOBS=4)
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+busy: $(VENV)/.ready-dev deps ## run the tests beside BUSY=10 busy processes: none may depend on the machine's speed
+	$(BIN)/python scripts/busy.py --processes $(BUSY) -- $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: $(VENV)/.ready-dev ## format, lint, types, import direction
 	$(BIN)/ruff format --check .

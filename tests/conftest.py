@@ -8,8 +8,13 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from everhold.testing.platforms.synapse import Synapse
+
+# Hypothesis gives each example 200 ms and takes slow generation for a mistake: both would measure a busy machine.
+settings.register_profile("everhold", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("everhold")
 
 
 def pytest_configure() -> None:

@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import everhold
 from everhold.cli import main
+from tests.waiting import LIMIT_SECONDS, block_until
 
 SOURCE = Path(everhold.__file__).parents[1]
 MODEL = '''
@@ -127,7 +127,7 @@ class House:
         plain = {"PYTHONPATH": path, "EVERHOLD_HOME": str(self.path), "PYTHONIOENCODING": "utf-8"}
         return {**kept, **plain, **more}
 
-    def run(self, *args: str, input: str = "", timeout: float = 30, **env: str) -> Done:
+    def run(self, *args: str, input: str = "", timeout: float = LIMIT_SECONDS, **env: str) -> Done:
         done = subprocess.run(
             command(*args),
             input=input,
@@ -184,7 +184,7 @@ class Gateway:
         for reader in self._readers:
             reader.start()
         try:
-            self.ready = self.lines.get(timeout=20)
+            self.ready = self.lines.get(timeout=LIMIT_SECONDS)
         except queue.Empty:
             raise AssertionError(f"never ready: {self.log}") from None
 
@@ -198,13 +198,13 @@ class Gateway:
     def kill(self) -> None:
         """As a power cut would."""
         self.signal(signal.SIGKILL)
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=LIMIT_SECONDS)
 
-    def end(self, *, timeout: float = 20) -> int:
+    def end(self, *, timeout: float = LIMIT_SECONDS) -> int:
         """How it ended, once it has, with everything it had to say."""
         code = self.process.wait(timeout=timeout)
         for reader in self._readers:
-            reader.join(timeout=5)
+            reader.join(timeout=LIMIT_SECONDS)
         return code
 
 
@@ -212,9 +212,4 @@ def command(*args: str) -> list[str]:
     return [sys.executable, "-m", "everhold", *args]
 
 
-def until(true: Any, *, seconds: float = 30.0) -> None:
-    """Wait for something another process does."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
+until = block_until

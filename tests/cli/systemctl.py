@@ -192,7 +192,7 @@ def stop(name: str) -> int:
         os.kill(pid, signal.SIGTERM)
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    deadline = time.monotonic() + 45
+    deadline = time.monotonic() + 100
     while told(name)["ActiveState"] not in ("inactive", "failed") and time.monotonic() < deadline:
         time.sleep(0.02)
     (STATE / f"{name}.pid").unlink()

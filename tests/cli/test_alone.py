@@ -16,6 +16,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from everhold.app import DRAIN_SECONDS
 from everhold.cli.main import parse
 from everhold.cli.reach import reach
 from everhold.cli.render import Screen
@@ -23,6 +24,7 @@ from everhold.errors import HomeBusy
 from everhold.home import Home
 from everhold.stores.sqlite.lock import HomeLock
 from tests.cli.house import House, until
+from tests.waiting import LIMIT_SECONDS
 
 
 def test_a_newcomer_needs_no_home_and_no_configuration(house: House) -> None:
@@ -80,7 +82,7 @@ def test_a_model_that_is_down_answers_once_it_is_back(house: House, tmp_path: Pa
     asking = house.begin("send", f"down {back}", "--json")
     until(lambda: "cannot be reached" in house.ask("sessions", "show", "last").out)
     back.touch()
-    out, err = asking.communicate(timeout=20)
+    out, err = asking.communicate(timeout=LIMIT_SECONDS)
     assert asking.returncode == 0, err
     assert json.loads(out)["reply"].startswith("You said: down")
 
@@ -101,7 +103,7 @@ def test_many_commands_at_once_without_a_gateway_all_succeed(house: House) -> No
     running = [house.begin("send", f"message {n}", "--session", "crowd") for n in range(3)]
     running += [house.begin("sessions", "show", "last", "--json") for _ in range(2)]
     for process in running:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LIMIT_SECONDS)
         # 75: whoever held the home left in this very moment; it says so, and nothing is lost
         assert process.returncode in (0, 75), err
     told = sum(process.returncode == 0 for process in running[:3])
@@ -247,13 +249,13 @@ def test_a_bug_is_one_line_unless_somebody_wants_the_trace(house: House, debug: 
 def test_sigterm_lets_a_running_turn_end(house: House, tmp_path: Path) -> None:
     gateway = house.up()
     late = tmp_path / "late"
-    asking = house.begin("send", f"hold {late}", "--timeout", "20")
+    asking = house.begin("send", f"hold {late}", "--timeout", "300")
     until(lambda: any("turn.started" in line for line in gateway.log))
     gateway.signal(signal.SIGTERM)
     until(lambda: any(" stopping" in line for line in gateway.log))
     late.touch()
     assert gateway.end() == 0
-    out, _ = asking.communicate(timeout=20)
+    out, _ = asking.communicate(timeout=LIMIT_SECONDS)
     assert (asking.returncode, "Holding is over" in out) == (0, True)
 
 
@@ -264,7 +266,7 @@ def test_a_second_signal_stops_at_once_and_the_turn_resumes(house: House, tmp_pa
     gateway.signal(signal.SIGINT)
     until(lambda: any(" stopping" in line for line in gateway.log))
     gateway.signal(signal.SIGINT)
-    assert gateway.end(timeout=5) == 0
+    assert gateway.end(timeout=DRAIN_SECONDS - 10) == 0
     assert not (house.path / "api.sock").exists()
     late.touch()
     assert " · resuming 1 message" in house.up().ready
@@ -291,4 +293,4 @@ def test_the_last_log_lines_are_followed_through_a_rotation(house: House) -> Non
     log.write_text('{"at":"2026-01-01T00:00:01.000Z","level":"warning","event":"tock"}\n')
     assert json.loads(following.stdout.readline())["event"] == "tock"
     following.send_signal(signal.SIGINT)
-    assert following.wait(timeout=10) == 0
+    assert following.wait(timeout=LIMIT_SECONDS) == 0

@@ -221,7 +221,7 @@ def test_a_gateway_makes_copies_by_itself(house: House) -> None:
     )
     house.run("send", "one").ok()
     gateway = house.up()
-    until(lambda: kept(house.path / "backups"), seconds=30)
+    until(lambda: kept(house.path / "backups"))
     gateway.process.terminate()
     gateway.end()
     assert "position" in house.ask("backup", "--list").ok().out.lower()

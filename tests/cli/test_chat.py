@@ -17,6 +17,7 @@ from everhold.cli.chat.terminal import Terminal
 from everhold.cli.message import make_message
 from everhold.cli.render import Paint, Screen
 from tests.cli.house import House, command, until
+from tests.waiting import LIMIT_SECONDS
 
 
 class Typist:
@@ -41,7 +42,7 @@ class Typist:
         self.expect("you> ")
         self.type(text + "\r")
 
-    def expect(self, text: str, *, seconds: float = 15.0) -> str:
+    def expect(self, text: str, *, seconds: float = LIMIT_SECONDS) -> str:
         """Wait until `text` is on the screen, behind what was waited for before; all up to it."""
         deadline = time.monotonic() + seconds
         while (found := self.seen.find(text, self._read_to)) < 0:
@@ -60,7 +61,7 @@ class Typist:
         self.expect("you> ")
         self.type("\x04")
         self.expect("it is kept")
-        return self.process.wait(timeout=15)
+        return self.process.wait(timeout=LIMIT_SECONDS)
 
 
 def _take_terminal() -> None:
@@ -102,7 +103,7 @@ def test_whoever_leaves_without_a_word_is_told_of_no_session(busy: House) -> Non
     chat.expect("you> ")
     chat.type("\x04")
     chat.expect("— left\r\n")
-    assert chat.process.wait(timeout=15) == 0
+    assert chat.process.wait(timeout=LIMIT_SECONDS) == 0
     assert "it is kept" not in chat.seen
     assert busy.ask("sessions", "show", "agent:main:terminal:dm:silent").code == 1
 
@@ -178,7 +179,7 @@ def test_what_nobody_took_is_not_claimed_to_be_kept(house: House) -> None:
     chat.expect("you> ")
     chat.type("\x04")
     chat.expect("— left\r\n")
-    assert chat.process.wait(timeout=15) == 0
+    assert chat.process.wait(timeout=LIMIT_SECONDS) == 0
 
 
 def test_ctrl_c_stops_a_reply_and_ctrl_c_at_the_prompt_does_not_leave(busy: House, tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_sigterm_ends_a_chat_in_order(house: House) -> None:
     chat.expect("You said: hello")
     chat.expect("you> ")
     chat.process.send_signal(signal.SIGTERM)
-    assert chat.process.wait(timeout=15) == 128 + signal.SIGTERM
+    assert chat.process.wait(timeout=LIMIT_SECONDS) == 128 + signal.SIGTERM
     until(lambda: not (house.path / "api.sock").exists())
 
 

@@ -210,7 +210,7 @@ async def test_another_program_at_a_port_that_became_free_learns_nothing(tmp_pat
     async with server:
         with pytest.raises(GatewayGone):
             await client_at(path).send_message({"text": "my secret is 4711"})
-        await asyncio.wait_for(left.wait(), 30)
+        await asyncio.wait_for(left.wait(), 100)
     assert len(heard) == loopback.SIZE, "a question, and nothing else"
 
 

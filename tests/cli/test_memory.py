@@ -16,7 +16,7 @@ CANARY = "zanzibar7391"
 
 def talk(house: House) -> None:
     (house.path / "config.yaml").write_text(
-        CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 8}")
+        CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 60}")
     )
     house.run("send", f"the password is {CANARY}").ok()
     house.run("memory", "note", f"{CANARY} again").ok()
@@ -79,7 +79,8 @@ def test_a_person_is_exported_and_forgotten(house: House, tmp_path: Path) -> Non
 
 def test_a_running_gateway_does_the_same(house: House) -> None:
     (house.path / "config.yaml").write_text(
-        CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 8}")
+        CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 60}")
+        + "backup: {every_hours: 0}\n"  # a copy made before the erasure keeps what was said
     )
     gateway = house.up()
     talk(house)
@@ -111,7 +112,7 @@ def holding(home: Path) -> list[str]:
 
 def test_memory_files_are_brought_in_once(house: House, tmp_path: Path) -> None:
     (house.path / "config.yaml").write_text(
-        CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 8}")
+        CONFIG.replace("memories: [], tools: []", "memories: [builtin], recall: {deadline_seconds: 60}")
     )
     house.run("send", "hello").ok()
     (tmp_path / "USER.md").write_text("likes tea\n§\nhas a cat\n")

@@ -23,6 +23,7 @@ from everhold.stores.sqlite import SqliteStore
 from tests.cli.house import House, until
 from tests.stores.faulty import FaultyVFS
 from tests.stores.home import opened, staged
+from tests.waiting import LIMIT_SECONDS
 
 OFTEN = 0.06
 """Seconds after which a process that says nothing is taken for dead, in these tests."""
@@ -37,7 +38,7 @@ class Manager:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
 
-    def hear(self, seconds: float = 15.0) -> dict[str, str]:
+    def hear(self, seconds: float = LIMIT_SECONDS) -> dict[str, str]:
         self.socket.settimeout(seconds)
         return dict(line.split("=", 1) for line in self.socket.recv(4096).decode().splitlines())
 
@@ -123,7 +124,7 @@ async def test_a_writer_that_hangs_is_not_alive(tmp_path: Path, manager: Manager
     free = threading.Event()
 
     def hang(_: apsw.Cursor) -> None:
-        free.wait(30)
+        free.wait(LIMIT_SECONDS)
 
     async with beating(store, manager):
         stuck = asyncio.ensure_future(store.writer.write(hang))
@@ -215,7 +216,7 @@ def test_where_a_loop_knows_no_signals_the_first_one_still_stops_it() -> None:
         signals = _Signals()
         signals.install()
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(signals.first.wait(), 5)
+        await asyncio.wait_for(signals.first.wait(), LIMIT_SECONDS)
         return signals.first.is_set(), signals.second.is_set()
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

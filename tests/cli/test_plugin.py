@@ -24,6 +24,7 @@ from everhold.testing.modelserver import ModelServer, Reply
 from everhold.testing.plugin import context
 from tests.e2e.town import KEY, Town, endpoint
 from tests.memories.hermes.test_readback import KEEPER
+from tests.waiting import LIMIT_SECONDS
 
 ROOT = Path(__file__).parents[2]
 TIN = ROOT / "tests" / "thirdparty" / "everhold-tin"
@@ -89,7 +90,9 @@ def test_somebody_else_s_plug_in_is_put_through_it_by_its_path(here: Path, capsy
     plugin.mkdir()
     (plugin / "__init__.py").write_text(KEEPER)
     only = ("--only", "basics", "--only", "restart", "--only", "duplicates")
-    code, found = run(capsys, "plugin", "test", f"hermes-plugin:{plugin}", *only, "--patience", "0.5")
+    code, found = run(
+        capsys, "plugin", "test", f"hermes-plugin:{plugin}", *only, "--patience", "0.5", "--seconds", "60"
+    )
     assert (code, [it["state"] for it in found["checks"]]) == (1, ["passed", "failed", "skipped"])
     assert "unacknowledged" in found["checks"][2]["reason"]
 
@@ -133,7 +136,12 @@ def wheel_of(package: Path, to: Path) -> Path:
     """A real wheel of a package, as its build backend makes it."""
     build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
     done = subprocess.run(
-        [sys.executable, "-c", build, str(to)], cwd=package, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", build, str(to)],
+        cwd=package,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_SECONDS,
     )
     return to / done.stdout.strip().splitlines()[-1]
 
@@ -155,7 +163,7 @@ async def test_a_package_that_is_installed_and_named_works_with_no_file_of_ours_
         packed.extractall(here / "site")
     monkeypatch.syspath_prepend(str(here / "site"))
     config = {
-        "defaults": {"tools": [], "memories": [name], "recall": {"deadline_seconds": 5}},
+        "defaults": {"tools": [], "memories": [name], "recall": {"deadline_seconds": 60}},
         "memories": {name: {"most": 5}},
     }
     async with Town(here, json.dumps(config)) as t:
@@ -241,7 +249,9 @@ def test_the_same_in_a_fresh_environment(here: Path, name: str, version: str) ->
     (home / "config.yaml").write_text(f"defaults: {{memories: [{name}]}}\nmemories: {{{name}: {{most: 5}}}}\n")
 
     def call(*args: str) -> str:
-        done = subprocess.run([everhold, *args], env=environ, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [everhold, *args], env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

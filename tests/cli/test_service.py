@@ -21,6 +21,7 @@ from everhold.cli.main import _is_final
 from everhold.config import ConfigError
 from everhold.errors import HomeBusy, Refused, StoreBusy, StoreDamaged, StoreError, StoreFull, StoreNewer
 from tests.cli.house import CONFIG, Done, House, until
+from tests.waiting import LIMIT_SECONDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for systemd needs abstract sockets")
 
@@ -113,7 +114,7 @@ class Machine:
         if self.real is not None:
             if self.real.poll() is None:
                 self.real.terminate()  # it lets go of everything it started
-            self.real.wait(timeout=60)
+            self.real.wait(timeout=LIMIT_SECONDS)
             for folder in ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup"):
                 for group in sorted(Path(folder).glob(f"everhold-{self.real.pid}/**/"), reverse=True):
                     with contextlib.suppress(OSError):
@@ -204,7 +205,7 @@ def test_a_killed_gateway_is_started_anew_and_goes_on(machine: Machine, tmp_path
     late = tmp_path / "late"
     assert machine.run("send", f"hold {late}", "--timeout", "0.3").code == 75
     os.kill(int(str(machine.state()["pid"])), signal.SIGKILL)
-    until(lambda: machine.state()["restarts"] == 1 and machine.state()["answers"], seconds=60)
+    until(lambda: machine.state()["restarts"] == 1 and machine.state()["answers"])
     late.touch()
     until(lambda: "Holding is over" in machine.run("sessions", "show", "last").out)
 
@@ -215,10 +216,10 @@ def test_a_gateway_that_hangs_says_where_and_is_started_anew(machine: Machine, t
     machine.service("install", "--start").ok()
     free = tmp_path / "free"
     machine.house.begin("send", f"freeze {free}", **machine.environ)
-    until(lambda: "Fatal Python error: Aborted" in machine.journal(), seconds=60)
+    until(lambda: "Fatal Python error: Aborted" in machine.journal())
     assert "everhold_obedient.py" in machine.journal(), "the line that hangs"
     free.touch()
-    until(lambda: "You said: freeze" in machine.run("sessions", "show", "last").out, seconds=60)
+    until(lambda: "You said: freeze" in machine.run("sessions", "show", "last").out)
 
 
 def test_what_does_not_get_better_by_trying_is_not_tried_again(machine: Machine) -> None:

@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from everhold.testing.modelserver import Failure, Hang, ModelServer, Reply
-from tests.cli.house import Done, House, command
+from tests.cli.house import Done, House, command, until
+from tests.waiting import LIMIT_SECONDS
 
 KEY = "canary-0123456789abcdef"
 FLAGS = ("setup", "model", "--no-input")
@@ -257,7 +259,7 @@ def test_in_a_terminal_the_key_is_typed_unseen(fresh: House, server: ModelServer
 
     def expect(pattern: str) -> None:
         nonlocal seen
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + LIMIT_SECONDS
         while not re.search(pattern, seen):
             assert time.monotonic() < deadline, seen
             if select.select([ours], [], [], 0.2)[0]:
@@ -274,10 +276,11 @@ def test_in_a_terminal_the_key_is_typed_unseen(fresh: House, server: ModelServer
         (r"key \(not shown", KEY),
     ):
         expect(pattern)
-        time.sleep(0.1)  # getpass throws away what was typed before it switched the echo off
+        if answer == KEY:  # getpass throws away what was typed before it switched the echo off
+            until(lambda: not termios.tcgetattr(ours)[3] & termios.ECHO)
         os.write(ours, f"{answer}\n".encode())
     expect("next: everhold chat")
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=LIMIT_SECONDS) == 0
     os.close(ours)
     assert "clever" in seen
     assert KEY not in seen
@@ -288,10 +291,8 @@ def test_ctrl_c_while_it_is_tried_writes_nothing(fresh: House, server: ModelServ
     server.default = Hang()
     flags = ("--provider", "openai", "--url", server.openai, "--name", "clever", "--key-env", "LOCAL_API_KEY")
     process = subprocess.Popen(command(*FLAGS, *flags), env=fresh.env(LOCAL_API_KEY=KEY), stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 20
-    while not server.requests and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: server.requests)
     process.send_signal(2)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 130, err
     assert not (fresh.path / "config.yaml").exists()

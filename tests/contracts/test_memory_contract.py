@@ -71,5 +71,5 @@ def test_without_a_harness_it_is_said_what_was_not_looked_at(tmp_path: Path) -> 
 async def test_it_runs_in_real_time_too() -> None:
     far = Far()
     names = ("basics", "lost-answer", "cancellation")
-    found = [it async for it in run(lambda agent, where: Cabinet(far, agent, where), only=names, seconds=0.5)]
+    found = [it async for it in run(lambda agent, where: Cabinet(far, agent, where), only=names, seconds=3.0)]
     assert [(it.check, it.state, it.reason) for it in found] == [(name, "passed", "") for name in names]

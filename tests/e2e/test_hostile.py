@@ -18,6 +18,7 @@ from everhold.testing.platforms.loopback import Answer, Loopback
 from everhold.testing.platforms.telegram import TelegramServer
 from tests.e2e.town import KEY, Town, endpoint
 from tests.platforms import discord_stage as discord, slack_stage as slack, telegram_stage as telegram
+from tests.waiting import LIMIT_SECONDS
 
 CANARIES = (telegram.TOKEN, discord.TOKEN, slack.BOT_TOKEN, slack.APP_TOKEN, KEY)
 NAMES = ("TELEGRAM", "DISCORD", "BOT", "APP", "MODEL_KEY")
@@ -90,6 +91,11 @@ def test_code_that_lies_in_a_home_is_not_run(tmp_path: Path, name: str) -> None:
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     for command in (["config", "check"], ["plugin", "list"], ["send", "hello", "--session", "me"]):
         subprocess.run(
-            [everhold, "--home", home, *command], cwd=home, env=environ, capture_output=True, timeout=60, check=True
+            [everhold, "--home", home, *command],
+            cwd=home,
+            env=environ,
+            capture_output=True,
+            timeout=LIMIT_SECONDS,
+            check=True,
         )
     assert not (tmp_path / "run").exists()

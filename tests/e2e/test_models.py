@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -24,6 +23,7 @@ from everhold.testing.modelrules import prompt_tokens
 from everhold.testing.modelserver import Cut, Failure, Hang, ModelServer, Received, Reply, Status, Step, rate_limited
 from tests.cli.house import House, until
 from tests.e2e.town import KEY, Town, endpoint
+from tests.waiting import LIMIT_SECONDS
 
 CROOKED = [sys.executable, str(Path(__file__).parents[1] / "tools" / "crooked.py")]
 
@@ -32,7 +32,7 @@ def config(models: dict[str, Any], **defaults: Any) -> str:
     """A configuration. JSON is YAML."""
     more = {key: defaults.pop(key) for key in ("mcp", "agents", "http", "memories", "timezone") if key in defaults}
     given = {"memories": [], "tools": [], "model": next(iter(models)), **defaults}
-    return json.dumps({"models": models, "defaults": given, **more})
+    return json.dumps({"models": models, "defaults": given, "backup": {"every_hours": 0}, **more})
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ async def test_a_client_that_leaves_at_any_byte_leaves_one_reply_behind(tmp_path
     server.default = Reply(text="one two three four five six seven eight", pause=0.02)
     async with town(tmp_path, server) as t:
         url = await t.app.serve(port=0)
-        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=20) as client:
+        async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=LIMIT_SECONDS) as client:
             for most in (0, 1, 150, 700, 1_500):
                 asked = {"model": "main", "stream": True, "messages": [{"role": "user", "content": "count"}]}
                 headers = {"x-everhold-session": f"left-{most}"}
@@ -284,19 +284,19 @@ def test_a_gateway_killed_in_the_middle_of_a_stream_replies_once(tmp_path: Path,
         (house.path / ".env").write_text(f"MODEL_KEY={KEY}\n")
         try:
             gateway = house.up()
-            sending = house.begin("send", "count", "--timeout", "60")
+            sending = house.begin("send", "count", "--timeout", "300")
             until(lambda: server.requests)
             time.sleep(0.05 * words)
             gateway.kill()
             house.up()
-            sending.wait(timeout=30)
-            until(lambda: house.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0, seconds=20)
+            sending.wait(timeout=LIMIT_SECONDS)
+            until(lambda: house.run("sessions", "list", "--json").json["sessions"][0]["pending"] == 0)
 
             def said() -> list[str]:
                 shown = house.run("sessions", "show", "last", "--json").ok().json["entries"]
                 return [entry["body"]["text"] for entry in shown if entry["kind"] == "said"]
 
-            until(said, seconds=20)
+            until(said)
             assert said() == [text]
             house.run("audit").ok()
         finally:
@@ -349,6 +349,40 @@ async def test_a_budget_refuses_before_the_call(tmp_path: Path, server: ModelSer
         assert len(server.requests) == before, "refused after it was paid for"
         spent = await t.app.store.get_spend("agent:main", t.app.agents.day())
         assert spent.usd <= 0.0441
+
+
+@pytest.mark.parametrize("unit", ["usd", "tokens"])
+async def test_calls_at_the_same_time_do_not_share_the_last_of_a_budget(
+    tmp_path: Path, server: ModelServer, unit: str
+) -> None:
+    models = {"m": endpoint(server.openai, price={"input": 2.0, "output": 10.0})}
+    async with town(tmp_path, server, models=models, budget={f"{unit}_per_day": 1_000_000}) as t:
+        released = server.hold()
+        await t.say("hello", chat="first")
+        await t.until(lambda: len(server.requests) == 1)
+        worst = getattr(t.app.supervisor.purses.held("agent:main"), unit)
+        released.set()
+        await t.rest()
+        spent = getattr(await t.app.store.get_spend("agent:main", t.app.agents.day()), unit)
+        enough_for_one = spent + worst * 3 / 2
+        limit = enough_for_one if unit == "usd" else int(enough_for_one)
+        t.configure(config(models, budget={f"{unit}_per_day": limit}))
+        released = server.hold()
+        sessions = [(await t.say("hello", chat=chat)).session for chat in ("second", "third")]
+
+        async def answers() -> list[str]:
+            entries = [entry for session in sessions for entry in await t.entries(session)]
+            return [entry.body.text for entry in entries if isinstance(entry.body, Said | Notified)]
+
+        async def one_is_refused() -> bool:
+            return any("budget of agent:main" in text for text in await answers())
+
+        await t.until(lambda: one_is_refused() if len(server.requests) < 3 else True)
+        assert len(server.requests) == 2, "only the other one is being answered"
+        released.set()
+        await t.rest()
+        assert sorted("budget" in text for text in await answers()) == [False, True]
+        assert len(server.requests) == 2
 
 
 async def test_a_budget_reckons_with_the_longest_answer_there_can_be(tmp_path: Path, server: ModelServer) -> None:
@@ -536,7 +570,7 @@ async def test_a_message_costs_no_file_read(tmp_path: Path, server: ModelServer,
     async with town(tmp_path, server) as t:
         await t.ask("hello")
         await t.ask("hello", agent="main", chat="other")
-        await asyncio.sleep(3.0)  # once, a while after they were read, the files are compared
+        await t.until(lambda: t.app.watcher.compared)  # once, a while after they were read, the files are read again
         assert any(str(t.home.path) in name for name in opened), "the hook sees nothing"
         opened.clear()
         for number in range(5):

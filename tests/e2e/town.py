@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ from everhold.home import Home
 from everhold.logs import open_log
 from everhold.ports.clock import Clock
 from everhold.ports.platform import Incoming, Verdict
+from tests.waiting import wait_until
 
 KEY = "canary-key-of-the-model-0123456789"
 B = TypeVar("B", bound=Body)
@@ -69,10 +69,10 @@ class Town:
         assert verdict.outcome == "accepted", verdict
         return verdict
 
-    async def ask(self, text: str, *, seconds: float = 20.0, **more: str) -> str:
+    async def ask(self, text: str, **more: str) -> str:
         """Say something, and wait for the reply to it."""
         verdict = await self.say(text, **more)
-        await self.until(lambda: self._answered(verdict), seconds=seconds)
+        await self.until(lambda: self._answered(verdict))
         bodies = [e.body for e in await self.entries(verdict.session) if e.seq > verdict.seq]
         return next(body.text for body in bodies if isinstance(body, Said | Notified))
 
@@ -86,16 +86,16 @@ class Town:
     async def bodies(self, session: str, kind: type[B]) -> list[B]:
         return [entry.body for entry in await self.entries(session) if isinstance(entry.body, kind)]
 
-    async def said(self, session: str, count: int = 1, *, seconds: float = 20.0) -> list[str]:
+    async def said(self, session: str, count: int = 1) -> list[str]:
         """What was replied there, once it is so much."""
 
         async def enough() -> bool:
             return len(await self.bodies(session, Said)) >= count
 
-        await self.until(enough, seconds=seconds)
+        await self.until(enough)
         return [said.text for said in await self.bodies(session, Said)]
 
-    async def rest(self, *, seconds: float = 20.0) -> None:
+    async def rest(self) -> None:
         """Until nothing is due and nobody works."""
 
         async def resting() -> bool:
@@ -104,16 +104,11 @@ class Town:
             due = await self.app.store.get_next_due(at=self.app.clock.now())
             return due is None
 
-        await self.until(resting, seconds=seconds)
+        await self.until(resting)
 
-    async def until(self, true: Callable[[], bool | Awaitable[bool]], *, seconds: float = 20.0) -> None:
+    async def until(self, true: Callable[[], bool | Awaitable[bool]]) -> None:
         try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    seen = true()
-                    if seen if isinstance(seen, bool) else await seen:
-                        return
-                    await asyncio.sleep(0.01)
+            await wait_until(true)
         except TimeoutError:
             raise AssertionError(f"it did not happen; the log says:\n{self.log.getvalue()[-4_000:]}") from None
 

@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from tests.cli.house import Gateway, House, make_plugin, until
 from tests.e2e.town import KEY, endpoint
 from tests.platforms.discord_stage import TOKEN
 from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN
+from tests.waiting import LIMIT_SECONDS
 
 PEOPLE = (1, 2, 3)
 
@@ -203,7 +205,7 @@ def answered(side: Side, text: str, person: int = 1) -> bool:
     return any(text in said for said in side.said(person))
 
 
-def quiet(house: House, seconds: float = 60) -> None:
+def quiet(house: House, seconds: float = LIMIT_SECONDS) -> None:
     """Wait until nothing waits any more."""
     until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"], seconds=seconds)
 
@@ -211,7 +213,7 @@ def quiet(house: House, seconds: float = 60) -> None:
 def test_killed_while_it_thinks_it_answers_once(house: House, side: Side, model: ModelServer) -> None:
     side.write("hello", 1)
     gateway = house.up()
-    until(lambda: answered(side, "hello"), seconds=30)
+    until(lambda: answered(side, "hello"))
     quiet(house)
     model.script(Hang())
     before = len(model.requests)
@@ -220,7 +222,7 @@ def test_killed_while_it_thinks_it_answers_once(house: House, side: Side, model:
     gateway.kill()
     side.write("two, while it was dead", 1)
     gateway = house.up()
-    until(lambda: answered(side, "two, while it was dead"), seconds=30)
+    until(lambda: answered(side, "two, while it was dead"))
     quiet(house)
     assert heard(house, side.chat(1)) == ["hello", "one", "two, while it was dead"]
     assert Counter(side.said(1)).most_common(1)[0][1] == 1
@@ -245,7 +247,7 @@ def test_killed_at_any_moment_it_loses_nothing_and_says_nothing_twice(house: Hou
     gateway: Gateway = house.up()
     for person in PEOPLE:
         side.write(sent[person][0], person)
-        until(lambda person=person: heard(house, side.chat(person)) == sent[person], seconds=60)
+        until(partial(lambda person: heard(house, side.chat(person)) == sent[person], person))
     for _ in range(kills):
         crowd(chance.randint(1, 6))
         time.sleep(chance.uniform(0.0, 1.5))
@@ -254,9 +256,9 @@ def test_killed_at_any_moment_it_loses_nothing_and_says_nothing_twice(house: Hou
         gateway = house.up()
     crowd(3)
     for person in PEOPLE:
-        until(lambda person=person: heard(house, side.chat(person)) == sent[person], seconds=60)
-        until(lambda person=person: answered(side, sent[person][-1], person), seconds=240)
-    quiet(house, seconds=240)
+        until(partial(lambda person: heard(house, side.chat(person)) == sent[person], person))
+        until(partial(answered, side, sent[person][-1], person), seconds=3 * LIMIT_SECONDS)
+    quiet(house, seconds=3 * LIMIT_SECONDS)
     for person in PEOPLE:
         assert Counter(side.said(person)).most_common(1)[0][1] == 1, "somebody was told something twice"
     assert json.loads(house.ask("status", "--json").out)["in_doubt"] == 0

@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from everhold.testing.platforms.threaded import Threaded, threaded
 from tests.cli.house import Gateway, House, make_plugin, until
 from tests.e2e.town import KEY, endpoint
 from tests.platforms.telegram_stage import TOKEN
+from tests.waiting import LIMIT_SECONDS
 
 PEOPLE = (1001, 1002, 1003)
 
@@ -87,7 +89,7 @@ def answered(telegram: Threaded[TelegramServer], text: str, user: int = 1001) ->
 
 def quiet(house: House) -> None:
     """Wait until nothing waits any more."""
-    until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"], seconds=60)
+    until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"])
 
 
 def test_killed_while_it_thinks_it_answers_once(
@@ -100,7 +102,7 @@ def test_killed_while_it_thinks_it_answers_once(
     gateway.kill()
     write(telegram, "two, while it was dead")
     gateway = house.up()
-    until(lambda: answered(telegram, "two, while it was dead"), seconds=30)
+    until(lambda: answered(telegram, "two, while it was dead"))
     quiet(house)
     assert heard(house) == ["one", "two, while it was dead"]
     said = telegram.server.said(1001)
@@ -121,7 +123,7 @@ def test_killed_before_it_confirms_it_hears_nothing_twice(house: House, telegram
     until(telegram.server.held.is_set)
     gateway.kill()
     house.up()
-    until(lambda: answered(telegram, "again"), seconds=30)
+    until(lambda: answered(telegram, "again"))
     quiet(house)
     assert heard(house) == ["hello", "again"]
     assert Counter(telegram.server.said(1001)).most_common(1)[0][1] == 1
@@ -152,10 +154,13 @@ def test_killed_at_any_moment_it_loses_nothing_and_counts_what_it_cannot_know(
     house.up()
     crowd(3)
     for user in PEOPLE:
-        until(lambda user=user: heard(house, user) == sent[user], seconds=60)
+        until(partial(lambda user: heard(house, user) == sent[user], user))
         if sent[user]:
-            until(lambda user=user: answered(telegram, sent[user][-1], user), seconds=180)
-    until(lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"], seconds=180)
+            until(partial(answered, telegram, sent[user][-1], user), seconds=3 * LIMIT_SECONDS)
+    until(
+        lambda: not json.loads(house.ask("status", "--json").out or '{"waiting": [1]}')["waiting"],
+        seconds=3 * LIMIT_SECONDS,
+    )
     status = json.loads(house.ask("status", "--json").out)
     doubles = sum(count - 1 for user in PEOPLE for count in Counter(telegram.server.said(user)).values())
     assert doubles <= status["in_doubt"], "a double that nobody counted"

@@ -82,7 +82,7 @@ class Services:
             self[name].fault(how, WRITES[name], method="POST", **more)
 
     def settings(self, name: str, **more: Any) -> dict[str, Any]:
-        quick: dict[str, Any] = {"base_url": self[name].url, "api_key_env": "MODEL_KEY", "deadline_seconds": 1.0}
+        quick: dict[str, Any] = {"base_url": self[name].url, "api_key_env": "MODEL_KEY", "deadline_seconds": 8.0}
         if name != "honcho":
             quick["confirm_seconds"] = 0.3
         if name != "hindsight":
@@ -97,5 +97,5 @@ class Services:
         if write is not None:
             memories = {name: {**given, "write": write} for name, given in memories.items()}
         # the search over everything is not what is looked at here
-        main = {"memories": list(chosen), "recall": {"deadline_seconds": 5}, **(agent or {})}
+        main = {"memories": list(chosen), "recall": {"deadline_seconds": 60}, **(agent or {})}
         return json.dumps({"defaults": {"tools": []}, "agents": {"main": main}, "memories": memories})

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import httpx2
 
+from tests.waiting import LIMIT_SECONDS
+
 
 class Street:
     """A home, the process that serves it at the moment, and a way to talk to it."""
@@ -49,7 +51,7 @@ class Street:
             self.process.kill()
         self.killed += await self.process.wait() == -signal.SIGKILL
 
-    async def ready(self, *, seconds: float = 60.0) -> None:
+    async def ready(self, *, seconds: float = LIMIT_SECONDS) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with contextlib.suppress(httpx2.HTTPError):
@@ -71,7 +73,7 @@ class Street:
                 assert answer.status_code in (429, 503), answer.text
             await asyncio.sleep(0.1)
 
-    async def answered(self, count: int, *, seconds: float = 60.0) -> None:
+    async def answered(self, count: int, *, seconds: float = LIMIT_SECONDS) -> None:
         """Until so many replies were made."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:

@@ -18,7 +18,7 @@ GARDEN = "the tea garden lies in Assam"
 
 def config(listed: list[str] | None) -> str:
     given: dict[str, Any] = {} if listed is None else {"memories": listed}
-    agent = {"tools": ["session_search"], "recall": {"deadline_seconds": 10}, **given}
+    agent = {"tools": ["session_search"], "recall": {"deadline_seconds": 60}, **given}
     return json.dumps({"agents": {"main": agent}, "memories": {"ledger": {}}})
 
 

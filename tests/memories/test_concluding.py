@@ -56,7 +56,7 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
             session = (await t.say(ASKED)).session
             noted = [t.app.control.note(session, f"thing {number}") for number in range(10)]
             assert all(await asyncio.gather(*noted))
-            await t.said(session, seconds=60)
+            await t.said(session)
             results = [it["content"] for it in server.last.json["messages"] if it["role"] == "tool"]
             assert results.count(KEPT) == 11, results
             await t.ask("and more")
@@ -64,9 +64,9 @@ async def test_what_a_model_concludes_curates_and_reads_in_one_turn(
                 await honcho.start()
             await t.say("/new")  # where the talk takes a turn, nothing is held back
             wanted = sorted([*FACTS, "fact 10", "likes coffee", *(f"thing {number}" for number in range(10))])
-            await t.until(lambda: sorted(honcho.concluded()) == wanted, seconds=60)
-            await t.until(lambda: services.said("honcho") == [ASKED, "and more"], seconds=60)
-            await t.rest(seconds=60)
+            await t.until(lambda: sorted(honcho.concluded()) == wanted)
+            await t.until(lambda: services.said("honcho") == [ASKED, "and more"])
+            await t.rest()
             assert sorted(honcho.concluded()) == wanted
             await t.sound()
     assert len(honcho.state.created) == 1

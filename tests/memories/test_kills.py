@@ -189,7 +189,6 @@ def lost_and_doubled(street: Storm) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_a_kill_loses_and_doubles_nothing_in_four_memories(tmp_path: Path) -> None:
     street = await storm(tmp_path, kills=1, seed=1)
     assert not lost_and_doubled(street)

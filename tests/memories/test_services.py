@@ -21,8 +21,8 @@ async def everywhere(
     if write != "turn":
         await t.say("/new")  # where the talk takes a turn, nothing is held back
     try:
-        await t.until(lambda: all(len(services.said(name)) >= len(words) for name in names), seconds=60)
-        await t.rest(seconds=60)
+        await t.until(lambda: all(len(services.said(name)) >= len(words) for name in names))
+        await t.rest()
     finally:
         assert {name: services.said(name) for name in names} == dict.fromkeys(names, words)
 
@@ -59,7 +59,7 @@ async def test_one_dead_memory_holds_up_no_other(tmp_path: Path, services: Servi
         for word in ("one", "two"):
             await t.ask(word)
         alive = tuple(name for name in NAMES if name != "hindsight")
-        await t.until(lambda: all(services.said(name) == ["one", "two"] for name in alive), seconds=30)
+        await t.until(lambda: all(services.said(name) == ["one", "two"] for name in alive))
         assert services.said("hindsight") == []
         await services.hindsight.start()
         await everywhere(t, services, ["one", "two"])
@@ -125,7 +125,8 @@ async def test_whatever_the_services_do_nothing_is_lost_doubled_or_out_of_order(
         ("refuse", {"status": 503}),
         ("drop", {}),
     ]
-    async with Town(tmp_path, services.config(write=write)) as t:
+    short = {name: {"deadline_seconds": 1.0} for name in NAMES}
+    async with Town(tmp_path, services.config(write=write, **short)) as t:
         words = ["first"]
         await t.ask("first")
         await everywhere(t, services, words, write=write)
@@ -180,7 +181,7 @@ async def test_an_outage_costs_nobody_a_memory_and_the_chat_goes_on(
             await services[name].start()
         await t.ask("after")
         await everywhere(t, services, ["before", "during", "after"], write=write)
-        await t.until(lambda: all(services.noted(name) == ["kept while nobody listened"] for name in NAMES), seconds=30)
+        await t.until(lambda: all(services.noted(name) == ["kept while nobody listened"] for name in NAMES))
         await t.sound()
 
 
@@ -232,9 +233,9 @@ async def test_conclusions_in_a_row_are_all_stored_once_in_one_session(
             look(),
             *(t.ask(f"turn {number}") for number in range(3)),
         )
-        await t.until(lambda: len(services.honcho.concluded()) >= count, seconds=60)
+        await t.until(lambda: len(services.honcho.concluded()) >= count)
         # with `session`, or every third turn, something is left to wait for
-        await t.until(lambda: not t.app.supervisor.tasks, seconds=60)
+        await t.until(lambda: not t.app.supervisor.tasks)
         assert sorted(services.honcho.concluded()) == sorted(wishes)
         in_order = [entry.body.text for entry in await t.entries(session) if isinstance(entry.body, Noted)]
         assert services.honcho.concluded() == in_order

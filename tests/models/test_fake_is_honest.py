@@ -14,6 +14,7 @@ from everhold.models.reasoning import shown
 from everhold.ports.model import Answer, Message, Request, ToolSpec
 from everhold.testing.modelserver import Cut, Failure, ModelServer, Reply, rate_limited
 from tests.models.conftest import KEY, Connect
+from tests.waiting import LIMIT_SECONDS
 
 # by name: reading the SDKs' thousands of types would take the type checker longer than all of everhold
 anthropic_sdk: Any = import_module("anthropic")
@@ -31,12 +32,12 @@ ASKED = Request(system="Be brief.", messages=(Message(role="user", text="the doo
 
 @pytest.fixture
 def openai_client(server: ModelServer) -> Any:
-    return openai_sdk.AsyncOpenAI(base_url=server.openai, api_key=KEY, max_retries=0, timeout=5)
+    return openai_sdk.AsyncOpenAI(base_url=server.openai, api_key=KEY, max_retries=0, timeout=LIMIT_SECONDS)
 
 
 @pytest.fixture
 def anthropic_client(server: ModelServer) -> Any:
-    return anthropic_sdk.AsyncAnthropic(base_url=server.anthropic, api_key=KEY, max_retries=0, timeout=5)
+    return anthropic_sdk.AsyncAnthropic(base_url=server.anthropic, api_key=KEY, max_retries=0, timeout=LIMIT_SECONDS)
 
 
 def as_openai_reads(completion: Any) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 import traceback
 from email.utils import formatdate
 from typing import Any
@@ -18,11 +19,13 @@ from everhold.models.settings import OpenAISettings
 from everhold.ports.model import Message, Request, ToolSpec
 from everhold.testing.modelserver import Cut, Drop, Failure, Hang, ModelServer, Reply, Status, Step, rate_limited
 from tests.models.conftest import KEY, Connect, Machine
+from tests.waiting import LIMIT_SECONDS
 
 HELLO = Request(system="Be brief.", messages=(Message(role="user", text="hello"),))
 TOOL = ToolSpec(name="note", description="", parameters={"type": "object", "properties": {}})
 LONG = Reply(text="one two three four five six seven eight")
-SOON = {"connect": 2.0, "first_byte": 0.25, "idle": 0.2, "total": 5.0}
+PATIENT = dict.fromkeys(("connect", "first_byte", "idle", "total"), LIMIT_SECONDS)
+"""Deadlines that no test meets: each test shortens the one that it is about."""
 
 
 async def fails(model: Any, kind: type[EverholdError], request: Request = HELLO) -> Any:
@@ -166,7 +169,7 @@ async def test_a_connection_that_never_stands(connect: Connect) -> None:
             for one in fill:
                 one.setblocking(False)
                 one.connect_ex(("127.0.0.1", port))
-            waits = {"connect": 0.2, "first_byte": 5.0}
+            waits = {**PATIENT, "connect": 0.2}
             error = await fails(connect(base_url=f"http://127.0.0.1:{port}", deadline_seconds=waits), Overloaded)
         finally:
             for one in fill:
@@ -182,7 +185,7 @@ async def test_closed_without_a_word(server: ModelServer, connect: Connect, rese
 
 async def test_silence_before_the_first_byte(server: ModelServer, connect: Connect) -> None:
     server.script(Hang())
-    error = await fails(connect(deadline_seconds=SOON), Overloaded)
+    error = await fails(connect(deadline_seconds={**PATIENT, "first_byte": 0.25}), Overloaded)
     assert "no first byte within 0.25 s" in str(error)
     assert "deadline_seconds" in error.remedy
 
@@ -190,25 +193,28 @@ async def test_silence_before_the_first_byte(server: ModelServer, connect: Conne
 @pytest.mark.parametrize("after", [1, 3])
 async def test_silence_in_mid_stream(server: ModelServer, connect: Connect, after: int) -> None:
     server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=after)))
-    error = await fails(connect(deadline_seconds=SOON), Overloaded)
+    error = await fails(connect(deadline_seconds={**PATIENT, "idle": 0.2}), Overloaded)
     assert "no next piece within 0.2 s" in str(error)
 
 
 async def test_headers_and_then_nothing(server: ModelServer, connect: Connect) -> None:
     server.script(Reply(text=LONG.text, cut=Cut(how="hang", after=0)))
-    error = await fails(connect(deadline_seconds=SOON), Overloaded)
+    error = await fails(connect(deadline_seconds={**PATIENT, "first_byte": 0.25}), Overloaded)
     assert "no first byte" in str(error)
 
 
 async def test_keep_alives_do_not_live_for_ever(server: ModelServer, connect: Connect) -> None:
     server.script(Reply(text=LONG.text, cut=Cut(how="alive", after=2)))
-    error = await fails(connect(deadline_seconds={**SOON, "total": 0.5}), Overloaded)
+    error = await fails(connect(deadline_seconds={**PATIENT, "total": 0.5}), Overloaded)
     assert "no whole answer within 0.5 s" in str(error)
 
 
 async def test_a_slow_but_living_stream_is_waited_for(server: ModelServer, connect: Connect) -> None:
-    server.script(Reply(text=LONG.text, pause=0.05))
-    assert (await connect(deadline_seconds=SOON).answer(HELLO)).text == LONG.text
+    server.script(Reply(text=LONG.text, pause=0.4))
+    began = time.monotonic()
+    waits = {**PATIENT, "first_byte": 3.0, "idle": 3.0}
+    assert (await connect(deadline_seconds=waits).answer(HELLO)).text == LONG.text
+    assert time.monotonic() - began > 3.0, "it was not slow enough to see anything"
 
 
 @pytest.mark.parametrize("how", ["end", "done", "drop", "reset", "garbage", "error"])

@@ -16,13 +16,14 @@ from everhold.models.openai import OpenAIModel
 from everhold.ports.model import Message, Request
 from everhold.testing.modelserver import ModelServer, Received, Reply, Status, Step
 from tests.models.conftest import Connect
+from tests.waiting import LIMIT_SECONDS
 
 
 def post(url: str, body: Any, **headers: str) -> tuple[int, Any]:
     data = json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json", **headers})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT_SECONDS) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as refused:
         return refused.code, json.load(refused)

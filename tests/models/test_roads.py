@@ -16,6 +16,7 @@ from everhold.models.direct import Direct
 from everhold.models.proxied import Proxied
 from everhold.models.road import Broken, Road, Slow, Undecodable, Unreachable
 from everhold.models.wire import _has_proxy
+from tests.waiting import LIMIT_SECONDS
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ROADS = pytest.mark.parametrize("way", [Direct, Proxied])
@@ -63,7 +64,7 @@ async def serving(far: Handler, trust: ssl.SSLContext | None = None) -> AsyncIte
 
 
 def road(
-    way: type[Direct] | type[Proxied], port: int, *, trust: ssl.SSLContext | None = None, seconds: float = 5
+    way: type[Direct] | type[Proxied], port: int, *, trust: ssl.SSLContext | None = None, seconds: float = LIMIT_SECONDS
 ) -> Road:
     scheme, host = ("https", "localhost") if trust else ("http", "127.0.0.1")
     return way(
@@ -116,7 +117,8 @@ async def test_a_connection_that_was_hung_up_on_is_not_used_again(way: type[Dire
     async with serving(far) as port:
         there = road(way, port)
         assert await read(there) == (200, b"one")
-        await asyncio.sleep(0.05)  # until the other side's goodbye is here
+        for _ in range(100):  # until the other side's goodbye is here
+            await asyncio.sleep(0.001)
         assert await read(there) == (200, b"two")
         assert far.lines == 2
         await there.close()
@@ -226,7 +228,13 @@ async def test_a_proxy_is_taken_where_the_environment_names_one(monkeypatch: pyt
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
         assert _has_proxy("http", "models.example")
         assert not _has_proxy("https", "models.example")
-        there = Proxied("http://models.example/v1", headers={}, connect_seconds=5, send_seconds=5, trust=None)
+        there = Proxied(
+            "http://models.example/v1",
+            headers={},
+            connect_seconds=LIMIT_SECONDS,
+            send_seconds=LIMIT_SECONDS,
+            trust=None,
+        )
         assert await read(there) == (200, b"by proxy")
         assert far.asked[0].startswith(b"POST http://models.example/v1 HTTP/1.1\r\n")
     monkeypatch.setenv("no_proxy", "models.example")
@@ -254,7 +262,11 @@ async def test_a_header_that_would_be_more_than_one_is_never_sent(value: str) ->
     far = Far(plain(b"one"))
     async with serving(far) as port:
         way = Direct(
-            f"http://127.0.0.1:{port}/", headers={"x-key": value}, connect_seconds=5, send_seconds=5, trust=None
+            f"http://127.0.0.1:{port}/",
+            headers={"x-key": value},
+            connect_seconds=LIMIT_SECONDS,
+            send_seconds=LIMIT_SECONDS,
+            trust=None,
         )
         with pytest.raises(Unreachable, match="character") as refused:
             await read(way)

@@ -20,6 +20,7 @@ from everhold.secret import Secret
 from everhold.testing.contracts.platform import Seen
 from everhold.testing.platforms.loopback import Answer, Loopback, Request
 from everhold.testing.platforms.synapse import V3, Member, Synapse, shown
+from tests.waiting import LIMIT_SECONDS
 
 
 class Doorway(Loopback):
@@ -124,7 +125,7 @@ class MatrixStage:
 
     async def redeliver(self, chance: random.Random) -> None:
         self.door.chance, self.door.again = chance, 3
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_SECONDS):
             await self.door.over.wait()
 
     def shown(self, chat: str) -> list[Seen]:

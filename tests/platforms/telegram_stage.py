@@ -16,6 +16,7 @@ from everhold.secret import Secret
 from everhold.testing.contracts.platform import Seen
 from everhold.testing.platforms.loopback import Answer
 from everhold.testing.platforms.telegram import Failed, TelegramServer
+from tests.waiting import LIMIT_SECONDS
 
 TOKEN = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw-canary"
 
@@ -61,7 +62,7 @@ class TelegramStage:
         id = await self.server.press({"poll": {}})  # it has a number, and is passed by
         broken = b'{"ok": true, "result": [{"update_id": %d, "message": {"text": "\xff\xfe\xc3("}}]}' % id
         self.server.fault("getUpdates", "answer", answer=Answer(200, broken, "application/json"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_SECONDS):
             await self.server.struck("getUpdates")  # what is written from here on comes behind it
 
     async def redeliver(self, chance: random.Random) -> None:

@@ -23,6 +23,7 @@ from everhold.secret import Secret
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.store import Dice
 from everhold.testing.house import Diary
+from tests.waiting import LIMIT_SECONDS
 
 
 class Clock:
@@ -180,7 +181,7 @@ async def test_a_token_that_goes_to_another_name_is_listened_to_at_once(place: A
         accounts.adopt(settings(between, A="1"))
     name = "a" if between else "b"
     accounts.adopt(settings(f"platforms: {{toy: {{{name}: {{token_env: A}}}}}}", A="1"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_SECONDS):
         await toys(accounts)[name].listening.wait()
     assert not list(accounts.problems())
 

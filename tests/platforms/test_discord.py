@@ -28,6 +28,7 @@ from everhold.secret import Secret
 from everhold.testing.contracts.platform import Desk
 from everhold.testing.platforms.discord import DiscordServer
 from tests.platforms.discord_stage import TOKEN, DiscordStage, discord_stage
+from tests.waiting import LIMIT_SECONDS
 
 CHAT, GROUP, ME = DiscordStage.chat, DiscordStage.group, "900"
 
@@ -495,7 +496,7 @@ async def test_the_server_is_one_that_the_library_as_it_comes_can_live_with(
     client = Stock(intents=intents, guild_ready_timeout=0.1)
     running = asyncio.create_task(client.start(TOKEN))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_SECONDS):
             await ready.wait()
             await server.write("hello", channel=GROUP)
             message = await got.get()

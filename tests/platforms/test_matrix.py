@@ -96,7 +96,7 @@ async def test_somebody_who_came_in_a_gap_that_cannot_be_had_is_company(desk: De
     refused = Answer.json({"errcode": "M_FORBIDDEN", "error": "no"}, status=403)
     stage.door.fault(f"{V3}/rooms/{stage.chat}/messages", "answer", answer=refused)
     stage.door.fault("sync", "hang")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(desk.patience):
         await stage.door.held.wait()  # the look before it is over, too
     await stage.ada.call("POST", f"{V3}/rooms/{stage.chat}/invite", {"user_id": stage.eve.id})
     for number in range(4):
@@ -160,7 +160,7 @@ async def test_a_look_that_is_turned_away_leaves_the_position_where_it_is(
     await stage.write("before", to=stage.chat)
     await desk.until_heard("before")
     stage.door.fault("sync", "hang")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(desk.patience):
         await stage.door.held.wait()
     for number in range(8):
         await stage.write(f"meanwhile {number}", to=stage.chat)
@@ -277,7 +277,7 @@ async def test_a_stranger_s_invitation_is_left_until_it_is_answered(desk: Desk, 
 
     room = await stage.ada.create(stage.bot.id, direct=True)
     listening = asyncio.get_running_loop().create_task(desk.platform.listen(refuse))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(desk.patience):
         await done.wait()
     assert [(it.kind, it.sender, it.event) for it in asked] == [("dm", stage.ada.id, "invite")]
     assert stage.bot.id not in await members(stage.ada, room)

@@ -81,7 +81,7 @@ async def test_a_friend_is_answered_by_a_reply_that_grows_and_comes_in_parts(tmp
             seen = [it for it in await scene.ada.timeline(room) if it.sender == scene.agent.id]
             return "".join(it.text for it in seen) == LONG
 
-        await town.until(told, seconds=60)
+        await town.until(told)
         first, *rest = [it for it in await scene.ada.timeline(room) if it.sender == scene.agent.id]
         assert first.edits >= 1, "it was seen to grow"
         assert len(rest) == 2
@@ -136,7 +136,7 @@ async def test_another_login_takes_over_where_the_last_one_was(tmp_path: Path, s
             seen = [it.text for it in await scene.ada.timeline(room) if it.sender == scene.agent.id]
             return len(seen) == 2 and "two" in seen[1]
 
-        await town.until(answered, seconds=60)
+        await town.until(answered)
         await town.sound()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from everhold.ports.platform import Incoming, Verdict
 from everhold.secret import Secret
 from everhold.testing.contracts.platform import Desk
 from everhold.testing.platforms.loopback import Answer
-from everhold.testing.platforms.slack import SlackServer
+from everhold.testing.platforms.slack import ACK_SECONDS, SlackServer
 from tests.platforms.slack_stage import APP_TOKEN, BOT_TOKEN, SlackStage, slack_stage
+from tests.waiting import LIMIT_SECONDS
 
-PATIENCE = 20.0
+PATIENCE = LIMIT_SECONDS
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(desk: Desk,
     await server.write("before", channel="D1")
     await many(desk, app.confirmed, 1)
     await server.write("hello", channel="D1")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(desk.patience):
         await entered.wait()
     await desk.platform.send(desk.out("time for a word on the way"))
     assert len(app.confirmed) == 1
@@ -97,14 +99,20 @@ async def test_an_event_is_confirmed_after_it_is_kept_and_not_before(desk: Desk,
 
 
 async def test_a_burst_is_confirmed_in_time(desk: Desk, server: SlackServer) -> None:
+    # what else this machine does must not decide it: Slack waits for longer here, and we count what we compute
+    server.ack_seconds = desk.patience
     desk.start()
     await server.write("before", channel="D1")
     await many(desk, server.apps[0].confirmed, 1)
+    before = time.process_time()
     for number in range(100):
         await server.write(str(number), channel="D1")
     await many(desk, server.apps[0].confirmed, 101)
+    assert time.process_time() - before < ACK_SECONDS, "the last of them would have been late"
     assert len(await desk.texts()) == 101
-    assert [verdict.outcome for verdict in desk.verdicts].count("duplicate") <= 1, "something was late, and came again"
+    outcomes = [verdict.outcome for verdict in desk.verdicts]
+    # the first is in the history, too
+    assert outcomes.count("duplicate") <= 1, "something was not confirmed, and came again"
 
 
 async def test_an_event_that_is_not_confirmed_comes_again_and_is_heard_once(tmp_path: Path) -> None:
@@ -139,7 +147,7 @@ async def test_a_file_that_takes_long_holds_up_nothing_else(
     await desk.until_heard("hello")
     server.fault("files", "hang")
     await server.write("look", channel="D1", files=[("a.txt", b"some bytes")])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(desk.patience):
         await server.held.wait()
     await server.write("and by the way", channel="D1")
     await desk.until_heard("and by the way")
@@ -170,7 +178,7 @@ async def test_socket_mode_that_was_switched_off_is_for_somebody_to_mend(desk: D
     await desk.until_heard("hello")
     await server.refresh("link_disabled")
     with pytest.raises(Refused, match="switched off"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(desk.patience):
             await listening
 
 
@@ -237,7 +245,7 @@ async def test_a_gap_is_not_jumped_over_by_what_is_new(
         "ts": f"{float(first) + 1e-5:.6f}",
     }
     await desk.restart()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(desk.patience):
         await server.held.wait()
     await server.write("new", channel="D1")
     await desk.until_heard("new")

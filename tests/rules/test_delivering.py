@@ -122,6 +122,21 @@ class TestRule10Doubt:
         house.rest(2 * DEADLINE_SECONDS)
         assert house.heard_back() == ["You said: hello"]
 
+    @pytest.mark.parametrize("delivery, shown, counted", [(Delivery.PROBE, 1, False), (Delivery.BLIND, 2, True)])
+    def test_a_batch_that_is_sent_again_is_stored_as_sent_before_it_leaves(
+        self, house: House, delivery: Delivery, shown: int, counted: bool
+    ) -> None:
+        """The first attempt failed and nothing arrived. The process dies after the second one, which did arrive."""
+        use(house, delivery).faults.fail(Transient("later"))
+        die_at(house, Step.DELIVERY_DONE, after=False)
+        session = house.say("hello", rest=False).session
+        house.tick(60)
+        assert house.heard_back() == ["You said: hello"]
+        house.start()
+        house.rest(2 * DEADLINE_SECONDS)
+        assert house.heard_back() == ["You said: hello"] * shown
+        assert [receipt.in_doubt for receipt in house.run(house.store.list_receipts(session))] == [counted]
+
     def test_a_blind_platform_resends_and_counts_it(self, house: House) -> None:
         use(house, Delivery.BLIND).faults.lose()
         session = house.say("hello", rest=False).session

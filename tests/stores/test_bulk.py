@@ -157,7 +157,9 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     batches=st.lists(
         st.lists(st.one_of(messages(), messages(), messages(), others), min_size=2, max_size=8), max_size=4

@@ -25,6 +25,7 @@ from everhold.stores.sqlite.room import RoomyStore
 from everhold.testing.contracts.scene import Scene, heard
 from tests.stores.faulty import FaultyVFS
 from tests.stores.home import opened, run, staged, writing
+from tests.waiting import LIMIT_SECONDS, wait_until
 
 
 @pytest.fixture
@@ -284,14 +285,6 @@ class Housed:
         return self.said.getvalue().count(event)
 
 
-async def until(seen: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while True:
-            if seen():
-                return
-            await asyncio.sleep(0.01)
-
-
 async def until_full(write: Callable[[], Awaitable[object]]) -> StoreFull:
     while True:
         try:
@@ -329,7 +322,7 @@ def test_a_full_disk_takes_nothing_in_until_it_has_room_for_the_ballast_again(sm
             assert (len(house.kept), app.about()["store"], house.lines("store.full")) == (kept, "the disk is full", 1)
 
             house.filler.unlink()
-            await until(lambda: not app.room.full, seconds=5)
+            await wait_until(lambda: not app.room.full)
             assert (app.about()["store"], house.lines("store.room"), ballast.aboard) == ("", 1, True)
             assert (await house.hear()).outcome == "accepted"
 
@@ -382,10 +375,10 @@ def test_who_fell_for_want_of_room_goes_on_as_soon_as_there_is_some(small_disk: 
                     await house.hear()
 
             listening = asyncio.ensure_future(house.app.keep("listen", listen))
-            await until(lambda: house.lines("store.failed") > 0)
+            await wait_until(lambda: house.lines("store.failed") > 0)
             kept = len(house.kept)
             house.filler.unlink()
-            await until(lambda: len(house.kept) > kept, seconds=5)
+            await wait_until(lambda: len(house.kept) > kept)
             assert house.lines("what=listen") == 1, "and does not try in vain meanwhile, more and more rarely"
             listening.cancel()
 
@@ -403,7 +396,7 @@ def test_a_small_disk_has_a_small_ballast(small_disk: Path) -> None:
 
 def test_a_foreign_lock_that_goes_costs_only_time(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
+        store, scene = await staged(tmp_path / "log.db", patience=LIMIT_SECONDS)
         foreign = apsw.Connection(str(tmp_path / "log.db"))
         foreign.execute("begin immediate")
         waiting = asyncio.ensure_future(hear_many(scene, 0, 10))
@@ -441,7 +434,7 @@ def test_a_foreign_lock_that_stays_is_reported_and_nothing_is_lost(tmp_path: Pat
 
 def test_one_poisoned_draft_in_a_batch_leaves_its_neighbours_alone(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
+        store, scene = await staged(tmp_path / "log.db", patience=LIMIT_SECONDS)
         foreign = apsw.Connection(str(tmp_path / "log.db"))
         foreign.execute("begin immediate")  # so that all of these become one batch
         texts = ["one", "bad \ud800", "nul \x00", "\U0001f600" * 100_000, "two"]

@@ -72,14 +72,14 @@ def test_due_work_is_found_among_a_hundred_thousand_sessions(tmp_path: Path) -> 
         times = []
         for _ in range(10):
             await scene.hear(at=5.0)
-            began = time.perf_counter()
+            began = time.process_time()
             (claim,) = await store.claim_cursors(owner="me", at=5.0, lease=60.0, limit=8, skip=("memory:*",))
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
             assert claim.session == "s"
             await scene.update(claim, idle_at=99, release=True)
-            began = time.perf_counter()
+            began = time.process_time()
             await store.get_next_due(at=5.0, skip=("memory:*",))
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
         assert min(times[::2]) < 0.001
         assert min(times[1::2]) < 0.001
         await store.close()

@@ -20,9 +20,16 @@ from everhold.errors import Conflict, StoreError
 from everhold.home import Home
 from everhold.ports.store import Committed
 from everhold.stores.sqlite import SqliteStore, mark, writer
-from everhold.testing.contracts.scene import heard, text_of
+from everhold.testing.contracts.scene import Scene, heard, text_of
 from tests.stores.faulty import FaultyVFS
-from tests.stores.home import crash_image, run, staged
+from tests.stores.home import crash_image, opened, run, staged
+from tests.waiting import LIMIT_SECONDS, wait_until
+
+
+@pytest.fixture(autouse=True)
+def _late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, the writer syncs nothing by itself before a test moves its clock."""
+    monkeypatch.setattr(writer, "LAG_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -121,30 +128,42 @@ def test_a_commit_of_nothing_brings_what_was_ahead_of_it_to_the_disk(tmp_path: P
     run(play())
 
 
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose timers can be made due."""
+
+    ahead_seconds = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_seconds
+
+
 @pytest.mark.parametrize("on_the_spot", [False, True])
 def test_the_disk_gets_what_need_not_be_durable_though_nobody_says_anything_more(
-    tmp_path: Path, synced: list[int], monkeypatch: pytest.MonkeyPatch, on_the_spot: bool
+    tmp_path: Path, synced: list[int], on_the_spot: bool
 ) -> None:
-    monkeypatch.setattr(writer, "LAG_SECONDS", 0.3)
-
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        hand = store.writer
-        assert isinstance(hand, writer.ThreadWriter)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, JumpingLoop)
+        store, scene, clocks = await timed(tmp_path / "log.db")
+        clocks.commit_seconds = 0.0 if on_the_spot else 1.0
+        if on_the_spot:
+            await Committing(store).settle(scene)
         for queues in (False, True):
             seq = await scene.hear()
             if queues:
                 await scene.erase(seq)  # whoever begins a log anew does not do it on the event loop
             synced.clear()
-            hand._unused, hand._pace = (writer.IDLE, 0.0) if on_the_spot else (0, hand._pace)
             await scene.hear(durable=False)
             assert synced == []
-            for _ in range(250):
-                await asyncio.sleep(0 if synced else 0.02)
+            loop.ahead_seconds += writer.LAG_SECONDS
+            await wait_until(lambda: synced)
+            for _ in range(100):
+                await asyncio.sleep(0)
             assert synced == [store.path.with_name("log.db-wal").stat().st_ino]
         await store.close()
 
-    run(play())
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(play())
 
 
 def test_a_log_that_cannot_be_synced_is_not_written_to_any_more(
@@ -171,12 +190,15 @@ def test_a_log_that_cannot_be_synced_is_not_written_to_any_more(
 @pytest.mark.parametrize("durable", [True, False])
 def test_the_event_loop_does_not_wait_for_somebody_elses_lock(tmp_path: Path, durable: bool) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
+        patience = 20.0
+        store, scene = await staged(tmp_path / "log.db", patience=patience)
         foreign = apsw.Connection(str(store.path))
         foreign.execute("begin immediate")
+        began = time.monotonic()
         waiting = asyncio.ensure_future(scene.hear("patient", durable=durable))
-        await asyncio.wait_for(asyncio.sleep(0.05), 1.0)
+        await asyncio.sleep(0.05)
         assert not waiting.done()
+        assert time.monotonic() - began < patience, "the event loop waited for the lock"
         foreign.execute("rollback")
         foreign.close()
         await waiting
@@ -342,73 +364,105 @@ def test_the_event_loop_does_not_wait_for_a_slow_disk(
     run(play())
 
 
+class MadeClocks:
+    """Clocks by which every commit takes as long, and the event loop computes as much meanwhile, as a test says."""
+
+    def __init__(self) -> None:
+        self.commit_seconds = 0.0
+        self.computed_seconds = 0.0
+        self._elapsed = 0.0
+        self._computed = 0.0
+
+    def elapsed(self) -> float:
+        self._elapsed += self.commit_seconds
+        return self._elapsed
+
+    def computed(self) -> float:
+        self._computed += self.computed_seconds
+        return self._computed
+
+
+async def timed(path: Path, *, real: bool = False) -> tuple[SqliteStore, Scene, MadeClocks]:
+    """A store whose writer decides by made clocks where it waits: for the disk at once, and with `real` by the true
+    clock how much the event loop computes meanwhile."""
+    store, made = opened(path), MadeClocks()
+    assert isinstance(store.writer, writer.ThreadWriter)
+    store.writer.clocks = (
+        writer.WriterClocks(elapsed_seconds=made.elapsed)
+        if real
+        else writer.WriterClocks(elapsed_seconds=made.elapsed, computed_seconds=made.computed)
+    )
+    scene = Scene(store)
+    await scene.open("s")
+    return store, scene, made
+
+
 class Committing:
     """On which threads commits are made."""
 
-    def __init__(self, hand: writer.ThreadWriter) -> None:
+    def __init__(self, store: SqliteStore) -> None:
         self.names: list[str] = []
-        real = hand._committed
+        assert isinstance(store.writer, writer.ThreadWriter)
+        store.writer.db.set_commit_hook(self._commit)
 
-        def committed(db: apsw.Connection, name: str, pages: int) -> int:
-            self.names.append(threading.current_thread().name)
-            return real(db, name, pages)
-
-        hand.db.set_wal_hook(committed)
+    def _commit(self) -> bool:
+        self.names.append(threading.current_thread().name)
+        return False  # go on
 
     def took(self) -> list[bool]:
         """Of each commit since the last time, whether the event loop waited for it."""
         names, self.names = self.names, []
         return [name != "everhold-writer" for name in names]
 
+    async def heard(self, scene: Scene) -> bool:
+        """Whether the event loop waits for the commit of one more message."""
+        self.took()
+        await scene.hear()
+        (on_the_spot,) = self.took()
+        return on_the_spot
 
-@pytest.fixture
-def idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, nobody is taken to make use of a wait."""
-    monkeypatch.setattr(writer, "IDLE_SECONDS", 60.0)
+    async def settle(self, scene: Scene) -> None:
+        """Go on until the disk has been quick for so long, and nobody used the wait for so long, that the event loop
+        waits itself."""
+        for _ in range(50):
+            if await self.heard(scene):
+                return
+        raise AssertionError("the event loop never waited itself")
 
 
 @pytest.mark.parametrize("many", [1, 5])
-@pytest.mark.usefixtures("idle")
 def test_a_quick_disk_is_waited_for_on_the_spot_where_nobody_makes_use_of_the_wait(tmp_path: Path, many: int) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        hand = store.writer
-        assert isinstance(hand, writer.ThreadWriter)
-        committing = Committing(hand)
+        store, scene, clocks = await timed(tmp_path / "log.db")
+        committing = Committing(store)
 
-        async def hear(*, pace: float = 0.0) -> None:
-            hand._pace = pace
+        async def hear() -> None:
             await asyncio.gather(*(scene.hear() for _ in range(many)))
 
-        for _ in range(writer.IDLE):
-            await hear()
-        committing.took()
+        await committing.settle(scene)
         for _ in range(2 * (writer.LOOK_AGAIN + 1)):
             await hear()
         on_the_spot = committing.took()
         assert on_the_spot.count(False) == 2  # now and then it is seen whether it is still so
         assert on_the_spot[-1 - writer.LOOK_AGAIN :].count(True) == writer.LOOK_AGAIN
-        for _ in range(writer.IDLE):
-            await hear(pace=writer.QUICK_SECONDS)  # a slow one
+        clocks.commit_seconds = 8 * writer.QUICK_SECONDS  # a slow one
+        await hear()
+        committing.took()
+        for _ in range(2 * (writer.LOOK_AGAIN + 1)):
+            await hear()
         assert not any(committing.took())
         await store.close()
 
     run(play())
 
 
-@pytest.mark.usefixtures("idle")
 def test_a_crowd_larger_than_a_batch_is_written_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        hand = store.writer
-        assert isinstance(hand, writer.ThreadWriter)
+        store, scene, _ = await timed(tmp_path / "log.db")
         monkeypatch.setattr(writer, "BATCH", 3)
-        committing = Committing(hand)
-        for _ in range(writer.IDLE + 1):
-            hand._pace = 0.0
-            await scene.hear()
-        assert committing.took()[-1]
-        async with asyncio.timeout(10):
+        committing = Committing(store)
+        await committing.settle(scene)
+        async with asyncio.timeout(LIMIT_SECONDS):
             await asyncio.gather(*(scene.hear() for _ in range(8)))
         assert committing.took() == [True] * 3
         await store.close()
@@ -418,20 +472,17 @@ def test_a_crowd_larger_than_a_batch_is_written_to_the_last(tmp_path: Path, monk
 
 def test_whoever_makes_use_of_a_wait_is_not_kept_from_it(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        hand = store.writer
-        assert isinstance(hand, writer.ThreadWriter)
-        committing = Committing(hand)
+        store, scene, _ = await timed(tmp_path / "log.db", real=True)
+        committing = Committing(store)
 
         async def work() -> None:
-            while not hand._away:  # noqa: ASYNC110
+            while here(store):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             until = time.thread_time() + 2 * writer.IDLE_SECONDS
             while time.thread_time() < until:
                 pass
 
-        for _ in range(3 * writer.IDLE):
-            hand._pace = 0.0
+        for _ in range(8 * writer.IDLE):
             await asyncio.gather(scene.hear(), work())
         assert not any(committing.took())
         await store.close()
@@ -439,59 +490,37 @@ def test_whoever_makes_use_of_a_wait_is_not_kept_from_it(tmp_path: Path) -> None
     run(play())
 
 
-@pytest.mark.usefixtures("idle")
-def test_a_disk_that_stalls_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_stalls_is_waited_for_once(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        hand = store.writer
-        assert isinstance(hand, writer.ThreadWriter)
-        committing = Committing(hand)
-        real, stalls = hand._witness, True
-
-        def witness() -> None:
-            time.sleep(0.05 if stalls else 0.0)
-            real()
-
-        for _ in range(writer.IDLE + 1):
-            hand._pace = 0.0
-            await scene.hear()
-        committing.took()
-        monkeypatch.setattr(hand, "_witness", witness)
-        hand._pace = 0.0
+        store, scene, clocks = await timed(tmp_path / "log.db")
+        committing = Committing(store)
+        await committing.settle(scene)
+        clocks.commit_seconds = 0.05
         for _ in range(3):
             await scene.hear()
         assert committing.took() == [True, False, False]
-        stalls = False
-        while hand._pace >= writer.QUICK_SECONDS:
-            hand._pace /= 2  # as it does of itself, with every commit that is quick
-        await scene.hear()
-        assert committing.took() == [True]
+        clocks.commit_seconds = 0.0
+        await committing.settle(scene)
         await store.close()
 
     run(play())
 
 
-@pytest.mark.usefixtures("idle")
 def test_what_is_long_is_tidied_up_on_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
+        store, scene, _ = await timed(tmp_path / "log.db")
         hand = store.writer
         assert isinstance(hand, writer.ThreadWriter)
-        committing, tidied, real = Committing(hand), list[str](), hand.tidy
+        committing, tidied, real = Committing(store), list[str](), hand.tidy
 
         def tidy() -> None:
             tidied.append(threading.current_thread().name)
             real()
 
         monkeypatch.setattr(hand, "tidy", tidy)
-        for _ in range(writer.IDLE + 1):
-            hand._pace = 0.0
-            await scene.hear()
-        committing.took()
+        await committing.settle(scene)
         monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 1)
-        hand._pace = 0.0
-        await scene.hear()
-        assert committing.took() == [True]
+        assert await committing.heard(scene)
         await scene.hear()
         assert tidied[0] == "everhold-writer"
         await store.close()
@@ -520,18 +549,20 @@ def test_an_erasure_waits_until_a_reader_has_read(tmp_path: Path) -> None:
 
 def test_a_long_reader_holds_up_one_erasure_and_nothing_after_it(tmp_path: Path) -> None:
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db", patience=0.4)
+        patience = 1.0
+        store, scene = await staged(tmp_path / "log.db", patience=patience)
         wal = store.path.with_name("log.db-wal")
         seq = await scene.hear("the secret word")
         reader = apsw.Connection(str(store.path), flags=apsw.SQLITE_OPEN_READONLY)
         reader.execute("begin; select * from entries").fetchall()
         await scene.erase(seq)
         assert wal.stat().st_size > 0
-        began = time.monotonic()
+        took: list[float] = []
         for _ in range(5):
-            store.writer._pace = 0.0  # type: ignore[union-attr]  # whoever is alone with a quick disk does it no sooner
+            began = time.monotonic()
             await scene.hear()
-        assert time.monotonic() - began < 1.6
+            took.append(time.monotonic() - began)
+        assert sorted(took)[2] < patience, "they waited for the reader again"
         reader.close()
         await scene.hear()
         assert wal.stat().st_size == 0
@@ -550,7 +581,7 @@ def test_a_close_that_was_cut_short_can_be_repeated(tmp_path: Path) -> None:
         leaving.cancel()
         await asyncio.wait([leaving])
         closing = [asyncio.ensure_future(store.close()) for _ in range(2)]
-        done, _ = await asyncio.wait(closing, timeout=5.0)
+        done, _ = await asyncio.wait(closing, timeout=LIMIT_SECONDS)
         assert len(done) == 2
         assert await queued == 1
         assert not store.path.with_name("log.db-wal").exists()
@@ -576,13 +607,13 @@ def test_a_second_loop_goes_on_where_the_first_one_left_without_waiting(tmp_path
     if closed:
         first.close()
     threading.Timer(0.05, foreign.close).start()
-    second.run_until_complete(asyncio.wait_for(scene.hear("going on"), 5.0))
+    second.run_until_complete(asyncio.wait_for(scene.hear("going on"), LIMIT_SECONDS))
     assert second.run_until_complete(scene.texts()) == [*(f"left behind {n}" for n in range(3)), "going on"]
     if not closed:
-        first.run_until_complete(asyncio.wait(waiting, timeout=5.0))
+        first.run_until_complete(asyncio.wait(waiting, timeout=LIMIT_SECONDS))
         assert all(one.done() for one in waiting)
         first.close()
-    second.run_until_complete(asyncio.wait_for(store.close(), 5.0))
+    second.run_until_complete(asyncio.wait_for(store.close(), LIMIT_SECONDS))
     second.close()
 
 
@@ -597,7 +628,9 @@ def test_nobody_waits_for_a_thread_that_fell_while_it_tidied_up(
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
         monkeypatch.setattr(type(store.writer), "long", property(lambda _: True))
         monkeypatch.setattr(store.writer, "tidy", fall)
-        done = await asyncio.wait_for(asyncio.gather(*[scene.hear() for _ in range(300)], return_exceptions=True), 5.0)
+        done = await asyncio.wait_for(
+            asyncio.gather(*[scene.hear() for _ in range(300)], return_exceptions=True), LIMIT_SECONDS
+        )
         assert {type(one) for one in done} == {type(done[0]), StoreError}
         with pytest.raises(StoreError):
             await scene.hear()
@@ -618,7 +651,6 @@ def no_handles(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.mark.parametrize("at_hand", [False, True])
 @pytest.mark.parametrize("on_the_spot", [False, True])
-@pytest.mark.usefixtures("idle")
 def test_a_process_without_a_handle_left_goes_on_writing(
     tmp_path: Path, no_handles: Callable[[], None], monkeypatch: pytest.MonkeyPatch, at_hand: bool, on_the_spot: bool
 ) -> None:
@@ -626,21 +658,20 @@ def test_a_process_without_a_handle_left_goes_on_writing(
     message = Draft(body=heard("kept"), author="person:ada", dedup="d")
 
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        hand = store.writer
-        assert isinstance(hand, writer.ThreadWriter)
-        await scene.commit(message)
+        store, scene, clocks = await timed(tmp_path / "log.db")
+        clocks.commit_seconds = 0.0 if on_the_spot else 1.0
+        if on_the_spot:
+            await Committing(store).settle(scene)
+        kept = (await scene.commit(message)).pos
         await scene.hear(durable=False)
         if at_hand:
             await store.pulse()
             await scene.hear(durable=False)
-        hand._unused = writer.IDLE if on_the_spot else 0
-        hand._pace = 0.0
         no_handles()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_SECONDS):
             (again,) = await asyncio.gather(scene.commit(message), return_exceptions=True)
         assert isinstance(again, Committed if at_hand else StoreError)
-        assert mark.read(mark.beside(store.path)) == (await store.last_pos() if at_hand else 1)
+        assert mark.read(mark.beside(store.path)) == (await store.last_pos() if at_hand else kept)
         monkeypatch.undo()
         assert (await scene.commit(message)).duplicate
         assert mark.read(mark.beside(store.path)) == await store.last_pos()
@@ -649,19 +680,16 @@ def test_a_process_without_a_handle_left_goes_on_writing(
     run(play())
 
 
-@pytest.mark.usefixtures("idle")
 def test_nobody_waits_for_a_commit_that_fell_on_the_spot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fall() -> None:
         raise MemoryError
 
     async def play() -> None:
-        store, scene = await staged(tmp_path / "log.db")
-        hand = store.writer
-        assert isinstance(hand, writer.ThreadWriter)
+        store, scene, _ = await timed(tmp_path / "log.db")
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        hand._unused, hand._pace = writer.IDLE, 0.0
-        monkeypatch.setattr(hand, "_witness", fall)
-        async with asyncio.timeout(10):
+        await Committing(store).settle(scene)
+        monkeypatch.setattr(store.writer, "_witness", fall)
+        async with asyncio.timeout(LIMIT_SECONDS):
             done = await asyncio.gather(*[scene.hear() for _ in range(9)], return_exceptions=True)
         assert {type(one) for one in done} == {StoreError}
         assert store.broken is not None
@@ -682,7 +710,7 @@ def test_whoever_reads_sees_what_was_committed_wherever_the_connection_is(tmp_pa
     def slowly(cur: apsw.Cursor) -> None:
         cur.execute("update sessions set title = 'later' where id = 's'")
         written.set()
-        assert go_on.wait(10)
+        assert go_on.wait(LIMIT_SECONDS)
 
     async def play() -> None:
         store, _ = await staged(tmp_path / "log.db")
@@ -690,7 +718,7 @@ def test_whoever_reads_sees_what_was_committed_wherever_the_connection_is(tmp_pa
         assert here(store)
         assert (await store.get_session("s")).title == ""
         going = asyncio.ensure_future(store.writer.write(slowly))
-        assert await asyncio.to_thread(written.wait, 10)
+        assert await asyncio.to_thread(written.wait, LIMIT_SECONDS)
         assert not here(store)
         assert (await store.get_session("s")).title == "", "what is not committed is not seen"
         assert (await store.get_session_snapshot("s")).session.title == ""

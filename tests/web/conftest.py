@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from everhold.home import Home
 from everhold.logs import open_log
 from everhold.testing.modelserver import ModelServer
 from everhold.web.server import Server
+from tests.waiting import LIMIT_SECONDS, wait_until
 from tests.web.programs import installed
 
 MODEL_KEY = "sk-canary-model-5b1f0c9d2e"
@@ -97,14 +98,16 @@ class Gateway:
     def client(self, token: str = "", **headers: str) -> httpx2.AsyncClient:
         """At this machine; with a token, from elsewhere."""
         given = {**ELSEWHERE, "authorization": f"Bearer {token}"} if token else {}
-        return httpx2.AsyncClient(base_url=self.url, headers={**given, **headers}, timeout=20.0, trust_env=False)
+        return httpx2.AsyncClient(
+            base_url=self.url, headers={**given, **headers}, timeout=LIMIT_SECONDS, trust_env=False
+        )
 
     async def entries(self, session: str) -> list[dict[str, Any]]:
         async with self.client() as client:
             found: list[dict[str, Any]] = (await client.get(f"/api/sessions/{session}/entries")).json()["entries"]
             return found
 
-    async def rested(self, session: str, *, said: int = 1, seconds: float = 10.0) -> list[dict[str, Any]]:
+    async def rested(self, session: str, *, said: int = 1) -> list[dict[str, Any]]:
         """The log of a session once it holds so many replies and nothing more is going on."""
         found: list[dict[str, Any]] = []
 
@@ -114,18 +117,11 @@ class Gateway:
             kinds = [entry["kind"] for entry in found]
             return kinds.count("said") >= said and kinds[-1] in ("ended", "said", "notified")
 
-        await eventually(look, seconds=seconds)
+        await eventually(look)
         return found
 
 
-async def eventually(look: Callable[[], bool | Awaitable[bool]], *, seconds: float = 10.0) -> None:
-    """Wait for something that happens in its own time."""
-    async with asyncio.timeout(seconds):
-        while True:
-            seen = look()
-            if seen if isinstance(seen, bool) else await seen:
-                return
-            await asyncio.sleep(0.01)
+eventually = wait_until
 
 
 @pytest.fixture
@@ -206,7 +202,7 @@ async def events_of(response: httpx2.Response) -> AsyncIterator[Event]:
         fields = {}
 
 
-async def until(events: AsyncIterator[Event], kind: str, *, seconds: float = 30.0) -> list[Event]:
+async def until(events: AsyncIterator[Event], kind: str, *, seconds: float = LIMIT_SECONDS) -> list[Event]:
     """Entries up to the first of `kind`, and with it."""
     found: list[Event] = []
     async with asyncio.timeout(seconds):

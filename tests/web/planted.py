@@ -24,7 +24,7 @@ def says_kept_first() -> None:
 
     async def hasty(self: Control, incoming: Incoming) -> Verdict:
         async def late() -> None:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(3.0)
             await send(self, incoming)
 
         if incoming.origin.message.startswith("key:"):

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_SECONDS
+
 SCRIPTS = Path(__file__).parent / "node"
 
 
-async def run(*command: str, env: dict[str, str] | None = None, cwd: Path | None = None, seconds: float = 60) -> str:
+async def run(
+    *command: str, env: dict[str, str] | None = None, cwd: Path | None = None, seconds: float = LIMIT_SECONDS
+) -> str:
     """What a program prints."""
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -40,7 +44,15 @@ async def installed(directory: Path) -> Path:
         if not stamp.exists() or stamp.read_text() != wanted:
             (directory / "package.json").write_text(wanted)
             try:
-                await run(npm, "install", "--no-audit", "--no-fund", "--loglevel=error", cwd=directory, seconds=110)
+                await run(
+                    npm,
+                    "install",
+                    "--no-audit",
+                    "--no-fund",
+                    "--loglevel=error",
+                    cwd=directory,
+                    seconds=6 * LIMIT_SECONDS,
+                )
             except (AssertionError, TimeoutError) as error:
                 pytest.skip(f"npm cannot install the clients here: {error}")
             stamp.write_text(wanted)

@@ -14,6 +14,7 @@ import pytest
 
 from everhold.core.entries import Call
 from everhold.testing.modelserver import ModelServer, Reply, rate_limited
+from tests.waiting import LIMIT_SECONDS
 from tests.web.conftest import ADA, ELSEWHERE, Gateway
 from tests.web.programs import run
 
@@ -25,7 +26,7 @@ IN_SESSION = pytest.mark.parametrize("session", ["", "a conversation"], ids=["wi
 
 @pytest.fixture
 async def python(gateway: Gateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=20) as client:
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", timeout=LIMIT_SECONDS) as client:
         yield client
 
 

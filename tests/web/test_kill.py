@@ -14,6 +14,7 @@ import pytest
 from everhold.testing.kill import web
 from everhold.testing.kill.gateway import Gateway
 from everhold.testing.modelserver import ModelServer, Reply
+from tests.waiting import LIMIT_SECONDS
 from tests.web import planted
 from tests.web.conftest import configuration, events_of, eventually
 from tests.web.planted import BUGS
@@ -26,7 +27,7 @@ async def ask(url: str, key: str, *, stream: bool) -> str:
     """What a caller does who gives up only when there is an answer: the same request again, under the same key."""
     body = {"model": "main", "stream": stream, "messages": [{"role": "user", "content": f"count {key}"}]}
     headers = {"X-Everhold-Session": "x", "Idempotency-Key": key}
-    async with httpx2.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=LIMIT_SECONDS, trust_env=False) as client:
         while True:
             try:
                 async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
@@ -54,7 +55,7 @@ class Reader:
         self.seen: list[dict[str, Any]] = []
 
     async def read(self) -> None:
-        async with httpx2.AsyncClient(base_url=self.url, timeout=20, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=self.url, timeout=LIMIT_SECONDS, trust_env=False) as client:
             while True:
                 after = self.seen[-1]["pos"] if self.seen else 0
                 try:
@@ -83,7 +84,7 @@ async def test_killed_again_and_again_with_callers_mid_stream(tmp_path: Path, mo
             await asyncio.sleep(wait)
             await gateway.kill()
             await gateway.start()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(LIMIT_SECONDS):
                 answers = await asyncio.gather(*callers)
             assert all(answer.endswith(TEXT) for answer in answers), answers
         async with httpx2.AsyncClient(base_url=gateway.url, trust_env=False) as client:

@@ -13,7 +13,7 @@ import pytest
 from everhold.core.entries import Call, Heard
 from everhold.stores.sqlite import SqliteStore
 from everhold.testing.contracts.scene import Dice
-from everhold.testing.modelserver import Hang, ModelServer, Received, Reply
+from everhold.testing.modelserver import Hang, ModelServer, Reply
 from tests.web.conftest import ADA, BOB, MODEL_KEY, OPERATOR, Gateway, configuration, eventually
 from tests.web.process import Process
 
@@ -243,25 +243,14 @@ async def test_people_do_not_meet_in_a_chat_of_one_name_nor_see_each_other(gatew
     assert foreign == {**absent, "message": absent["message"].replace("nothing", his)}, "as if it were not there"
 
 
-class Held(ModelServer):
-    """Answers nobody before it is `free` to."""
-
-    def __init__(self) -> None:
-        super().__init__(key=MODEL_KEY)
-        self.free = asyncio.Event()
-
-    async def _answer(self, received: Received, writer: asyncio.StreamWriter) -> bool:
-        await self.free.wait()
-        return await super()._answer(received, writer)
-
-
 @pytest.mark.prove
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nobody here says how much memory a process has")
 @pytest.mark.parametrize("chats", [1, 10_000])
 async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tmp_path: Path, chats: int) -> None:
     """In one chat, or each in its own: they wait in the log, not in the gateway."""
-    model = Held()
+    model = ModelServer(key=MODEL_KEY)
+    released = model.hold()
     async with model:
         long = configuration(model.openai).replace("context_tokens: 100000", "context_tokens: 10000000")
         gateway = Process(tmp_path, long)
@@ -279,7 +268,7 @@ async def test_ten_thousand_that_wait_are_kept_and_answered_in_bounded_memory(tm
 
             await asyncio.gather(*map(write, range(16)))
             assert (await numbers())["everhold_messages_pending"] > 9_000
-            model.free.set()
+            released.set()
 
             async def answered() -> bool:
                 await asyncio.sleep(0.5)

@@ -10,6 +10,7 @@ import pytest
 
 from everhold.web import openapi
 from everhold.web.reference import render, table
+from tests.waiting import LIMIT_SECONDS
 from tests.web.conftest import ELSEWHERE, OPERATOR, Gateway
 from tests.web.programs import run
 
@@ -55,8 +56,8 @@ async def test_whatever_the_description_allows_is_answered_as_it_says(
         "--phases", phases, "--checks", "all", "--max-examples", "3", "--seed", "3",
         "--exclude-checks", "positive_data_acceptance",  # 1.0 is no whole number here, and /v1 has no schema of its own
         "--workers", "1",  # two threads that parse Python at once meet a fault of CPython 3.11 (a SystemError)
-        "--request-timeout", "10", "--no-shrink", "--warnings", "off",
-        cwd=tmp_path, seconds=100,
+        "--request-timeout", "100", "--no-shrink", "--warnings", "off",
+        cwd=tmp_path, seconds=6 * LIMIT_SECONDS,
     )  # fmt: skip
     report = await gateway.running.control.audit()
     assert not report.broken

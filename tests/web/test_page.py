@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import shutil
@@ -15,6 +14,7 @@ import pytest
 
 from everhold.testing.modelserver import Hang, ModelServer, Reply
 from everhold.web.page import DIRECTORY, Page as Files
+from tests.waiting import LIMIT_SECONDS
 from tests.web.conftest import ADA, BOB, OPERATOR, Gateway, configuration, eventually
 from tests.web.process import Process
 
@@ -86,7 +86,7 @@ class Screen:
         await self.is_("live")
 
     async def is_(self, state: str) -> None:
-        await self.page.wait_for_selector(f".state.{state}", timeout=15_000)
+        await self.page.wait_for_selector(f".state.{state}", timeout=LIMIT_SECONDS * 1000)
 
     async def say(self, text: str) -> None:
         await self.page.fill("textarea", text)
@@ -98,7 +98,7 @@ class Screen:
         async def look() -> bool:
             return bool(await self.page.evaluate(f"Boolean({script})"))
 
-        await eventually(look, seconds=15)
+        await eventually(look)
 
     async def texts(self, selector: str) -> list[str]:
         found: list[str] = await self.page.locator(selector).all_inner_texts()
@@ -112,7 +112,7 @@ class Screen:
         return [int(text) for text in await self.texts(".log .seq")]
 
     async def session(self) -> str:
-        id: str = await self.page.locator("[data-session]").get_attribute("data-session", timeout=15_000)
+        id: str = await self.page.locator("[data-session]").get_attribute("data-session", timeout=LIMIT_SECONDS * 1000)
         return id
 
 
@@ -146,7 +146,7 @@ class TestInABrowser:
         await screen.open(gateway.url)
         model.script(Reply(text="one two three four five six seven eight", pause=0.08))
         await screen.say("count to eight")
-        await screen.page.wait_for_selector("li.draft", timeout=10_000)
+        await screen.page.wait_for_selector("li.draft", timeout=LIMIT_SECONDS * 1000)
         growing = (await screen.texts("li.draft .words"))[0]
         assert growing.startswith("one")
         assert await screen.replies(1) == ["one two three four five six seven eight"]
@@ -243,9 +243,7 @@ class TestInABrowser:
         model.script(Hang())
         await screen.open(gateway.url)
         await screen.say("think for ever")
-        # a stop before the turn has begun finds nothing to stop
-        while not model.requests:  # noqa: ASYNC110  # the server offers no bell
-            await asyncio.sleep(0.05)
+        await eventually(lambda: len(model.requests) == 1)  # a stop before the turn has begun finds nothing to stop
         await screen.page.click("text=Stop")
         await screen.until("document.querySelector('.messages').innerText.includes('stopped')")
 

@@ -62,6 +62,11 @@ class Watcher:
         self._note(settings)
         self._keep()
 
+    @property
+    def compared(self) -> bool:
+        """Whether the files were read once more since they were loaded: from here on only an edit is read."""
+        return self._closer_at is None
+
     async def run(self) -> None:
         """Look twice a second, for ever."""
         while True:

@@ -61,6 +61,7 @@ class ModelServer:
         self.requests: list[Received] = []
         self.connections = 0
         self._steps: deque[Steps] = deque()
+        self._released: asyncio.Event | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._cache: set[str] = set()
@@ -83,6 +84,11 @@ class ModelServer:
     def script(self, *steps: Steps) -> None:
         """What to do with the next requests, one each; after that the default is back."""
         self._steps.extend(steps)
+
+    def hold(self) -> asyncio.Event:
+        """Answer nobody before this event is set."""
+        self._released = asyncio.Event()
+        return self._released
 
     @property
     def last(self) -> Received:
@@ -134,6 +140,8 @@ class ModelServer:
         try:
             while (received := await _read(reader)) is not None:
                 self.requests.append(received)
+                if self._released is not None:
+                    await self._released.wait()
                 if not await self._answer(received, writer):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from everhold.memories.hermes.settings import HermesSettings
 from everhold.ports.log import Log
 from everhold.ports.memory import Batch, Exchange, Note, Query, Utterance
 from everhold.ports.plugin import Context
+from tests.waiting import wait_until
 
 NAME = "agent-main-telegram-dm-42"
 STAMP = Stamp(person="ada", audience=("person:ada",), address="agent:main:telegram:dm:42", title="Plans")
@@ -102,7 +102,7 @@ class Stage:
 
     @asynccontextmanager
     async def open(self, **settings: Any) -> AsyncIterator[HermesPlugin]:
-        given = {"path": str(self.plugin), "hermes_home": str(self.home), "deadline_seconds": 20.0, **settings}
+        given = {"path": str(self.plugin), "hermes_home": str(self.home), "deadline_seconds": 60.0, **settings}
         directory = self.path / "data"
         directory.mkdir(exist_ok=True)
         context = Context(agent="main", instance="notes", directory=directory, log=self.log, clock=Clock())
@@ -150,7 +150,4 @@ def query(text: str, *, stamp: Stamp = STAMP, name: str = NAME) -> Query:
     )
 
 
-async def eventually(what: Any, *, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not what():  # noqa: ASYNC110  # another process does it
-            await asyncio.sleep(0.02)
+eventually = wait_until

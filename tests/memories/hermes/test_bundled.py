@@ -88,7 +88,7 @@ async def test_hindsight_keeps_what_it_is_told(tmp_path: Path, python: Path) -> 
                 return all(f"turn {number}" in whole for number in range(4))
 
             # its writer loads its client first, and gives up what it has not sent ten seconds after it is shut down
-            await eventually(kept, seconds=120)
+            await eventually(kept)
 
 
 def configured(home: Path, name: str, service: Service) -> None:
@@ -147,7 +147,7 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
         async with stage.open(**settings) as plugin:
             for number, text in enumerate(TALK[:2]):
                 await plugin.store(batch(exchange(text, key=str(number))))
-            await eventually(lambda: kept(2), seconds=120)
+            await eventually(lambda: kept(2))
             recalled = ""
             for _ in range(60):  # most work it out beforehand, after the turn before
                 recalled += "".join(it.text for it in await plugin.find(query("When does the train leave?")))
@@ -165,7 +165,7 @@ async def test_it_lives_a_whole_life(tmp_path: Path, python: Path, name: str) ->
                 await plugin.session_switched(Switch(how="new", before=here, after=there))
             elsewhere = structs.replace(STAMP, address="agent:main:telegram:dm:43")
             await plugin.store(batch(exchange(TALK[2], key="2", session="t", stamp=elsewhere), name=there.name))
-            await eventually(lambda: kept(3), seconds=120)
+            await eventually(lambda: kept(3))
             pid = plugin.pid
         assert pid is not None
         with pytest.raises(ProcessLookupError):

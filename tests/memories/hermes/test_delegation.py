@@ -117,33 +117,33 @@ async def test_its_host_or_the_gateway_killed_in_the_middle_of_it_and_it_is_told
     try:
         await street.ready()
         await say("hello")
-        await eventually(lambda: len(stage.diary("sync_turn")) == 1, seconds=30)
+        await eventually(lambda: len(stage.diary("sync_turn")) == 1)
         # the host dies with the call in it
         hang.touch()
         await say("/background count the cats")
-        await eventually(lambda: len(stage.diary("begun")) == 1, seconds=30)
+        await eventually(lambda: len(stage.diary("begun")) == 1)
         os.kill(stage.diary("begun")[0][1], signal.SIGKILL)
         hang.unlink()
-        await eventually(lambda: told() == ["count the cats"], seconds=60)
+        await eventually(lambda: told() == ["count the cats"])
         # the gateway dies, and its host with it
         hang.touch()
         await say("/background count the dogs")
-        await eventually(lambda: len(stage.diary("begun")) == 3, seconds=30)
+        await eventually(lambda: len(stage.diary("begun")) == 3)
         host = stage.diary("begun")[2][1]
         await street.kill()
-        await eventually(lambda: not Path(f"/proc/{host}").exists(), seconds=10)
+        await eventually(lambda: not Path(f"/proc/{host}").exists())
         hang.unlink()
         await street.start()
         await street.ready()
-        await eventually(lambda: told() == ["count the cats", "count the dogs"], seconds=60)
+        await eventually(lambda: told() == ["count the cats", "count the dogs"])
         # both are dead while it is worked on, or before anybody was told: nobody is told twice either
         await say("/background count the birds")
         await street.kill()
         await street.start()
         await street.ready()
-        await eventually(lambda: told()[2:3] == ["count the birds"], seconds=60)
+        await eventually(lambda: told()[2:3] == ["count the birds"])
         await say("thanks")
-        await eventually(lambda: len(stage.diary("sync_turn")) >= 2, seconds=30)
+        await eventually(lambda: len(stage.diary("sync_turn")) >= 2)
         await asyncio.sleep(1)
         assert told()[:2] == ["count the cats", "count the dogs"]
         assert set(told()[2:]) == {"count the birds"}

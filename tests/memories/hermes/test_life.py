@@ -299,20 +299,25 @@ async def test_what_is_learned_of_it_on_its_first_use_is_no_change_later(tmp_pat
 async def test_who_stops_waiting_while_it_loads_leaves_it_no_stranger(tmp_path: Path) -> None:
     """Recall has less time than some take to load; what it can do must be known all the same, or it is searched for
     nothing, offers no tools, and is told everything again by a replay."""
-    stage = Stage(tmp_path, "import time; time.sleep(0.7)\n" + KEEPER)
+    loads = tmp_path / "loads"
+    waits = f"import os, time\nwhile not os.path.exists({str(loads)!r}): time.sleep(0.02)\n"
+    stage = Stage(tmp_path, waits + KEEPER)
     told = batch(exchange("my grey cat is called Mimi and sleeps under the stove"))
     async with stage.open() as plugin:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await plugin.find(query("where is the cat?"))
+        loads.touch()
         assert await plugin.store(told) == {"k": SEEN}
         assert await plugin.probe(told) == ["k"]
+    loads.unlink()
     async with stage.open() as plugin:
         assert Capability.TOOLS in plugin.capabilities
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
                     await plugin.find(query("where is the cat?"))
+        loads.touch()
         assert await plugin.probe(told) == [], "not in this life of it"
         assert await plugin.store(told) == {"k": SEEN}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
 from everhold.errors import InDoubt, Refused, Transient
+from tests.waiting import LIMIT_SECONDS
 
 from .stage import RECORDER, Stage, batch, eventually, exchange, query
 
@@ -43,12 +45,11 @@ async def test_one_that_raises_is_quoted_and_goes_on(tmp_path: Path) -> None:
 
 async def test_one_that_blocks_is_cut_off_and_started_again(tmp_path: Path) -> None:
     stage = Stage(tmp_path, BLOCKS)
-    async with stage.open(deadline_seconds=1.0) as plugin:
+    async with stage.open(deadline_seconds=3.0) as plugin:
         await plugin.find(query("warm up"))
-        began = time.monotonic()
-        with pytest.raises(InDoubt, match="did not come back within 1 s"):
-            await plugin.store(batch(exchange("bad")))
-        assert time.monotonic() - began < 5
+        with pytest.raises(InDoubt, match="did not come back within 3 s"):
+            async with asyncio.timeout(LIMIT_SECONDS):
+                await plugin.store(batch(exchange("bad")))
         with pytest.raises(Transient, match="started again in"):
             await plugin.store(batch(exchange("too soon")))
         assert "did not come back" in (await plugin.health()).text
@@ -78,10 +79,10 @@ async def test_one_that_leaves_is_in_doubt(tmp_path: Path) -> None:
 
 async def test_threads_it_leaves_behind_stay_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(tmp_path, LEAKS)
-    async with stage.open(deadline_seconds=60) as plugin:
+    async with stage.open(deadline_seconds=6 * LIMIT_SECONDS) as plugin:
         await plugin.store(batch(exchange("hello")))
         began = time.monotonic()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < LIMIT_SECONDS
 
 
 async def test_an_answer_that_is_too_long_is_refused(tmp_path: Path) -> None:

@@ -100,10 +100,10 @@ async def test_a_search_that_never_ends_does_not_end_the_plug_in(
     """Nobody asked it to search: what it has in its hands meanwhile must not be lost for that."""
     monkeypatch.setattr("everhold.memories.hermes.provider.LOOK_SECONDS", 0.1)
     stage = Stage(tmp_path, HANGING)
-    async with stage.open(deadline_seconds=1.0) as plugin:
+    async with stage.open(deadline_seconds=3.0) as plugin:
         await plugin.store(batch(exchange(LONG, key="1")))
         pid = plugin.pid
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(3.2)  # longer than it may take to do what it is asked to
         await plugin.store(batch(exchange(OTHER, key="2")))
         with pytest.raises(Transient, match="earlier search"):
             await plugin.probe(batch(exchange(LONG, key="1")))

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
@@ -181,6 +182,16 @@ class InlineWriter(_Hand):
         self.db.close()
 
 
+@dataclass(frozen=True, slots=True)
+class WriterClocks:
+    """The clocks by which the writer decides where it waits for the disk. A test puts its own here."""
+
+    elapsed_seconds: Callable[[], float] = time.perf_counter
+    """Read before and after each commit."""
+    computed_seconds: Callable[[], float] = time.thread_time
+    """How long the calling thread has computed: read when the connection leaves the event loop and when it is back."""
+
+
 class ThreadWriter(_Hand):
     """Runs jobs where they are asked for, and lets a thread wait for the disk.
 
@@ -211,6 +222,7 @@ class ThreadWriter(_Hand):
         """Something may have been written, perhaps by who was here before us, that the disk was not waited for with."""
         self._due: asyncio.AbstractEventLoop | None = None
         """Where it is about to be seen to that the disk has it."""
+        self.clocks = WriterClocks()
         self._pace = 2 * QUICK_SECONDS
         """How long the disk has lately taken, on average."""
         self._left = 0.0
@@ -340,7 +352,7 @@ class ThreadWriter(_Hand):
             batch, results = [], None  # there is only something to be tidied up
         self._away, self._idle, self._from = True, False, loop
         if batch:
-            self._left, self._spent = time.thread_time(), 0
+            self._left, self._spent = self.clocks.computed_seconds(), 0
         self._loads.put((batch, results, loop))
 
     def _nobody_else(self) -> bool:
@@ -387,7 +399,7 @@ class ThreadWriter(_Hand):
     def _returned(self, outcomes: list[_Outcome], loop: asyncio.AbstractEventLoop, *, back: bool) -> None:
         """A batch was committed; and, unless the thread has more to do, the connection is here again."""
         if outcomes:
-            used = time.thread_time() - self._left
+            used = self.clocks.computed_seconds() - self._left
             self._unused = self._unused + 1 if used < IDLE_SECONDS else 0
             _resolve(outcomes, loop)
             if self._owed:
@@ -434,7 +446,7 @@ class ThreadWriter(_Hand):
         if self.broken is not None:
             return self._refused(batch)
         self.wrote = False
-        began = time.perf_counter()
+        began = self.clocks.elapsed_seconds()
         try:
             if results is None:
                 outcomes = self._apart(batch)
@@ -454,7 +466,7 @@ class ThreadWriter(_Hand):
                 (future, urgent, None, type(fault)(fault.message, remedy=fault.remedy))
                 for _, future, urgent, _, _, _ in batch
             ]
-        self._pace += (time.perf_counter() - began - self._pace) / 8
+        self._pace += (self.clocks.elapsed_seconds() - began - self._pace) / 8
         self.batches += 1
         self.jobs += len(batch)
         return outcomes

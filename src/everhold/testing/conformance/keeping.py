@@ -67,10 +67,12 @@ async def signature(scene: Scene) -> None:
     it = scene.build()
     first = it.signature()
     loop = asyncio.get_running_loop()
+    again, took = first, float("inf")
     with _watching() as touched:
-        before = loop.time()
-        again = it.signature()
-        took = loop.time() - before
+        for _ in range(5):  # the machine may be busy for a moment, but hardly every time
+            before = loop.time()
+            again = it.signature()
+            took = min(took, loop.time() - before)
     if touched:
         raise Failed(f"it touches {touched[0]}: it is asked before every message")
     if took > QUICK_SECONDS:

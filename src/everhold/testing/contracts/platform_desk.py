@@ -27,7 +27,7 @@ from everhold.testing.contracts.store import Dice
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS: Final = 20.0
+PATIENCE_SECONDS: Final = 100.0
 """How long anything on loopback may take on a busy machine before it is taken for never."""
 HOUR: Final = 3600.0
 

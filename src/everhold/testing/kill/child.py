@@ -178,7 +178,7 @@ class Clerk:
 
     async def _replay(self) -> int:
         """Send again what was given up, as soon as something was; whoever began this may have done it."""
-        for _ in range(100):
+        for _ in range(2_000):
             if count := await self.control.replay():
                 return count
             await asyncio.sleep(0.02)
@@ -246,7 +246,7 @@ async def live(terms: Terms, parts: Parts) -> None:
         for name, platform in hands.platforms.items():
             work[f"listen {name}"] = functools.partial(platform.listen, accept)
         tasks = [asyncio.create_task(supervisor.keep(name, each), name=name) for name, each in work.items()]
-        await far.ask("ready", "", {"pid": os.getpid()})
+        await far.ask("ready", "", {"pid": os.getpid(), "computed": time.process_time()})
         await stop.wait()
         await supervisor.drain(DRAIN_SECONDS)
         for task in tasks:

@@ -16,7 +16,7 @@ import httpx2
 
 from everhold.home import Home
 
-START_SECONDS: Final = 30.0
+START_SECONDS: Final = 120.0
 
 
 class Gateway:

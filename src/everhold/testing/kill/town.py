@@ -406,7 +406,8 @@ class Town:
         self.workshop = Workshop(self.luck)
         self.oracle = Oracle(self.luck)
         self.office = Office()
-        self.ready: dict[int, float] = {}
+        self.ready: dict[int, tuple[float, float]] = {}
+        """When each process said that it serves, and how many seconds it had computed by then."""
         """process -> when it said that it serves."""
         self.news = asyncio.Event()
 
@@ -424,7 +425,7 @@ class Town:
             case "office":
                 return await self.office.answer(question)
             case "ready":
-                self.ready[question.given["pid"]] = time.monotonic()
+                self.ready[question.given["pid"]] = time.monotonic(), question.given["computed"]
                 self.news.set()
                 return None
             case other:

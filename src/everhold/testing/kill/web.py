@@ -30,7 +30,8 @@ SECRETS: Final = f"MODEL_KEY={KEY}\n"
 CALLERS: Final = 6
 MANNERS: Final = ("post", "whole", "stream")
 MOMENT_SECONDS: Final = 2.0
-PATIENCE_SECONDS: Final = 60.0
+"""How long a kill at a chosen moment waits for that moment, where any other moment will do, too."""
+PATIENCE_SECONDS: Final = 300.0
 """How long it may take until every caller has heard how it ended, once all is well."""
 
 ILLS: Final[dict[str, Callable[[str], Step]]] = {
@@ -214,11 +215,11 @@ class Ear:
         if what == self._what:
             self._heard.set()
 
-    async def hear(self, what: str) -> None:
+    async def hear(self, what: str, *, seconds: float) -> None:
         self._what = what
         self._heard.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._heard.wait(), MOMENT_SECONDS)
+            await asyncio.wait_for(self._heard.wait(), seconds)
 
 
 async def storm(
@@ -242,7 +243,7 @@ async def storm(
         for _ in range(kills):
             await gateway.start()
             if moment := at or dice.choice(("", "kept", "words")):
-                await ear.hear(moment)
+                await ear.hear(moment, seconds=PATIENCE_SECONDS if at else MOMENT_SECONDS)
             else:
                 await asyncio.sleep(0.02 + dice.random() * dice.choice((0.2, 0.8, 1.6)))
             await gateway.kill()
@@ -272,7 +273,7 @@ async def storm(
 async def _rest(gateway: Gateway) -> None:
     """Wait until nobody has a message left to answer."""
     until = time.monotonic() + PATIENCE_SECONDS
-    async with httpx2.AsyncClient(base_url=gateway.url, trust_env=False) as client:
+    async with httpx2.AsyncClient(base_url=gateway.url, timeout=PATIENCE_SECONDS, trust_env=False) as client:
         while time.monotonic() < until:
             sessions = (await client.get("/api/sessions")).json()["sessions"]
             if not any(session["pending"] or session["state"] != "idle" for session in sessions):

@@ -65,8 +65,6 @@ class App:
     signing_secret: str = ""
     """With it the app is called at its request URL, and has no socket."""
     request_url: Callable[[], str] = str
-    slowest: float = 0.0
-    """The longest an envelope that was confirmed waited for that."""
 
 
 class SlackServer(SocketLoopback):
@@ -236,10 +234,7 @@ class SlackServer(SocketLoopback):
     async def _envelope(self, app: App, type: str, payload: dict[str, Any], *, attempt: int) -> bool:
         if app.signing_secret:
             body = json.dumps(payload).encode() if type != "slash_commands" else urlencode(payload).encode()
-            began = time.monotonic()
-            kept = await self.call(app, body, attempt=attempt) == 200
-            app.slowest = max(app.slowest, time.monotonic() - began)
-            return kept
+            return await self.call(app, body, attempt=attempt) == 200
         lines = [line for line in app.lines if not line.closed]
         if not lines:
             return False
@@ -247,7 +242,6 @@ class SlackServer(SocketLoopback):
         id = f"envelope-{next(self._count)}"
         app.waiting[id] = asyncio.Event()
         told = {"envelope_id": id, "type": type, "payload": payload, "accepts_response_payload": False}
-        began = time.monotonic()
         await line.say({**told, "retry_attempt": attempt, "retry_reason": "timeout" if attempt else ""})
         try:
             async with asyncio.timeout(self.ack_seconds):
@@ -256,7 +250,6 @@ class SlackServer(SocketLoopback):
             return False
         finally:
             del app.waiting[id]
-        app.slowest = max(app.slowest, time.monotonic() - began)
         return not line.closed
 
     async def attend(self, request: Request, socket: Socket) -> None:

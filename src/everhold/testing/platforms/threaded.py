@@ -22,7 +22,7 @@ class Threaded(Generic[L]):
         self.loop = loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=100)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ How: TypeAlias = Literal[
     "lose",  # does it, then hangs up
     "drop",  # hangs up, having done nothing
     "hang",  # does nothing, says nothing
+    "wait",  # does it and answers once the fault is `released`
     "mute",  # does it, says nothing
     "slow",  # waits `seconds`, does it, answers
     "late",  # hangs up, and does it `seconds` later all the same
@@ -89,6 +90,9 @@ class Fault:
     status: int = 503
     retry_after: float | None = None
     seconds: float = 0.0
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+    """Requests that wait for the release."""
 
     def takes(self, call: Received) -> bool:
         if (self.method and call.method != self.method) or not re.search(self.path, call.path):
@@ -248,6 +252,13 @@ class Service:
                 asyncio.get_running_loop().call_later(0.01, _abort, writer)
             case "hang":
                 await asyncio.Event().wait()
+            case "wait":
+                fault.waiting += 1
+                try:
+                    await fault.released.wait()
+                    await _send(writer, self.execute(call))
+                finally:
+                    fault.waiting -= 1
             case "mute":
                 self.execute(call)
                 await asyncio.Event().wait()
