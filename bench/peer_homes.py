@@ -121,9 +121,16 @@ def log_to_file() -> None:
 
 def agent(db: Any, session: str) -> Any:
     return run_agent.AIAgent(
-        base_url=url, api_key="none", provider="custom", model="m", quiet_mode=True, max_iterations=4,
-        enabled_toolsets=["memory"], session_db=db, session_id=session,
-    )  # fmt: skip
+        base_url=url,
+        api_key="none",
+        provider="custom",
+        model="m",
+        quiet_mode=True,
+        max_iterations=4,
+        enabled_toolsets=["memory"],
+        session_db=db,
+        session_id=session,
+    )
 
 
 def fill(db: Any, session: str, count: int, tag: str, chars: int = 300) -> None:

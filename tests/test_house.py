@@ -23,7 +23,8 @@ SOURCE = ROOT / "src" / "everhold"
 PUBLIC = """
     Accept Answer Attachment Batch Call Capability Chance Clock Conflict Context Delivery Drafting Effect EverholdError
     Exchange Forgotten Found Health InDoubt Incoming Job Log MemoryProvider Message Misuse Model NotFound Note Outgoing
-    Overloaded Partial Place Platform PlatformOffset Query Refused Request Result Retraction Saying Scope Stamp Switch TooLong Tool
+    Overloaded Partial Place Platform PlatformOffset Query Refused Request Result Retraction Saying Scope Stamp Switch
+    TooLong Tool
     ToolContext ToolSpec Transient Usage Utterance Verdict __version__
 """.split()
 
@@ -66,8 +67,10 @@ def test_importing_everhold_pulls_in_nothing() -> None:
 def test_the_wheel_carries_what_is_not_python(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=ROOT, capture_output=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
     (wheel,) = tmp_path.glob("*.whl")
     shipped = set(zipfile.ZipFile(wheel).namelist())
     here = {f"everhold/{path.relative_to(SOURCE)}" for path in SOURCE.rglob("*") if path.is_file()}

@@ -60,9 +60,14 @@ class Everhold:
 
     async def find(self, text: str, limit: int) -> list[tuple[str, str]]:
         query = Query(
-            text=text, agent="main", session="elsewhere", name="bench", audience=stage.audience(self.talk),
-            person="asker", limit=limit,
-        )  # fmt: skip
+            text=text,
+            agent="main",
+            session="elsewhere",
+            name="bench",
+            audience=stage.audience(self.talk),
+            person="asker",
+            limit=limit,
+        )
         return [(self.places[one.session, one.seq], one.text) for one in await self.memory.find(query)]
 
     async def close(self) -> None:

@@ -88,9 +88,15 @@ async def _once(store: Store, memory: Builtin, text: str) -> tuple[float, float,
 def _query(text: str) -> Query:
     """As a turn asks: by a part of the words."""
     return Query(
-        text=" ".join(text.split()[:8]), agent="main", session="elsewhere", name="bench", audience=AUDIENCE,
-        person="ada", limit=40, tokens=1_700,
-    )  # fmt: skip
+        text=" ".join(text.split()[:8]),
+        agent="main",
+        session="elsewhere",
+        name="bench",
+        audience=AUDIENCE,
+        person="ada",
+        limit=40,
+        tokens=1_700,
+    )
 
 
 def _at(values: Sequence[float], percent: int) -> float:

@@ -71,9 +71,17 @@ def sentences(count: int, seed: int = 7) -> Iterator[str]:
 def entry(pos: int, text: str) -> Entry:
     body = Heard(origin=Place(platform="bench"), text=text, stamp=Stamp(person="ada", audience=AUDIENCE))
     return Entry(
-        session=str((pos - 1) // 100), seq=(pos - 1) % 100 + 1, pos=pos, kind=Kind.HEARD, op=None, author="person:ada",
-        at=float(pos), version=1, body=body, digest=b"x",
-    )  # fmt: skip
+        session=str((pos - 1) // 100),
+        seq=(pos - 1) % 100 + 1,
+        pos=pos,
+        kind=Kind.HEARD,
+        op=None,
+        author="person:ada",
+        at=float(pos),
+        version=1,
+        body=body,
+        digest=b"x",
+    )
 
 
 async def measure(items: int, *, use: Use) -> Times:
@@ -101,9 +109,17 @@ async def measure(items: int, *, use: Use) -> Times:
         await index.close()
     walls, cpus = sorted(wall for wall, _ in asked), sorted(cpu for _, cpu in asked)
     return Times(
-        items=items, take_in_ms=take_in, cold_ms=cold, p50_ms=_at(walls, 50), p95_ms=_at(walls, 95),
-        cpu_p50_ms=_at(cpus, 50), cpu_p95_ms=_at(cpus, 95), fresh_ms=fresh, turn_ms=turn, file_mb=size,
-    )  # fmt: skip
+        items=items,
+        take_in_ms=take_in,
+        cold_ms=cold,
+        p50_ms=_at(walls, 50),
+        p95_ms=_at(walls, 95),
+        cpu_p50_ms=_at(cpus, 50),
+        cpu_p95_ms=_at(cpus, 95),
+        fresh_ms=fresh,
+        turn_ms=turn,
+        file_mb=size,
+    )
 
 
 async def _sooner(store: Feed, ask: Callable[[str], Awaitable[tuple[float, float]]], number: int) -> float:

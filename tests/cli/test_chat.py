@@ -28,8 +28,12 @@ class Typist:
         self.process = subprocess.Popen(
             command("chat", *args),
             env=house.env(**{"TERM": "xterm", "NO_COLOR": "1", **env}),
-            stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=_take_terminal,
-        )  # fmt: skip
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
         os.close(slave)
         house.started.append(self.process)  # type: ignore[arg-type]  # bytes or text, it is only ended
         self.seen = ""

@@ -180,8 +180,16 @@ def test_sessions_are_listed(busy: House) -> None:
     listed = busy.ask("sessions", "--json").ok().json["sessions"]
     mine = next(session for session in listed if session["address"] == "agent:main:terminal:dm:me")
     assert mine.keys() == {
-        "id", "address", "agent", "title", "last_seq", "pending", "state", "compressed_upto", "at",
-    }  # fmt: skip
+        "id",
+        "address",
+        "agent",
+        "title",
+        "last_seq",
+        "pending",
+        "state",
+        "compressed_upto",
+        "at",
+    }
     assert (mine["agent"], mine["pending"], mine["state"]) == ("main", 0, "idle")
     assert mine["id"] in busy.ask("sessions", "list", "--limit", "1000").ok().out
     assert len(busy.ask("sessions", "list", "--limit", "1", "--json").ok().json["sessions"]) == 1

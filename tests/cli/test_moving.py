@@ -117,9 +117,15 @@ def test_an_export_is_what_other_programs_take(house: House, tmp_path: Path) -> 
     lines = house.run("sessions", "export", "plain", "--format", "openai").ok().out.splitlines()
     told = [json.loads(line) for line in lines]
     assert [(m["role"], m["content"]) for m in told] == [
-        ("user", "question a"), ("assistant", "answer a"), ("user", "question b"), ("assistant", ""), ("tool", "saw b"),
-        ("assistant", "answer b"), ("user", "question c"), ("assistant", "answer c"),
-    ]  # fmt: skip
+        ("user", "question a"),
+        ("assistant", "answer a"),
+        ("user", "question b"),
+        ("assistant", ""),
+        ("tool", "saw b"),
+        ("assistant", "answer b"),
+        ("user", "question c"),
+        ("assistant", "answer c"),
+    ]
     (call,) = told[3]["tool_calls"]
     assert call == {"id": "c-b", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
     assert told[4]["tool_call_id"] == "c-b"

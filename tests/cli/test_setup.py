@@ -58,9 +58,7 @@ def test_flags_say_everything_and_the_next_message_is_answered(
     fresh: House, server: ModelServer, provider: str
 ) -> None:
     url = server.openai if provider == "openai" else server.anthropic
-    done = fresh.run(
-        *FLAGS, "--provider", provider, "--url", url, "--name", "clever", "--key-stdin", input=f"{KEY}\n"
-    )  # fmt: skip
+    done = fresh.run(*FLAGS, "--provider", provider, "--url", url, "--name", "clever", "--key-stdin", input=f"{KEY}\n")
     assert unseen(done).ok().out.startswith("ok · clever answered in ")
     assert "streaming" in done.out
     assert done.out.endswith("next: everhold chat\n")

@@ -160,7 +160,18 @@ def test_one_agent_only(house: House) -> None:
     with (house.path / "config.yaml").open("a") as file:
         file.write("agents: {main: {}, coder: {persona: You write code.}}\n")
     with served("hindsight") as service:
-        done = setup(house, "work", "--provider", "hindsight", "--agent", "coder", "--no-input", "--stdin",
-                     "--set", f"base_url={service.url}", "--json").ok()  # fmt: skip
+        done = setup(
+            house,
+            "work",
+            "--provider",
+            "hindsight",
+            "--agent",
+            "coder",
+            "--no-input",
+            "--stdin",
+            "--set",
+            f"base_url={service.url}",
+            "--json",
+        ).ok()
     assert (done.json["agents"], done.json["provider"]) == (["coder"], "hindsight")
     assert "WORK_API_KEY" in done.json["variables"]

@@ -37,8 +37,15 @@ def test_keys_are_split_as_they_are_shown() -> None:
 
 def test_values_are_what_yaml_makes_of_them() -> None:
     assert [parse_value(text) for text in ("80", "true", "[a, b]", "{a: 1}", "plain text", "null", "a: b", "# x")] == [
-        80, True, ("a", "b"), {"a": 1}, "plain text", None, "a: b", None,
-    ]  # fmt: skip
+        80,
+        True,
+        ("a", "b"),
+        {"a": 1},
+        "plain text",
+        None,
+        "a: b",
+        None,
+    ]
 
 
 def test_getting_shows_what_is_in_force(sample: str) -> None:

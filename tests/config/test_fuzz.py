@@ -75,9 +75,14 @@ names = st.sampled_from(
     ["main", "coder", "big", "honcho", "telegram", "ada", "offline", "builtin", "A", "x.md", "a b", ""]
 )
 leaves = (
-    st.none() | st.booleans() | st.integers() | st.floats() | names | st.text(string.printable, max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | names
+    | st.text(string.printable, max_size=5)
     | st.sampled_from(["agent:main", "mcp:main", "telegram:1", "queue", "turn", "http://h", "UTC", "${A}", "{agent}"])
-)  # fmt: skip
+)
 
 
 def fields_of(model: Any) -> list[str]:

@@ -28,9 +28,17 @@ def test_the_files_of_a_home_have_the_names_of_the_manual(tmp_path: Path) -> Non
     home = Home(tmp_path)
     found = [home.config, home.env, home.store, home.index, home.erasures, home.lock, home.api_socket, home.ballast]
     assert [path.name for path in [*found, home.logs, home.backups]] == [
-        "config.yaml", ".env", "everhold.db", "index.db", "erasures.log", "lock", "api.sock", "disk-reserve",
-        "logs", "backups",
-    ]  # fmt: skip
+        "config.yaml",
+        ".env",
+        "everhold.db",
+        "index.db",
+        "erasures.log",
+        "lock",
+        "api.sock",
+        "disk-reserve",
+        "logs",
+        "backups",
+    ]
 
 
 def test_a_new_home_is_private_whatever_the_umask(tmp_path: Path) -> None:

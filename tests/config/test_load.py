@@ -85,8 +85,10 @@ def test_what_everhold_brings_itself_is_no_missing_plug_in(sample: str) -> None:
 
     parse(sample, read_persona=str, validate_plugin=validate)
     assert asked == []
-    parse("defaults: {tools: [memory, session_search, attach, dice, die]}\ntools: {die: {provider: dice, sides: 6}}",
-          validate_plugin=validate)  # fmt: skip
+    parse(
+        "defaults: {tools: [memory, session_search, attach, dice, die]}\ntools: {die: {provider: dice, sides: 6}}",
+        validate_plugin=validate,
+    )
     assert asked == ["dice", "dice"]
 
 
@@ -192,8 +194,11 @@ def test_a_persona_is_a_file_a_text_or_says_which() -> None:
           d: {persona: {file: plain}}
     """)
     assert [settings.agents[name].persona for name in "abcd"] == [
-        "I am soul.md.", "You know soul.md\nand more.", "notes.md", "I am plain.",
-    ]  # fmt: skip
+        "I am soul.md.",
+        "You know soul.md\nand more.",
+        "notes.md",
+        "I am plain.",
+    ]
     assert [settings.agents[name].persona_file for name in "abcd"] == ["soul.md", "", "", "plain"]
 
 
@@ -371,8 +376,10 @@ def test_it_is_a_misuse_for_whoever_catches_the_family() -> None:
 
 def test_a_revision_changes_with_what_is_in_force_and_only_then(sample: str) -> None:
     first = read(sample, OPENAI_API_KEY="one")
-    again = read("\n# a comment\n" + sample.replace("timezone: Europe/Berlin", "timezone: 'Europe/Berlin'   # zone"),
-                 OPENAI_API_KEY="one")  # fmt: skip
+    again = read(
+        "\n# a comment\n" + sample.replace("timezone: Europe/Berlin", "timezone: 'Europe/Berlin'   # zone"),
+        OPENAI_API_KEY="one",
+    )
     assert first.revision == again.revision
     assert read(sample, OPENAI_API_KEY="two").revision != first.revision
     assert read(sample).revision != first.revision
@@ -574,8 +581,9 @@ def test_a_plugin_gets_its_settings_with_secrets_resolved() -> None:
         "platforms: {telegram: {main: {token_env: T, in_doubt: hold}}}\n"
         "memories: {honcho: {api_key_env: K, workspace: home, write: 3}}\n"
         "agents: {main: {memories: [{name: honcho, workspace: '{agent}s'}]}}",
-        T="t", K="k",
-    )  # fmt: skip
+        T="t",
+        K="k",
+    )
     telegram = plugin_settings(settings.platforms["telegram"]["main"], TelegramLike)
     assert telegram == TelegramLike(token=Secret("t"), in_doubt="hold")
     honcho = plugin_settings(settings.agent().memories[0], OldStyle)
@@ -594,8 +602,9 @@ def test_a_model_section_reaches_its_plugin_whole() -> None:
     settings = read(
         "models: {a: {provider: x, name: y, api_key_env: K, price: {input: 1, output: 2}, params: {stop: [a]}, "
         "headers: {X-Team: blue, X-Auth_env: H}}}",
-        K="k", H="h",
-    )  # fmt: skip
+        K="k",
+        H="h",
+    )
     assert plugin_settings(settings.models["a"], Remote) == Remote(
         name="y",
         api_key=Secret("k"),
@@ -619,8 +628,12 @@ def test_the_callback_sees_every_plugin_section() -> None:
     """
     parse(text, validate_plugin=validate, environment=Environment({"B": "b"}))
     assert [(group, name) for group, name, _ in seen] == [
-        ("models", "offline"), ("memories", "builtin"), ("memories", "builtin"), ("memories", "builtin"),
-        ("platforms", "x"), ("tools", "dice"),
-    ]  # fmt: skip
+        ("models", "offline"),
+        ("memories", "builtin"),
+        ("memories", "builtin"),
+        ("memories", "builtin"),
+        ("platforms", "x"),
+        ("tools", "dice"),
+    ]
     (raw,) = [raw for group, _, raw in seen if group == "platforms"]
     assert raw == {"a": {"b": Secret("b")}, "c": 1, "agent": "main"}

@@ -140,13 +140,18 @@ def test_the_environment_wins_over_the_file(home: Home) -> None:
 
 
 def test_a_missing_secret_disables_only_what_needs_it(home: Home) -> None:
-    put(home, ACCOUNT + """\
+    put(
+        home,
+        ACCOUNT
+        + """\
 models: {a: {provider: openai, name: x, api_key_env: A}}
 http: {tokens: [{name: me, token_env: H}]}
 mcp: {m: {command: [x], env: [M]}}
 memories: {used: {api_key_env: U}, unused: {api_key_env: N}}
 agents: {main: {memories: [used]}, second: {memories: [used]}}
-""", "T=t\nU=\n")  # fmt: skip
+""",
+        "T=t\nU=\n",
+    )
     settings = load(home, environ={})
     assert [(problem.message, problem.disables) for problem in settings.problems] == [
         ("A is not set", "models.a"),
@@ -184,9 +189,21 @@ def test_secrets_can_be_listed_for_redaction(sample: str) -> None:
 
 def test_no_secret_is_shown_by_anything(sample: str, home: Home) -> None:
     canary = "canary-0123456789"
-    put(home, sample, "".join(f"{name}={canary}-{name}\n" for name in
-        ("OPENAI_API_KEY", "EVERHOLD_TOKEN", "TELEGRAM_CODER_TOKEN", "HONCHO_API_KEY", "SLACK_BOT", "MATRIX_TOKEN")
-    ))  # fmt: skip
+    put(
+        home,
+        sample,
+        "".join(
+            f"{name}={canary}-{name}\n"
+            for name in (
+                "OPENAI_API_KEY",
+                "EVERHOLD_TOKEN",
+                "TELEGRAM_CODER_TOKEN",
+                "HONCHO_API_KEY",
+                "SLACK_BOT",
+                "MATRIX_TOKEN",
+            )
+        ),
+    )
     (home.path / "SOUL.md").write_text("I am.")
     settings = load(home, environ={})
     shown = to_yaml(show(settings)) + repr(settings) + str(settings) + str(settings.problems) + repr(settings.document)
@@ -212,9 +229,14 @@ def test_a_dotenv_file_is_read_as_people_write_it() -> None:
     )
     assert not wrong
     assert [(line.name, line.value.reveal(), line.line) for line in lines] == [
-        ("A", "plain", 2), ("B", "single # quoted", 3), ("C", 'a "b" \n\\n $HOME', 4), ("D", "with#hash", 5),
-        ("E", "", 6), ("F", "a=b==", 7), ("A", "later", 9),
-    ]  # fmt: skip
+        ("A", "plain", 2),
+        ("B", "single # quoted", 3),
+        ("C", 'a "b" \n\\n $HOME', 4),
+        ("D", "with#hash", 5),
+        ("E", "", 6),
+        ("F", "a=b==", 7),
+        ("A", "later", 9),
+    ]
     assert Environment({}, lines).get("A") == Secret("later")
 
 

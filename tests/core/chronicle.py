@@ -185,10 +185,18 @@ class Chronicle:
             op = next(entry.seq for entry in reversed(chapter.log) if entry.kind is Kind.BEGAN)
         chapter.log.append(
             Entry(
-                session=chapter.id, seq=seq, pos=self.pos, kind=kind_of(body), op=op, author="agent:main", at=1.0,
-                version=VERSION, body=body, digest=b"",
+                session=chapter.id,
+                seq=seq,
+                pos=self.pos,
+                kind=kind_of(body),
+                op=op,
+                author="agent:main",
+                at=1.0,
+                version=VERSION,
+                body=body,
+                digest=b"",
             )
-        )  # fmt: skip
+        )
 
     def command(self, chapter: Chapter, body: Body) -> int:
         """A change as the operation of its own that it is; the seq of the change."""

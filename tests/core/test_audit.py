@@ -55,10 +55,18 @@ class Pen:
             seq = len(self.log) + 1
             self.log.append(
                 Entry(
-                    session="s", seq=seq, pos=seq, kind=kind_of(body), op=seq if isinstance(body, Began) else op,
-                    author="person:ada", at=0.0, version=VERSION, body=body, digest=b"",
+                    session="s",
+                    seq=seq,
+                    pos=seq,
+                    kind=kind_of(body),
+                    op=seq if isinstance(body, Began) else op,
+                    author="person:ada",
+                    at=0.0,
+                    version=VERSION,
+                    body=body,
+                    digest=b"",
                 )
-            )  # fmt: skip
+            )
         return len(self.log)
 
     def turn(self, *steps: Body, outcome: str = "done") -> int:

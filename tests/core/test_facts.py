@@ -17,9 +17,17 @@ def entry(
 ) -> Entry:
     kind = {Noted: Kind.NOTED, Heard: Kind.HEARD, Thought: Kind.THOUGHT, Returned: Kind.RETURNED}[type(body)]
     return Entry(
-        session="s", seq=seq, pos=seq, kind=kind, op=None, author=author, at=at or float(seq), version=1, body=body,
+        session="s",
+        seq=seq,
+        pos=seq,
+        kind=kind,
+        op=None,
+        author=author,
+        at=at or float(seq),
+        version=1,
+        body=body,
         digest=b"",
-    )  # fmt: skip
+    )
 
 
 def note(text: str, *, fact: str, action: str = "add", audience: tuple[str, ...] = ADA, target: str = "user") -> Noted:

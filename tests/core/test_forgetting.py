@@ -30,11 +30,19 @@ AT = Place(platform="p")
 def log(*bodies: tuple[str, Body, int | None]) -> list[Entry]:
     return [
         Entry(
-            session="s", seq=seq, pos=seq, kind=kind_of(body), op=seq if op == OWN else op, author=author, at=1.0,
-            version=1, body=body, digest=b"",
+            session="s",
+            seq=seq,
+            pos=seq,
+            kind=kind_of(body),
+            op=seq if op == OWN else op,
+            author=author,
+            at=1.0,
+            version=1,
+            body=body,
+            digest=b"",
         )
         for seq, (author, body, op) in enumerate(bodies, 1)
-    ]  # fmt: skip
+    ]
 
 
 def heard(who: str, text: str) -> tuple[str, Body, None]:

@@ -342,9 +342,17 @@ def test_chatter_never_interrupts() -> None:
 def test_what_was_erased_while_it_waited_is_there_and_asks_for_nothing() -> None:
     def entry(seq: int, body: Heard | None) -> Entry:
         return Entry(
-            session="s", seq=seq, pos=seq, kind=Kind.HEARD, op=None, author="person:ada", at=0.0, version=VERSION,
-            body=body, digest=b"",
-        )  # fmt: skip
+            session="s",
+            seq=seq,
+            pos=seq,
+            kind=Kind.HEARD,
+            op=None,
+            author="person:ada",
+            at=0.0,
+            version=VERSION,
+            body=body,
+            digest=b"",
+        )
 
     spoken = Heard(origin=Place(platform="p"), text="x", busy="steer", command=Command(name="stop"))
     assert letters([entry(1, None), entry(2, spoken)]) == (

@@ -127,10 +127,18 @@ class World:
             seq = len(self.log) + 3
             self.log.append(
                 Entry(
-                    session="s", seq=seq, pos=seq, kind=kind_of(body), op=3, author="agent:main", at=0.0,
-                    version=VERSION, body=body, digest=b"",
+                    session="s",
+                    seq=seq,
+                    pos=seq,
+                    kind=kind_of(body),
+                    op=3,
+                    author="agent:main",
+                    at=0.0,
+                    version=VERSION,
+                    body=body,
+                    digest=b"",
                 )
-            )  # fmt: skip
+            )
 
     def fate(self, *possible: Fate) -> Fate:
         fate = next(self.fates, "ok")
@@ -144,8 +152,12 @@ class World:
     def effects(self) -> dict[str, Effect]:
         mood = self.story.moods[(self.lives - 1) % len(self.story.moods)]
         return {
-            "pure": Effect.PURE, "keyed": Effect.KEYED, "probe": Effect.PROBE, "once": Effect.ONCE, "moody": mood,
-        }  # fmt: skip
+            "pure": Effect.PURE,
+            "keyed": Effect.KEYED,
+            "probe": Effect.PROBE,
+            "once": Effect.ONCE,
+            "moody": mood,
+        }
 
     # -- what is recorded
 

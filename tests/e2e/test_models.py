@@ -634,8 +634,13 @@ async def test_no_secret_is_found_anywhere_in_the_home_or_the_logs(tmp_path: Pat
         t.configure(json.dumps(settings).replace('"fallback"', '"fallbakc"'))
         await t.say("again", chat="four")
         about = json.dumps(t.app.about()) + wrong.text + right.text + shown.text
-    hits = [f"{path.name}: {name}" for path in sorted(t.home.path.rglob("*")) if path.is_file() and path != t.home.env
-            for name, value in canaries.items() if value.encode() in path.read_bytes()]  # fmt: skip
+    hits = [
+        f"{path.name}: {name}"
+        for path in sorted(t.home.path.rglob("*"))
+        if path.is_file() and path != t.home.env
+        for name, value in canaries.items()
+        if value.encode() in path.read_bytes()
+    ]
     hits += [f"log: {name}" for name, value in canaries.items() if value in t.log.getvalue() + about]
     assert hits == []
 

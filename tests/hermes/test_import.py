@@ -205,8 +205,15 @@ def test_a_context_is_what_the_source_would_have_sent(tmp_path: Path, place: Pla
     place.bring(tmp_path / "there")
     plain = place.context(address("cli-1"))
     assert [text for _, text in plain] == [
-        "question a", "answer a", "question b", "", "saw b", "answer b", "question c", "answer c",
-    ]  # fmt: skip
+        "question a",
+        "answer a",
+        "question b",
+        "",
+        "saw b",
+        "answer b",
+        "question c",
+        "answer c",
+    ]
     direct = place.context(DM)
     assert SUMMARY in direct[0][1]
     assert "user: question a\nassistant: answer a" in direct[0][1], "the beginning that is kept there goes with it"
@@ -220,8 +227,13 @@ def test_a_chain_of_compressions_is_one_session_with_folds(tmp_path: Path, place
     report = place.bring(tmp_path / "there")
     assert report.agents["main"].conversations == 1
     assert [text for _, text in place.context(address("r-1"))[1:]] == [
-        "question h", "", "saw h", "answer h", "question i", "answer i",
-    ]  # fmt: skip
+        "question h",
+        "",
+        "saw h",
+        "answer h",
+        "question i",
+        "answer i",
+    ]
     assert sum(isinstance(body, Compressed) for *_, body, _ in place.all()) == 2
     assert sum(isinstance(body, Heard) for *_, body, _ in place.all()) == 9
 
@@ -264,8 +276,11 @@ def test_a_branch_refers_to_its_parent_and_the_chat_leads_to_it(tmp_path: Path, 
     session = place.session("agent:main:telegram:dm:3003")
     assert session.parent
     assert [text for _, text in place.context("agent:main:telegram:dm:3003")] == [
-        "question p", "answer p", "question q", "answer q",
-    ]  # fmt: skip
+        "question p",
+        "answer p",
+        "question q",
+        "answer q",
+    ]
 
 
 def test_a_fork_becomes_a_branch_and_loses_nothing(tmp_path: Path, place: Place) -> None:

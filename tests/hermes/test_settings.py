@@ -29,8 +29,12 @@ def test_memory_files_become_facts_once(tmp_path: Path, place: Place) -> None:
     assert report.facts == {"main: MEMORY.md": 1, "main: USER.md": 0}
     notes = [body for *_, body, _ in place.all() if isinstance(body, Noted)]
     assert [note.text[:18] for note in notes] == [
-        "The server is tin.", "Deploys on Fridays", "x" * 18, "Ada likes tea.", "Deploys on Mondays",
-    ]  # fmt: skip
+        "The server is tin.",
+        "Deploys on Fridays",
+        "x" * 18,
+        "Ada likes tea.",
+        "Deploys on Mondays",
+    ]
     assert [bool(note.fact) for note in notes] == [True, True, False, True, True]
     assert {tag for note in notes for tag in note.tags} >= {"memory", "user"}
     assert set(notes[0].stamp.audience) == {f"person:{ME}", "person:1001", "person:3003"}
@@ -57,9 +61,15 @@ def test_settings_come_with_accounts_switched_off(tmp_path: Path, place: Place) 
             "memory: {provider: honcho}\nbusy_input_mode: steer\ngoals: {max: 3}\n"
         )
         (folder / "honcho.json").write_text(
-            json.dumps({"baseUrl": "http://127.0.0.1:9", "peerName": "ada", "dialecticDepth": 2, "hosts": {
-                "hermes": {"workspace": "home", "aiPeer": "calm"}, "hermes_coder": {"workspace": "work"}}})
-        )  # fmt: skip
+            json.dumps(
+                {
+                    "baseUrl": "http://127.0.0.1:9",
+                    "peerName": "ada",
+                    "dialecticDepth": 2,
+                    "hosts": {"hermes": {"workspace": "home", "aiPeer": "calm"}, "hermes_coder": {"workspace": "work"}},
+                }
+            )
+        )
         pairing = folder / "platforms" / "pairing"
         pairing.mkdir(parents=True)
         (pairing / "telegram-approved.json").write_text(json.dumps({"1003": {"approved_at": 1}}))

@@ -65,9 +65,17 @@ class Leaving(Street):
         environ = {key: value for key, value in os.environ.items() if not key.startswith("EVERHOLD")}
         with self.errors.open("ab") as errors:
             return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "everhold", "--home", str(self.home), *words,
-                stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=environ,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "everhold",
+                "--home",
+                str(self.home),
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                env=environ,
+            )
 
     def begun(self, person: str) -> bool:
         return any(person in record["forget"] for record in self.records())

@@ -47,9 +47,11 @@ def model() -> Iterator[ModelServer]:
 def house(tmp_path: Path, telegram: Threaded[TelegramServer], model: ModelServer) -> Iterator[House]:
     house = House(tmp_path / "home", make_plugin(tmp_path / "plugin"))
     account = {
-        "token_env": "BOT", "base_url": telegram.server.url, "poll_seconds": 1,
+        "token_env": "BOT",
+        "base_url": telegram.server.url,
+        "poll_seconds": 1,
         "access": {"direct": [f"telegram:{id}" for id in PEOPLE]},
-    }  # fmt: skip
+    }
     config = {
         "models": {"m": endpoint(model.openai)},
         "defaults": {"memories": [], "tools": []},

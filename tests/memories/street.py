@@ -41,9 +41,17 @@ class Street:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("EVERHOLD")}
         with self.errors.open("ab") as errors:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "everhold", "--home", str(self.home), "up",
-                stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=environ,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "everhold",
+                "--home",
+                str(self.home),
+                "up",
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                env=environ,
+            )
 
     async def kill(self) -> None:
         assert self.process is not None

@@ -89,8 +89,11 @@ async def test_a_missing_secret_disables_one_instance_and_its_lane_goes_on_queue
         await t.ask("four")
         await t.until(lambda: [text for account, text in far.kept if account == "shared"][3:] != [])
         assert [text.partition(" ")[0] for account, text in far.kept if account == "shared"] == [
-            "one", "two", "three", "four",
-        ]  # fmt: skip
+            "one",
+            "two",
+            "three",
+            "four",
+        ]
         assert (await status(t))["problems"] == []
 
 
@@ -142,8 +145,10 @@ async def test_on_a_change_the_call_in_flight_ends_and_what_waits_goes_through_t
         go_on.set()
         await t.until(lambda: len(far.kept) == 3)
         assert [(account, text.partition(" ")[0]) for account, text in far.kept] == [
-            ("old", "one"), ("new", "two"), ("new", "three"),
-        ]  # fmt: skip
+            ("old", "one"),
+            ("new", "two"),
+            ("new", "three"),
+        ]
         await asyncio.wait_for(old.closed.wait(), LIMIT_SECONDS)
         assert len(set(far.names)) == 1
         await t.sound()

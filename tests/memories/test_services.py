@@ -76,8 +76,9 @@ async def test_several_instances_of_one_provider_are_several_memories(tmp_path: 
         await t.until(lambda: len(services.honcho.state.messages) == 4)
     rows = services.honcho.state.messages
     assert sorted((row["workspace_id"], row["content"]) for row in rows if row["peer_id"] == "ada") == [
-        ("home", "hello"), ("work", "hello"),
-    ]  # fmt: skip
+        ("home", "hello"),
+        ("work", "hello"),
+    ]
 
 
 async def test_off_and_on_again_goes_on_where_it_stopped(tmp_path: Path, services: Services) -> None:

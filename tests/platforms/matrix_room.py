@@ -61,10 +61,19 @@ class Gateway:
         program = ["tests.platforms.broken_gateway", self.fault] if self.fault else ["everhold"]
         with (self.home.path / "said").open("ab") as said:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", *program, "--home", str(self.home.path), "up", "--port", str(self.port),
-                stdout=said, stderr=said, cwd=Path(__file__).parents[2],
+                sys.executable,
+                "-m",
+                *program,
+                "--home",
+                str(self.home.path),
+                "up",
+                "--port",
+                str(self.port),
+                stdout=said,
+                stderr=said,
+                cwd=Path(__file__).parents[2],
                 env={k: v for k, v in os.environ.items() if k == "EVERHOLD_LOCKS" or not k.startswith("EVERHOLD")},
-            )  # fmt: skip
+            )
 
     async def ready(self) -> None:
         async with httpx2.AsyncClient(trust_env=False) as http:

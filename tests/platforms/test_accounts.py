@@ -112,9 +112,18 @@ async def place(tmp_path: Path) -> AsyncIterator[Callable[..., Accounts]]:
 
     def build(look_again: float = 0.001) -> Accounts:
         accounts = Accounts(
-            platforms={}, accept=accept, store=store, log=Diary(), clock=Clock(), chance=Dice(),
-            directory=tmp_path, keep=keep, catalogue=Shelf("platforms"), locks=lambda: tmp_path, look_again=look_again,
-        )  # fmt: skip
+            platforms={},
+            accept=accept,
+            store=store,
+            log=Diary(),
+            clock=Clock(),
+            chance=Dice(),
+            directory=tmp_path,
+            keep=keep,
+            catalogue=Shelf("platforms"),
+            locks=lambda: tmp_path,
+            look_again=look_again,
+        )
         built.append(accounts)
         return accounts
 

@@ -46,9 +46,16 @@ async def keep(door: Door, words: str, *, sender: str = "1001", id: str = "s1", 
     assert found is not None
     place = Place(platform="fake", account="main", chat=chat or sender)
     it = Schedule(
-        id=id, rule=found[0], words=found[1], text=found[2], place=place,
-        sender=sender, kind="dm", made=door.clock.at, agent="main",
-    )  # fmt: skip
+        id=id,
+        rule=found[0],
+        words=found[1],
+        text=found[2],
+        place=place,
+        sender=sender,
+        kind="dm",
+        made=door.clock.at,
+        agent="main",
+    )
     value = msgspec.json.encode(it).decode()
     write = StateWrite(namespace=StateNamespace.SCHEDULE, key=id, value=value, version=0)
     await door.store.commit(Change(step=Step.STATE, session="", at=door.clock.at, state_writes=(write,)))

@@ -113,8 +113,14 @@ def test_a_path_cannot_smuggle_lines_in(bad: str) -> None:
 def test_launchd_starts_it_again_unless_it_ended_well() -> None:
     told = plistlib.loads(unit.launchd(wanted("/srv/a & b")).encode())
     assert told["ProgramArguments"] == [
-        "/opt/everhold/bin/everhold", "--home", "/srv/a & b", "up", "--give-up-with", "0", "--quiet",
-    ]  # fmt: skip
+        "/opt/everhold/bin/everhold",
+        "--home",
+        "/srv/a & b",
+        "up",
+        "--give-up-with",
+        "0",
+        "--quiet",
+    ]
     assert told["KeepAlive"] == {"SuccessfulExit": False}
     assert told["ExitTimeOut"] >= 60
     assert told["Umask"] == 0o077

@@ -41,9 +41,17 @@ PLACES = {"s": "test:s", "t": ODD, "u": "test:u", "branch": "test:branch"}
 
 
 def message(
-    session: str = "s", text: str = "hello", *, at: float = 10.0, title: str = "", address: str = "",
-    dedup: str | None = None, asks: bool = True, wakes: tuple[Wakeup, ...] = (Wakeup(consumer="turn"),), **rest: Any,
-) -> Change:  # fmt: skip
+    session: str = "s",
+    text: str = "hello",
+    *,
+    at: float = 10.0,
+    title: str = "",
+    address: str = "",
+    dedup: str | None = None,
+    asks: bool = True,
+    wakes: tuple[Wakeup, ...] = (Wakeup(consumer="turn"),),
+    **rest: Any,
+) -> Change:
     draft = Draft(body=heard(text, asks=asks), author="person:ada", dedup=dedup)
     bound = (address or PLACES[session], title)
     return Change(step=Step.ACCEPT, session=session, at=at, bound=bound, entries=(draft,), wakeups=wakes, **rest)

@@ -397,9 +397,18 @@ class StoreMachine(RuleBasedStateMachine):
 
 def _row(op: Op | Operation) -> tuple[object, ...]:
     return (
-        op.type, op.state, op.first, op.last, op.fence, op.attempts, op.paused, op.covers, op.undone_at, op.consumer,
+        op.type,
+        op.state,
+        op.first,
+        op.last,
+        op.fence,
+        op.attempts,
+        op.paused,
+        op.covers,
+        op.undone_at,
+        op.consumer,
         op.blocking,
-    )  # fmt: skip
+    )
 
 
 def run(home: Path, *, examples: int, steps: int, derandomize: bool) -> None:

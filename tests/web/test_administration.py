@@ -141,8 +141,13 @@ async def test_a_terminals_message_goes_where_its_location_says(gateway: Gateway
     assert (location["agent"], location["session"]) == ("coder", None)
     body = {
         "location": {"origin": location["origin"], "kind": location["kind"]},
-        "agent": "coder", "text": "hello", "id": "1", "person": "ada", "directory": "/src/x", "repo": "/src",
-    }  # fmt: skip
+        "agent": "coder",
+        "text": "hello",
+        "id": "1",
+        "person": "ada",
+        "directory": "/src/x",
+        "repo": "/src",
+    }
     first = await client.post("/api/messages", json=body)
     again = await client.post("/api/messages", json=body)
     assert (first.status_code, again.status_code, first.json()) == (202, 200, again.json())

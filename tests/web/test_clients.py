@@ -107,9 +107,14 @@ async def test_curl(gateway: Gateway) -> None:
     whole = await run(curl, "-sS", "-d", body, f"{gateway.url}/v1/chat/completions")
     assert json.loads(whole)["choices"][0]["message"]["content"] == "You said: hello"
     streamed = await run(
-        curl, "-sSN", "-H", "X-Everhold-Session: x", "-d", body.replace("{", '{"stream":true,', 1),
+        curl,
+        "-sSN",
+        "-H",
+        "X-Everhold-Session: x",
+        "-d",
+        body.replace("{", '{"stream":true,', 1),
         f"{gateway.url}/v1/chat/completions",
-    )  # fmt: skip
+    )
     assert streamed.rstrip().endswith("data: [DONE]")
     accepted = await run(curl, "-sS", "-d", '{"chat":"x","text":"again"}', f"{gateway.url}/api/messages")
     assert set(json.loads(accepted)) == {"session", "seq"}

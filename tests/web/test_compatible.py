@@ -218,9 +218,17 @@ async def test_a_notice_about_an_outage_is_no_answer_also_in_an_older_log(about:
 
     def entry(seq: int, body: Body, op: int) -> Entry:
         return Entry(
-            session="s", seq=seq, pos=seq, kind=kind_of(body), op=op, author="system", at=0.0, version=1, body=body,
+            session="s",
+            seq=seq,
+            pos=seq,
+            kind=kind_of(body),
+            op=op,
+            author="system",
+            at=0.0,
+            version=1,
+            body=body,
             digest=b"",
-        )  # fmt: skip
+        )
 
     def read(op: int, *bodies: Body) -> list[object]:
         return [reader.read(entry(seq, body, op=op)) for seq, body in enumerate(bodies, start=op)]
@@ -395,8 +403,11 @@ async def test_a_model_that_dies_mid_stream_and_is_asked_again_ends_in_one_reply
     gateway: Gateway, client: httpx2.AsyncClient, model: ModelServer
 ) -> None:
     gateway.configure(gateway.home.config.read_text() + "defaults: {fallback: [fake2]}\n")
-    text = gateway.home.config.read_text().replace("models:\n", "models:\n  fake2: {provider: openai, base_url: "
-        f"{model.openai}, name: fake, api_key_env: MODEL_KEY, context_tokens: 100000}}\n")  # fmt: skip
+    text = gateway.home.config.read_text().replace(
+        "models:\n",
+        "models:\n  fake2: {provider: openai, base_url: "
+        f"{model.openai}, name: fake, api_key_env: MODEL_KEY, context_tokens: 100000}}\n",
+    )
     text = text.replace("memories: []", "memories: [], model: fake")
     gateway.configure(text)
     model.script(

@@ -50,15 +50,34 @@ async def test_whatever_the_description_allows_is_answered_as_it_says(
     await gateway.rested(session)
     headers = {**ELSEWHERE, "Authorization": f"Bearer {OPERATOR}"}
     await run(
-        sys.executable, "-m", "schemathesis.cli", "run", f"{gateway.url}/openapi.json",
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "run",
+        f"{gateway.url}/openapi.json",
         *(part for name, value in headers.items() for part in ("--header", f"{name}: {value}")),
-        "--exclude-path", "/api/events",  # it never ends; tests/web/test_events.py asks it
-        "--phases", phases, "--checks", "all", "--max-examples", "3", "--seed", "3",
-        "--exclude-checks", "positive_data_acceptance",  # 1.0 is no whole number here, and /v1 has no schema of its own
-        "--workers", "1",  # two threads that parse Python at once meet a fault of CPython 3.11 (a SystemError)
-        "--request-timeout", "100", "--no-shrink", "--warnings", "off",
-        cwd=tmp_path, seconds=6 * LIMIT_SECONDS,
-    )  # fmt: skip
+        "--exclude-path",
+        "/api/events",  # it never ends; tests/web/test_events.py asks it
+        "--phases",
+        phases,
+        "--checks",
+        "all",
+        "--max-examples",
+        "3",
+        "--seed",
+        "3",
+        "--exclude-checks",
+        "positive_data_acceptance",  # 1.0 is no whole number here, and /v1 has no schema of its own
+        "--workers",
+        "1",  # two threads that parse Python at once meet a fault of CPython 3.11 (a SystemError)
+        "--request-timeout",
+        "100",
+        "--no-shrink",
+        "--warnings",
+        "off",
+        cwd=tmp_path,
+        seconds=6 * LIMIT_SECONDS,
+    )
     report = await gateway.running.control.audit()
     assert not report.broken
     assert "http.failed" not in gateway.log.getvalue()

@@ -122,10 +122,15 @@ async def browser() -> AsyncIterator[Any]:
         running = await playwright.chromium.launch(
             executable_path=CHROMIUM,
             args=[
-                "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-                "--disable-component-update", "--disable-sync",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
             ],
-        )  # fmt: skip
+        )
         yield running
         await running.close()
 

@@ -167,9 +167,11 @@ def _talking(commands: _Group) -> None:
 
 def _looking(commands: _Group) -> None:
     status = commands.add(
-        "status", "health at a glance; exit 1 if something is wrong", ("everhold status --watch", "again and again"),
+        "status",
+        "health at a glance; exit 1 if something is wrong",
+        ("everhold status --watch", "again and again"),
         module="status",
-    )  # fmt: skip
+    )
     status.add_argument("--watch", action="store_true", help="show it again every two seconds")
     sessions = commands.group(
         "sessions", "the log, and the exact context of any turn", module="sessions", default="list"

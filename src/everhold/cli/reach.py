@@ -121,9 +121,7 @@ async def _here(home: Home, args: argparse.Namespace, screen: Screen, *, role: s
         settings = settings_of(home, environ=os.environ, last_good=True)
         screen.note(f"config.yaml is refused, going by the last good one: {error.problems[0]}")
     stream = screen.err if args.log else open(os.devnull, "w")  # noqa: SIM115, ASYNC230  # as long as the process
-    log = open_log(
-        clock=SystemClock(), home=home.path if starts else None, form=args.log or "text", stream=stream
-    )  # fmt: skip
+    log = open_log(clock=SystemClock(), home=home.path if starts else None, form=args.log or "text", stream=stream)
     if starts:
         adopt_stdlib(log)  # warnings of the server belong into the log, not between the lines of a chat
     app = App(home, settings, log=log, environ=os.environ)

@@ -109,18 +109,28 @@ async def _canary(attached: Attached, instance: str, agent: str) -> Finding | No
     person = f"everhold-doctor-{word}"
     stamp = Stamp(person=person, audience=(f"person:{person}",))
     note = Note(
-        key=f"doctor:{word}", session=f"doctor-{word}", agent=agent, seq=1, text=f"The word is {word}.",
-        author="system", at=SystemClock().now(), stamp=stamp,
-    )  # fmt: skip
+        key=f"doctor:{word}",
+        session=f"doctor-{word}",
+        agent=agent,
+        seq=1,
+        text=f"The word is {word}.",
+        author="system",
+        at=SystemClock().now(),
+        stamp=stamp,
+    )
     # a person who shares a name over there with others may not be told apart any more: the note is taken back itself
     gone = structs.replace(note, key=f"doctor:{word}:gone", seq=2, action="remove", supersedes=note.key)
     try:
         await attached.store(Batch(name=f"doctor-{word}", items=(note,)))
         await asyncio.sleep(attached.visible_after)
         query = Query(
-            text=f"What is the word {word}?", agent=agent, session=f"doctor-{word}", name=f"doctor-{word}",
-            audience=stamp.audience, person=person,
-        )  # fmt: skip
+            text=f"What is the word {word}?",
+            agent=agent,
+            session=f"doctor-{word}",
+            name=f"doctor-{word}",
+            audience=stamp.audience,
+            person=person,
+        )
         found = await attached.find(query)
     finally:
         await attached.store(Batch(name=f"doctor-{word}", items=(gone,), replaced={note.key: note.text}))

@@ -153,9 +153,16 @@ class Accept:
         gates, origin = self.gates, incoming.origin
         at = gates.clock.now()
         whereabouts = (
-            admission, incoming.kind, origin.platform, origin.account, origin.chat, origin.thread, incoming.sender,
-            incoming.directory, incoming.repo,
-        )  # fmt: skip
+            admission,
+            incoming.kind,
+            origin.platform,
+            origin.account,
+            origin.chat,
+            origin.thread,
+            incoming.sender,
+            incoming.directory,
+            incoming.repo,
+        )
         known = self._known.get(whereabouts)
         opens: Opening | None = None
         new = False

@@ -167,9 +167,17 @@ async def stretch(
     if not items:
         return None
     return Stretch(
-        session=session.id, agent=session.agent, after=first - 1, upto=last, stood=stood,
-        version=0 if ordered is None else ordered.version, items=items, tokens=tokens, since=earliest, until=latest,
-    )  # fmt: skip
+        session=session.id,
+        agent=session.agent,
+        after=first - 1,
+        upto=last,
+        stood=stood,
+        version=0 if ordered is None else ordered.version,
+        items=items,
+        tokens=tokens,
+        since=earliest,
+        until=latest,
+    )
 
 
 async def _own_beginning(store: Store, session: Session, instance: str) -> int:

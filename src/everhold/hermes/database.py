@@ -211,8 +211,35 @@ def _damage(path: Path, error: apsw.Error) -> StoreError:
 
 
 def _session(row: Any) -> Session:
-    (id, source, user, key, chat, chat_type, thread, display, origin, model, config, parent, started, ended, reason,
-     title, cwd, repo, messages, calls, used_in, used_out, read, written, reasoned, guess, actual) = row  # fmt: skip
+    (
+        id,
+        source,
+        user,
+        key,
+        chat,
+        chat_type,
+        thread,
+        display,
+        origin,
+        model,
+        config,
+        parent,
+        started,
+        ended,
+        reason,
+        title,
+        cwd,
+        repo,
+        messages,
+        calls,
+        used_in,
+        used_out,
+        read,
+        written,
+        reasoned,
+        guess,
+        actual,
+    ) = row
     return Session(
         id=str(id),
         source=str(source or ""),
@@ -244,8 +271,24 @@ def _session(row: Any) -> Session:
 
 
 def _row(row: Any) -> Row:
-    (id, session, role, content, call, calls, tool, timestamp, finish, reasoning, reasoned, platform, observed, active,
-     compacted, sent) = row  # fmt: skip
+    (
+        id,
+        session,
+        role,
+        content,
+        call,
+        calls,
+        tool,
+        timestamp,
+        finish,
+        reasoning,
+        reasoned,
+        platform,
+        observed,
+        active,
+        compacted,
+        sent,
+    ) = row
     return Row(
         id=int(id),
         session=str(session),

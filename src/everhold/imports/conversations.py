@@ -125,6 +125,13 @@ def address_of(chain: Chain, *, agent: str) -> Address:
     per_person = kind != "dm" and bool(session.user_id) and parts[-1] == session.user_id and len(parts) > 5
     whose = "per-person" if per_person else "shared"
     return derive(
-        agent=agent, platform=platform, account="", kind=kind, chat=chat, thread=session.thread_id or "",
-        sender=session.user_id, group=whose, threads=whose,
-    )  # fmt: skip
+        agent=agent,
+        platform=platform,
+        account="",
+        kind=kind,
+        chat=chat,
+        thread=session.thread_id or "",
+        sender=session.user_id,
+        group=whose,
+        threads=whose,
+    )

@@ -390,9 +390,13 @@ class _Log:
             covers = await self._covers(fold, row)
             text = text_of(row.content) + await self._head(fold)
             body = Compressed(
-                summary=clean(text)[0], covers=covers, based_on=self.fold, generation=self.generation,
-                trigger="import", messages=len(fold.covers),
-            )  # fmt: skip
+                summary=clean(text)[0],
+                covers=covers,
+                based_on=self.fold,
+                generation=self.generation,
+                trigger="import",
+                messages=len(fold.covers),
+            )
             began = Began(type="compression", consumer=COMPRESSION, generation=self.generation, trigger="import")
             self.fold = self._next()
             self._add(
@@ -493,9 +497,13 @@ class _Log:
             namespace=StateNamespace.HERMES_IMPORT, key=key, value=ledger.encode(), version=versions[session.id]
         )
         change = Change(
-            step=Step.NOTE, session=self.id, at=session.started_at, entries=tuple(self.batch), state_writes=(read,),
+            step=Step.NOTE,
+            session=self.id,
+            at=session.started_at,
+            entries=tuple(self.batch),
+            state_writes=(read,),
             seen=self.seq - 1 - len(self.batch),
-        )  # fmt: skip
+        )
         # A Conflict ends the import with a report: another import of the same home is at work.
         await self.store.commit(change)
         record = await self.store.get_state_record(StateNamespace.HERMES_IMPORT, key)

@@ -104,9 +104,7 @@ async def _hermes(job: Job, report: Report, found: list[Profile], progress: Call
         done += count
         progress(done, total)
 
-    settler = Settler(
-        job.home, job.settings, environ=job.environ, validate=plugin_check(), dry=job.store is None
-    )  # fmt: skip
+    settler = Settler(job.home, job.settings, environ=job.environ, validate=plugin_check(), dry=job.store is None)
     for profile in found:
         settler.carry(profile, _groups(profile))
         tally = report.agents[profile.name] = Tally()
@@ -231,9 +229,14 @@ async def _markdown(job: Job, report: Report, source: Path) -> None:
             report.facts[f"{agent}: {name}"] = len(texts)
             continue
         done = await notes.remember(
-            job.store, agent=agent, target="memory", texts=texts, audience=(f"person:{job.local}",), at=job.now,
+            job.store,
+            agent=agent,
+            target="memory",
+            texts=texts,
+            audience=(f"person:{job.local}",),
+            at=job.now,
             source=name,
-        )  # fmt: skip
+        )
         report.facts[f"{agent}: {name}"] = done.new
         report.facts_known += done.known
 

@@ -114,8 +114,11 @@ def _hindsight(section: dict[str, Any], given: dict[str, Any], identity: str) ->
         unknown.append(f"hindsight: bank_id_template: a bank for each platform; all are in {section['bank']} here")
     elif template:
         for theirs, ours in (
-            ("{profile}", identity), ("{workspace}", "hermes"), ("{user}", "{person}"), ("{session}", "{session}"),
-        ):  # fmt: skip
+            ("{profile}", identity),
+            ("{workspace}", "hermes"),
+            ("{user}", "{person}"),
+            ("{session}", "{session}"),
+        ):
             template = template.replace(theirs, ours)
         section["bank"] = template
     return unknown

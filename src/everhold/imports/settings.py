@@ -169,9 +169,7 @@ class Settler:
         for platform, keys in ACCOUNTS.items():
             known |= {*keys.values(), *access.variables(platform)}
             values = {key: profile.env.get(variable) for key, variable in keys.items()}
-            allowed = access.access(
-                profile, platform, paired=paired.pop(platform, []), there=groups.get(platform, ())
-            )  # fmt: skip
+            allowed = access.access(profile, platform, paired=paired.pop(platform, []), there=groups.get(platform, ()))
             if not any(values[key] for key in values if key.endswith("_env")):
                 if allowed.get("direct") and (access.variables(platform) - set(access.EVERYWHERE)) & set(profile.env):
                     self.done.unknown.append(

@@ -203,8 +203,12 @@ class Completion:
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {
-            "id": self.id, "object": kind, "created": CREATED, "model": self._model, "system_fingerprint": "fp_fake",
-        }  # fmt: skip
+            "id": self.id,
+            "object": kind,
+            "created": CREATED,
+            "model": self._model,
+            "system_fingerprint": "fp_fake",
+        }
 
 
 class Messages:
@@ -252,9 +256,14 @@ class Messages:
 
     def _message(self) -> dict[str, Any]:
         return {
-            "id": self.id, "type": "message", "role": "assistant", "model": self._model, "content": [],
-            "stop_reason": None, "stop_sequence": None,
-        }  # fmt: skip
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
 
     def _usage(self, wrote: int) -> dict[str, Any]:
         counts = self._counts

@@ -176,9 +176,17 @@ def _with(facts: Sequence[Fact], note: Noted, context: ToolContext) -> list[Fact
     if note.action == "remove":
         return kept
     entry = Entry(
-        session=context.session, seq=0, pos=0, kind=Kind.NOTED, op=context.op, author=f"agent:{context.agent}",
-        at=0.0, version=1, body=note, digest=b"",
-    )  # fmt: skip
+        session=context.session,
+        seq=0,
+        pos=0,
+        kind=Kind.NOTED,
+        op=context.op,
+        author=f"agent:{context.agent}",
+        at=0.0,
+        version=1,
+        body=note,
+        digest=b"",
+    )
     return [*kept, *fold([entry], agent=context.agent)]
 
 

@@ -355,9 +355,20 @@ class EntryView(Struct):
     pos: int
     seq: int
     kind: Literal[
-        "heard", "began", "took", "thought", "called", "returned", "noted", "said", "notified", "ended", "compressed",
-        "changed", "erased",
-    ]  # fmt: skip
+        "heard",
+        "began",
+        "took",
+        "thought",
+        "called",
+        "returned",
+        "noted",
+        "said",
+        "notified",
+        "ended",
+        "compressed",
+        "changed",
+        "erased",
+    ]
     op: int | None
     author: str
     at: float

@@ -29,9 +29,16 @@ class Stage(Scene):
         self._open: set[str] = set()
 
     async def say(
-        self, text: str, *, session: str = "s", audience: tuple[str, ...] = ADA, who: str = "ada", name: str = "",
-        op: int | None = None, at: float = 1.0,
-    ) -> int:  # fmt: skip
+        self,
+        text: str,
+        *,
+        session: str = "s",
+        audience: tuple[str, ...] = ADA,
+        who: str = "ada",
+        name: str = "",
+        op: int | None = None,
+        at: float = 1.0,
+    ) -> int:
         """Somebody says something; `agent` answers."""
         stamp = Stamp(person=who, audience=audience)
         if who == "agent":
@@ -42,9 +49,15 @@ class Stage(Scene):
         return await self._put(Draft(body=body, author=f"person:{who}"), session, at)
 
     async def note(
-        self, text: str, *, session: str = "s", audience: tuple[str, ...] = ADA, action: str = "add", fact: str = "",
+        self,
+        text: str,
+        *,
+        session: str = "s",
+        audience: tuple[str, ...] = ADA,
+        action: str = "add",
+        fact: str = "",
         supersedes: int = 0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         stamp = Stamp(person="ada", audience=audience)
         body = Noted(text=text, action=action, fact=fact, supersedes=supersedes, stamp=stamp)
         return await self._put(Draft(body=body, author="person:ada"), session, 1.0)
@@ -53,18 +66,30 @@ class Stage(Scene):
         await self.commit(Changed(change=OperationsUndone(ops=ops, again=again)))
 
     async def find(
-        self, text: str, *, audience: tuple[str, ...] = ADA, agent: str = "main", session: str | None = None,
-        limit: int = 20, here: str = "",
-    ) -> list[str]:  # fmt: skip
+        self,
+        text: str,
+        *,
+        audience: tuple[str, ...] = ADA,
+        agent: str = "main",
+        session: str | None = None,
+        limit: int = 20,
+        here: str = "",
+    ) -> list[str]:
         return [
             hit.text
             for hit in await self.hits(text, audience=audience, agent=agent, session=session, limit=limit, here=here)
         ]
 
     async def hits(
-        self, text: str, *, audience: tuple[str, ...] = ADA, agent: str = "main", session: str | None = None,
-        limit: int = 20, here: str = "",
-    ) -> list[Hit]:  # fmt: skip
+        self,
+        text: str,
+        *,
+        audience: tuple[str, ...] = ADA,
+        agent: str = "main",
+        session: str | None = None,
+        limit: int = 20,
+        here: str = "",
+    ) -> list[Hit]:
         return await self.index.search(
             self.log, text, agent=agent, audience=audience, session=session, limit=limit, here=here
         )

@@ -70,9 +70,18 @@ async def test_a_turn_is_a_turn(tmp_path: Path) -> None:
         await plugin.store(batch(exchange("where is the cat?", key="1"), exchange("and the dog?", key="2")))
         await plugin.store(batch(note("likes cats"), note("no dogs", key="m", action="replace")))
     assert [line[0] for line in stage.diary()] == [
-        "initialize", "on_turn_start", "prefetch", "sync_turn", "queue_prefetch", "sync_turn", "queue_prefetch",
-        "on_memory_write", "on_memory_write", "on_session_end", "shutdown",
-    ]  # fmt: skip
+        "initialize",
+        "on_turn_start",
+        "prefetch",
+        "sync_turn",
+        "queue_prefetch",
+        "sync_turn",
+        "queue_prefetch",
+        "on_memory_write",
+        "on_memory_write",
+        "on_session_end",
+        "shutdown",
+    ]
     assert [line[4] for line in stage.diary("sync_turn")] == [2, 4], "with the messages so far"
     assert stage.diary("on_memory_write") == [
         ["on_memory_write", "add", "user", "likes cats"],

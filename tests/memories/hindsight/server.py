@@ -61,8 +61,13 @@ class Database:
         environ = {"PATH": os.defpath, "HOME": str(self.home)}
         subprocess.run(
             [self._program, *words, "--name", "hindsight"],
-            env=environ, cwd=self.home, check=True, capture_output=True, timeout=120, **self._as,
-        )  # fmt: skip
+            env=environ,
+            cwd=self.home,
+            check=True,
+            capture_output=True,
+            timeout=120,
+            **self._as,
+        )
 
 
 class Server:

@@ -158,8 +158,12 @@ async def test_recall_stays_within_its_company(memory: HindsightMemory, service:
     await memory.store(batch(exchange(1, "our secret garden", room="club", session="s2"), name="club"))
     (mine,) = await memory.find(query("secret garden", name="dm"))
     assert (mine.text, mine.session, mine.seq, mine.person, mine.key) == (
-        "ada: my secret garden", "s1", 3, "ada", "s1:4",
-    )  # fmt: skip
+        "ada: my secret garden",
+        "s1",
+        3,
+        "ada",
+        "s1:4",
+    )
     assert [it.text for it in await memory.find(query("secret garden", room="club"))] == ["ada: our secret garden"]
     assert await memory.find(query("secret garden", who="bob")) == []
     assert await memory.find(query("secret garden", agent="coder")) == ()

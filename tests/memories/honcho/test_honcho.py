@@ -262,8 +262,12 @@ async def test_what_was_said_and_concluded_is_found_with_its_origin(memory: Honc
     concluded, said = await memory.find(query("where is the tea garden"))
     assert concluded.text == "has a tea garden"
     assert (said.text, said.session, said.seq, said.person, said.key) == (
-        "my tea garden is in Assam", "s1", 3, "ada", "s1:4",
-    )  # fmt: skip
+        "my tea garden is in Assam",
+        "s1",
+        3,
+        "ada",
+        "s1:4",
+    )
 
 
 async def test_recall_stays_within_its_company(memory: HonchoMemory) -> None:
@@ -276,11 +280,13 @@ async def test_recall_stays_within_its_company(memory: HonchoMemory) -> None:
         )
     )
     assert {it.text for it in await memory.find(query("secret garden", name="dm-ada"))} == {
-        "my secret garden", "a secret garden",
-    }  # fmt: skip
+        "my secret garden",
+        "a secret garden",
+    }
     assert {it.text for it in await memory.find(query("secret garden", room="club", name="club"))} == {
-        "our secret garden", "the club's secret",
-    }  # fmt: skip
+        "our secret garden",
+        "the club's secret",
+    }
     assert await memory.find(query("secret garden", who="bob", name="dm-bob")) == []
     assert await memory.find(query("secret garden", room="elsewhere", name="elsewhere")) == []
 
@@ -308,8 +314,12 @@ async def test_looking_creates_nothing(memory: HonchoMemory, service: HonchoServ
 
 async def test_the_tools_carry_the_names_people_know(memory: HonchoMemory) -> None:
     assert [tool.spec.name for tool in memory.tools()] == [
-        "honcho_profile", "honcho_search", "honcho_reasoning", "honcho_context", "honcho_conclude",
-    ]  # fmt: skip
+        "honcho_profile",
+        "honcho_search",
+        "honcho_reasoning",
+        "honcho_context",
+        "honcho_conclude",
+    ]
 
 
 async def test_concluding_is_a_note_whatever_state_the_service_is_in(

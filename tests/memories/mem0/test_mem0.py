@@ -118,8 +118,12 @@ async def test_recall_stays_within_its_company(make: Make, service: Mem0Service)
     await memory.store(batch(exchange(1, "our secret garden", room="club", session="s2"), name="club"))
     (mine,) = await memory.find(query("secret garden"))
     assert (mine.text, mine.session, mine.seq, mine.person, mine.key) == (
-        "ada: my secret garden", "s1", 3, "ada", "s1:4",
-    )  # fmt: skip
+        "ada: my secret garden",
+        "s1",
+        3,
+        "ada",
+        "s1:4",
+    )
     assert [it.text for it in await memory.find(query("secret garden", room="club"))] == ["ada: our secret garden"]
     assert await memory.find(query("secret garden", who="bob")) == []
     assert await make(agent="coder").find(query("secret garden", agent="coder")) == []
@@ -127,8 +131,12 @@ async def test_recall_stays_within_its_company(make: Make, service: Mem0Service)
     each = make(user="{person}")
     await each.store(batch(exchange(6, "a new secret", who="bob", session="s3")))
     service.state.memories["theirs"] = {
-        "id": "theirs", "memory": "an old secret", "user_id": "bob", "metadata": {}, "created_at": None,
-    }  # fmt: skip
+        "id": "theirs",
+        "memory": "an old secret",
+        "user_id": "bob",
+        "metadata": {},
+        "created_at": None,
+    }
     assert [it.text for it in await each.find(query("secret", who="bob"))] == ["bob: a new secret", "an old secret"]
     assert await each.find(query("secret")) == []
 

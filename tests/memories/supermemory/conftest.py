@@ -28,9 +28,13 @@ async def make(service: SupermemoryService, tmp_path: Path) -> AsyncIterator[Mak
 
     def build(*, agent: str = "main", **settings: Any) -> SupermemoryMemory:
         given = {
-            "base_url": service.url, "api_key": "sm-key", "deadline_seconds": 5.0, "visible_seconds": 0.0,
-            "confirm_seconds": 0.2, **settings,
-        }  # fmt: skip
+            "base_url": service.url,
+            "api_key": "sm-key",
+            "deadline_seconds": 5.0,
+            "visible_seconds": 0.0,
+            "confirm_seconds": 0.2,
+            **settings,
+        }
         memory = factory(factory.Settings.model_validate(given), context(tmp_path, agent=agent))
         made.append(memory)
         return memory

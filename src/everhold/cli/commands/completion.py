@@ -124,8 +124,9 @@ def fish() -> str:
             missing = f"'__fish_seen_subcommand_from {name}; and not __fish_seen_subcommand_from {' '.join(inner)}'"
             for deeper in inner:
                 lines.append(f"complete -c everhold -n {missing} -a {deeper} -d {_quoted(_help(below, deeper))}")
-        for leaf, seen in [(below, name)] + [(leaf, f"{name}; and __fish_seen_subcommand_from {deeper}")
-                                             for deeper, leaf in inner.items()]:  # fmt: skip
+        for leaf, seen in [(below, name)] + [
+            (leaf, f"{name}; and __fish_seen_subcommand_from {deeper}") for deeper, leaf in inner.items()
+        ]:
             condition = _quoted(f"__fish_seen_subcommand_from {seen}")
             for action in options(leaf):
                 for option in action.option_strings:

@@ -67,7 +67,7 @@ async def _run(args: argparse.Namespace, screen: Screen) -> Report:
     try:
         job = Job(
             source, home, settings, os.environ, local_user(), agent=args.agent, store=app.store, now=app.clock.now()
-        )  # fmt: skip
+        )
         return await bring(job, progress=progress)
     except asyncio.CancelledError:
         progress.end()
@@ -108,10 +108,14 @@ def _show(screen: Screen, report: Report) -> None:
                 f"{count(tally.conversations, 'conversation')}, from {count(tally.sessions, 'session')} there"
             )
             more = (
-                (tally.known, "known already"), (tally.copies, "copies left out"), (tally.summaries, "summaries"),
-                (tally.marks, "marks left out"), (tally.undone, "undone"), (tally.branches, "branched off"),
+                (tally.known, "known already"),
+                (tally.copies, "copies left out"),
+                (tally.summaries, "summaries"),
+                (tally.marks, "marks left out"),
+                (tally.undone, "undone"),
+                (tally.branches, "branched off"),
                 (tally.restored, "archived unread there, back in the conversation here"),
-            )  # fmt: skip
+            )
             screen.say("    " + ", ".join(f"{number:,} {what}" for number, what in more if number))
             sure = tally.accounted == rows
             mark = screen.paint("✓", "green") if sure else screen.paint("!", "red", "bold")

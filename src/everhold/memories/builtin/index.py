@@ -462,9 +462,20 @@ def _hit(row: Row, score: float, passage: range, texts: dict[int, str]) -> Hit:
     if passage.stop < row.first + row.chunks:
         text = f"{text} …"
     return Hit(
-        text=text, score=score, session=row.session, seq=row.seq, pos=row.pos, kind=row.kind, author=row.author,
-        person=row.person, name=row.name, address=row.address, origin=row.origin, at=row.at, size=row.size,
-    )  # fmt: skip
+        text=text,
+        score=score,
+        session=row.session,
+        seq=row.seq,
+        pos=row.pos,
+        kind=row.kind,
+        author=row.author,
+        person=row.person,
+        name=row.name,
+        address=row.address,
+        origin=row.origin,
+        at=row.at,
+        size=row.size,
+    )
 
 
 def _by_score(hit: Hit) -> tuple[float, int]:

@@ -180,11 +180,27 @@ class Intake:
         self.db.execute(
             "insert into items values (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
             (
-                entry.pos, entry.session, entry.seq, scope, str(entry.kind), entry.op, entry.author,
-                words.stamp.person, who, words.stamp.address, words.origin, entry.at, words.fact, State.LIVE, "",
-                before, len(words.text), first, len(pieces),
+                entry.pos,
+                entry.session,
+                entry.seq,
+                scope,
+                str(entry.kind),
+                entry.op,
+                entry.author,
+                words.stamp.person,
+                who,
+                words.stamp.address,
+                words.origin,
+                entry.at,
+                words.fact,
+                State.LIVE,
+                "",
+                before,
+                len(words.text),
+                first,
+                len(pieces),
             ),
-        )  # fmt: skip
+        )
         human = entry.author.startswith("person:")
         flags = _HUMAN * human | _NOTED * isinstance(entry.body, Noted) | _AFTER * bool(context)
         self.db.execute(

@@ -174,9 +174,14 @@ class Meaning:
         )
         self.ready = True
         return near.rank(
-            db, stack, known, asked, knobs or (KNOBS if model is None else DEEP),
-            only=None if only is None else stack.rows(only), skip=stack.rows(skip),
-        )  # fmt: skip
+            db,
+            stack,
+            known,
+            asked,
+            knobs or (KNOBS if model is None else DEEP),
+            only=None if only is None else stack.rows(only),
+            skip=stack.rows(skip),
+        )
 
 
 def _filled(stack: Stack) -> bool:

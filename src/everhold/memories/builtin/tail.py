@@ -61,11 +61,21 @@ def scan(
         if share:
             hits.append(
                 Hit(
-                    text=words.text, score=share, session=entry.session, seq=entry.seq, pos=entry.pos,
-                    kind=str(entry.kind), author=entry.author, person=words.stamp.person, name=words.name,
-                    address=words.stamp.address, origin=words.origin, at=entry.at, size=len(words.text),
+                    text=words.text,
+                    score=share,
+                    session=entry.session,
+                    seq=entry.seq,
+                    pos=entry.pos,
+                    kind=str(entry.kind),
+                    author=entry.author,
+                    person=words.stamp.person,
+                    name=words.name,
+                    address=words.stamp.address,
+                    origin=words.origin,
+                    at=entry.at,
+                    size=len(words.text),
                 )
-            )  # fmt: skip
+            )
     return hits
 
 

@@ -193,9 +193,13 @@ class Client:
             unsent = isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)
             after = error.retry_after if isinstance(error, theirs.RateLimitError) else None
             raise failed(
-                f"Honcho, {what}", hide(error.message), status=error.status, retry_after=after, writes=writes,
+                f"Honcho, {what}",
+                hide(error.message),
+                status=error.status,
+                retry_after=after,
+                writes=writes,
                 unsent=unsent,
-            ) from error  # fmt: skip
+            ) from error
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise failed(
                 f"Honcho, {what}", f"its answer cannot be read ({type(error).__name__})", writes=writes

@@ -269,8 +269,12 @@ class Discord:
         if heard is None:
             return
         await accept(heard)
-        route = Route("POST", "/interactions/{interaction_id}/{interaction_token}/callback",
-                      interaction_id=id, interaction_token=token)  # fmt: skip
+        route = Route(
+            "POST",
+            "/interactions/{interaction_id}/{interaction_token}/callback",
+            interaction_id=id,
+            interaction_token=token,
+        )
         answer = {"type": ANSWER, "data": {"content": f"`{heard.text[:100]}`", "flags": EPHEMERAL}}
         try:
             await self._ask(lambda rest: rest.request(route, json=answer))

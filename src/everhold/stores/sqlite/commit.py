@@ -89,9 +89,16 @@ def _append(cur: apsw.Cursor, change: Change, chance: Chance, *, first: int, pos
     """Append the entries and write what follows from them; the last pos, and by how much the generation rises."""
     session, drafts = change.session, change.entries
     ops = entries.append(
-        cur, session, first, drafts,
-        at=change.at, chance=chance, pos=pos, named=change.op, erases=change.step is Step.ERASE,
-    )  # fmt: skip
+        cur,
+        session,
+        first,
+        drafts,
+        at=change.at,
+        chance=chance,
+        pos=pos,
+        named=change.op,
+        erases=change.step is Step.ERASE,
+    )
     last_pos = cur.connection.last_insert_rowid()
     sessions.advance(cur, session, first + len(drafts))
     raised = 0

@@ -179,9 +179,18 @@ def of(row: Sequence[Any]) -> Entry:
             remedy="run `everhold doctor`; the last backup holds the entry as it was",
         ) from error
     return Entry(
-        session=session, seq=seq, pos=pos, kind=known, op=op, author=author, at=at, version=version, body=body,
-        digest=seal, dedup=dedup,
-    )  # fmt: skip
+        session=session,
+        seq=seq,
+        pos=pos,
+        kind=known,
+        op=op,
+        author=author,
+        at=at,
+        version=version,
+        body=body,
+        digest=seal,
+        dedup=dedup,
+    )
 
 
 def query(

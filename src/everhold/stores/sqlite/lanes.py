@@ -399,8 +399,16 @@ def backlog_of(row: Sequence[Any]) -> Backlog:
 def of(row: Sequence[Any]) -> ConsumerCursor:
     consumer, session, processed_seq, in_flight, attempts, since, wait, mandatory, owner, fence, error, waits_for = row
     return ConsumerCursor(
-        consumer=consumer, session=session, processed_seq=processed_seq,
+        consumer=consumer,
+        session=session,
+        processed_seq=processed_seq,
         in_flight=None if in_flight is None else _batches.decode(in_flight),
-        attempts=attempts, since=since, wait=wait, mandatory=bool(mandatory), owner=owner, fence=fence, error=error,
+        attempts=attempts,
+        since=since,
+        wait=wait,
+        mandatory=bool(mandatory),
+        owner=owner,
+        fence=fence,
+        error=error,
         waits_for=waits_for,
-    )  # fmt: skip
+    )

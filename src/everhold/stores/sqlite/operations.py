@@ -213,10 +213,37 @@ def query(
 
 
 def of(row: Sequence[Any]) -> Operation:
-    (session, op, type, state, first, last, consumer, fence, attempts, paused, blocking, covers, undone_at, compression,
-     stop) = row  # fmt: skip
+    (
+        session,
+        op,
+        type,
+        state,
+        first,
+        last,
+        consumer,
+        fence,
+        attempts,
+        paused,
+        blocking,
+        covers,
+        undone_at,
+        compression,
+        stop,
+    ) = row
     return Operation(
-        session=session, op=op, type=type, state=state, first=first, last=last, consumer=consumer, fence=fence,
-        attempts=attempts, paused=bool(paused), blocking=bool(blocking), covers=covers, undone_at=undone_at,
-        compression=compression, stop=bool(stop),
-    )  # fmt: skip
+        session=session,
+        op=op,
+        type=type,
+        state=state,
+        first=first,
+        last=last,
+        consumer=consumer,
+        fence=fence,
+        attempts=attempts,
+        paused=bool(paused),
+        blocking=bool(blocking),
+        covers=covers,
+        undone_at=undone_at,
+        compression=compression,
+        stop=bool(stop),
+    )

@@ -86,9 +86,17 @@ def dead_letters_query(*, session: str, consumer: str, state: str) -> tuple[str,
 def dead_letter_of(row: Sequence[Any]) -> DeadLetter:
     id, consumer, session, seq, part, key, reason, in_doubt, at, state = row
     return DeadLetter(
-        id=id, consumer=consumer, session=session, seq=seq, part=part, key=key, reason=reason, in_doubt=bool(in_doubt),
-        at=at, state=state,
-    )  # fmt: skip
+        id=id,
+        consumer=consumer,
+        session=session,
+        seq=seq,
+        part=part,
+        key=key,
+        reason=reason,
+        in_doubt=bool(in_doubt),
+        at=at,
+        state=state,
+    )
 
 
 def receipts_query(session: str, *, seq: int | None, consumer: str) -> tuple[str, list[Any]]:

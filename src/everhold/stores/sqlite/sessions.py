@@ -166,8 +166,22 @@ union select session from (select session from entries where :name = 'last' and 
 
 
 def of(cur: apsw.Cursor, row: Sequence[Any]) -> Session:
-    (id, agent, address, next_seq, generation, created, title, parent, parent_at, choices, names, waiting, running,
-     covers) = row  # fmt: skip
+    (
+        id,
+        agent,
+        address,
+        next_seq,
+        generation,
+        created,
+        title,
+        parent,
+        parent_at,
+        choices,
+        names,
+        waiting,
+        running,
+        covers,
+    ) = row
     return Session(
         id=id,
         agent=agent,

@@ -169,9 +169,15 @@ class Scene:
         """A job that was asked for where `of` was said."""
         seq = next(self._count) * 10
         job = Job(
-            key=f"{of.session}:{seq}:job", session=of.session, agent=of.agent, seq=seq, task=task, result=result,
-            at=1_700_000_000.0 + seq, stamp=of.stamp,
-        )  # fmt: skip
+            key=f"{of.session}:{seq}:job",
+            session=of.session,
+            agent=of.agent,
+            seq=seq,
+            task=task,
+            result=result,
+            at=1_700_000_000.0 + seq,
+            stamp=of.stamp,
+        )
         return Batch(name=self.batch(of).name, items=(), jobs=(job,))
 
     def batch(self, *items: Memory) -> Batch:
@@ -185,9 +191,15 @@ class Scene:
     # -- what is found -----------------------------------------------------------------------------------------------
 
     def query(
-        self, token: str, *, session: str = "s9", who: str = "ada", audience: Sequence[str] = ADA, agent: str = "main",
+        self,
+        token: str,
+        *,
+        session: str = "s9",
+        who: str = "ada",
+        audience: Sequence[str] = ADA,
+        agent: str = "main",
         limit: int = 20,
-    ) -> Query:  # fmt: skip
+    ) -> Query:
         return Query(
             text=f"what about {token}?",
             agent=agent,

@@ -55,9 +55,16 @@ class Scene:
         return await self.commit(session=session, at=at, step=Step.ACCEPT, opens=opens)
 
     async def hear(
-        self, text: str = "hello", *, session: str = "s", at: float = 1.0, dedup: str | None = None, asks: bool = True,
-        wake: str = "turn", **rest: Any,
-    ) -> int:  # fmt: skip
+        self,
+        text: str = "hello",
+        *,
+        session: str = "s",
+        at: float = 1.0,
+        dedup: str | None = None,
+        asks: bool = True,
+        wake: str = "turn",
+        **rest: Any,
+    ) -> int:
         wakes = (Wakeup(consumer=wake),) if wake else ()
         draft = Draft(body=heard(text, asks=asks), author="person:ada", dedup=dedup)
         done = await self.commit(draft, session=session, at=at, step=Step.ACCEPT, wakeups=wakes, **rest)
@@ -76,9 +83,17 @@ class Scene:
         return [claim.consumer for claim in claims]
 
     async def begin(
-        self, *takes: int, claim: Claim | None = None, type: Any = "turn", session: str = "s", at: float = 1.0,
-        consumer: str = "turn", blocking: bool = False, compression: int = 0, **rest: Any,
-    ) -> int:  # fmt: skip
+        self,
+        *takes: int,
+        claim: Claim | None = None,
+        type: Any = "turn",
+        session: str = "s",
+        at: float = 1.0,
+        consumer: str = "turn",
+        blocking: bool = False,
+        compression: int = 0,
+        **rest: Any,
+    ) -> int:
         began = Began(type=type, takes=takes, consumer=consumer, blocking=blocking, compression=compression)
         done = await self.commit(began, claim=claim, session=session, at=at, step=Step.BEGIN, **rest)
         return done.seqs[0]
@@ -88,9 +103,15 @@ class Scene:
         return (await self.commit(draft, claim=claim, op=op, session=session, step=Step.TAKE)).seqs[0]
 
     async def end(
-        self, op: int, outcome: Any = "done", *, claim: Claim | None = None, session: str = "s", at: float = 1.0,
+        self,
+        op: int,
+        outcome: Any = "done",
+        *,
+        claim: Claim | None = None,
+        session: str = "s",
+        at: float = 1.0,
         **rest: Any,
-    ) -> int:  # fmt: skip
+    ) -> int:
         draft = Draft(body=Ended(outcome=outcome), author="agent:main", op=op)
         done = await self.commit(draft, claim=claim, op=op, session=session, at=at, step=Step.END, **rest)
         return done.seqs[-1]

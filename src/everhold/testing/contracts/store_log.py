@@ -190,10 +190,19 @@ class LogContract:
         store, odd = scene.store, "\udcff"
         await scene.hear()
         reads = (
-            store.find_sessions, store.get_session, store.get_session_snapshot, store.get_session_head,
-            store.resolve_address, store.get_bound_session, store.list_entries, store.list_pending,
-            store.get_person, store.list_identities, store.list_receipts, store.get_blob,
-        )  # fmt: skip
+            store.find_sessions,
+            store.get_session,
+            store.get_session_snapshot,
+            store.get_session_head,
+            store.resolve_address,
+            store.get_bound_session,
+            store.list_entries,
+            store.list_pending,
+            store.get_person,
+            store.list_identities,
+            store.list_receipts,
+            store.get_blob,
+        )
         for read in reads:
             with pytest.raises(Misuse):
                 await read(odd)

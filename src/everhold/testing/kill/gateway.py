@@ -41,10 +41,17 @@ class Gateway:
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, *self._program, "--home", str(self.home.path), "up", "--port", str(self.port),
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            sys.executable,
+            *self._program,
+            "--home",
+            str(self.home.path),
+            "up",
+            "--port",
+            str(self.port),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
             env={name: value for name, value in os.environ.items() if not name.startswith(("EVERHOLD", "TOKEN_"))},
-        )  # fmt: skip
+        )
         until = time.monotonic() + START_SECONDS
         async with httpx2.AsyncClient(trust_env=False) as client:
             while not await self._ready(client):

@@ -99,9 +99,14 @@ class Trial:
         )
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "everhold.testing.kill.child", msgspec.json.encode(terms).decode(),
-            stdin=asyncio.subprocess.DEVNULL, stdout=self._errors, stderr=self._errors,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "everhold.testing.kill.child",
+            msgspec.json.encode(terms).decode(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+        )
         self.counts["starts"] += 1
         return Life(self, process, started)
 

@@ -255,8 +255,11 @@ async def storm(
         for caller in callers:
             caller.stop = True
         await asyncio.wait(talking, timeout=PATIENCE_SECONDS)
-        failures += [f"{caller.name} never heard how {caller.errands[-1].text} ended"
-                     for caller, task in zip(callers, talking, strict=True) if not task.done()]  # fmt: skip
+        failures += [
+            f"{caller.name} never heard how {caller.errands[-1].text} ended"
+            for caller, task in zip(callers, talking, strict=True)
+            if not task.done()
+        ]
         await _rest(gateway)
         await gateway.kill()
     finally:

@@ -158,15 +158,29 @@ class DiscordServer(SocketLoopback):
         """Somebody uses a command that the bot has registered."""
         id = self._id()
         told = {
-            "id": id, "application_id": "900", "type": 2, "token": f"interaction-{id}", "version": 1, "locale": "en-US",
-            "channel_id": channel, "channel": self.channels[channel], "entitlements": [], "app_permissions": "0",
-            "data": {"id": self._id(), "name": name, "type": 1,
-                     "options": [{"name": "text", "type": 3, "value": text}] if text else []},
-        }  # fmt: skip
+            "id": id,
+            "application_id": "900",
+            "type": 2,
+            "token": f"interaction-{id}",
+            "version": 1,
+            "locale": "en-US",
+            "channel_id": channel,
+            "channel": self.channels[channel],
+            "entitlements": [],
+            "app_permissions": "0",
+            "data": {
+                "id": self._id(),
+                "name": name,
+                "type": 1,
+                "options": [{"name": "text", "type": 3, "value": text}] if text else [],
+            },
+        }
         guild = self.channels[channel].get("guild_id")
-        told |= {"guild_id": guild, "member": {"user": _user(user, "ada"), **_MEMBER}} if guild else {
-            "user": _user(user, "ada")
-        }  # fmt: skip
+        told |= (
+            {"guild_id": guild, "member": {"user": _user(user, "ada"), **_MEMBER}}
+            if guild
+            else {"user": _user(user, "ada")}
+        )
         for session in self._sessions():
             await self._dispatch(session, "INTERACTION_CREATE", told)
         return id
@@ -232,10 +246,15 @@ class DiscordServer(SocketLoopback):
         session = Session(f"session-{next(self._count)}", bot, socket=socket)
         bot.sessions[session.id] = session
         ready = {
-            "v": 10, "user": bot.user(), "guilds": [{"id": id, "unavailable": True} for id in self.guilds],
-            "session_id": session.id, "resume_gateway_url": f"ws://127.0.0.1:{self.port}/gateway",
-            "application": {"id": bot.id, "flags": 0}, "private_channels": [], "relationships": [],
-        }  # fmt: skip
+            "v": 10,
+            "user": bot.user(),
+            "guilds": [{"id": id, "unavailable": True} for id in self.guilds],
+            "session_id": session.id,
+            "resume_gateway_url": f"ws://127.0.0.1:{self.port}/gateway",
+            "application": {"id": bot.id, "flags": 0},
+            "private_channels": [],
+            "relationships": [],
+        }
         await self._dispatch(session, "READY", ready)
         for id in self.guilds:
             await self._dispatch(session, "GUILD_CREATE", self._guild(id, bot))
@@ -426,11 +445,23 @@ class DiscordServer(SocketLoopback):
         mentioned = set(re.findall(r"<@!?(\d+)>", text))
         bots = [bot.user() for bot in self.bots.values() if bot.id in mentioned]
         message: dict[str, Any] = {
-            "id": self._id(), "type": 19 if reply_to else 0, "channel_id": channel, "author": author, "content": text,
-            "timestamp": _now(), "edited_timestamp": None, "tts": False, "mention_everyone": False, "mentions": bots,
-            "mention_roles": re.findall(r"<@&(\d+)>", text), "attachments": [], "embeds": [], "pinned": False,
-            "flags": 0, "components": [],
-        }  # fmt: skip
+            "id": self._id(),
+            "type": 19 if reply_to else 0,
+            "channel_id": channel,
+            "author": author,
+            "content": text,
+            "timestamp": _now(),
+            "edited_timestamp": None,
+            "tts": False,
+            "mention_everyone": False,
+            "mentions": bots,
+            "mention_roles": re.findall(r"<@&(\d+)>", text),
+            "attachments": [],
+            "embeds": [],
+            "pinned": False,
+            "flags": 0,
+            "components": [],
+        }
         if reply_to:
             message["message_reference"] = {"message_id": reply_to, "channel_id": channel}
             message["referenced_message"] = self.messages.get(channel, {}).get(reply_to)
@@ -471,20 +502,48 @@ class DiscordServer(SocketLoopback):
         role |= {"managed": False, "mentionable": False, "flags": 0}
         own = {**role, "id": f"{bot.id}1", "name": bot.username, "managed": True, "tags": {"bot_id": bot.id}}
         return {
-            "id": id, "name": "a server", "icon": None, "splash": None, "discovery_splash": None, "owner_id": "1001",
-            "afk_channel_id": None, "afk_timeout": 300, "verification_level": 0, "default_message_notifications": 0,
-            "explicit_content_filter": 0, "roles": [{**role, "id": id, "name": "@everyone"}, own], "emojis": [],
-            "features": [], "mfa_level": 0, "application_id": None, "system_channel_id": None,
-            "system_channel_flags": 0, "rules_channel_id": None, "vanity_url_code": None, "description": None,
-            "banner": None, "premium_tier": 0,
-            "preferred_locale": "en-US", "public_updates_channel_id": None, "nsfw_level": 0, "stickers": [],
-            "premium_progress_bar_enabled": False, "safety_alerts_channel_id": None, "joined_at": _now(),
-            "large": False, "unavailable": False, "member_count": 2, "members": [{"user": bot.user(), **_MEMBER}],
+            "id": id,
+            "name": "a server",
+            "icon": None,
+            "splash": None,
+            "discovery_splash": None,
+            "owner_id": "1001",
+            "afk_channel_id": None,
+            "afk_timeout": 300,
+            "verification_level": 0,
+            "default_message_notifications": 0,
+            "explicit_content_filter": 0,
+            "roles": [{**role, "id": id, "name": "@everyone"}, own],
+            "emojis": [],
+            "features": [],
+            "mfa_level": 0,
+            "application_id": None,
+            "system_channel_id": None,
+            "system_channel_flags": 0,
+            "rules_channel_id": None,
+            "vanity_url_code": None,
+            "description": None,
+            "banner": None,
+            "premium_tier": 0,
+            "preferred_locale": "en-US",
+            "public_updates_channel_id": None,
+            "nsfw_level": 0,
+            "stickers": [],
+            "premium_progress_bar_enabled": False,
+            "safety_alerts_channel_id": None,
+            "joined_at": _now(),
+            "large": False,
+            "unavailable": False,
+            "member_count": 2,
+            "members": [{"user": bot.user(), **_MEMBER}],
             "channels": [self.channels[it] for it in self.guilds[id] if self.channels[it]["type"] == 0],
             "threads": [self.channels[it] for it in self.guilds[id] if self.channels[it]["type"] == 11],
-            "voice_states": [], "presences": [], "stage_instances": [], "guild_scheduled_events": [],
+            "voice_states": [],
+            "presences": [],
+            "stage_instances": [],
+            "guild_scheduled_events": [],
             "soundboard_sounds": [],
-        }  # fmt: skip
+        }
 
 
 _MEMBER: Final = {"roles": [], "joined_at": "2024-01-01T00:00:00+00:00", "deaf": False, "mute": False, "flags": 0}

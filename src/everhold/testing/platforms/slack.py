@@ -145,10 +145,18 @@ class SlackServer(SocketLoopback):
     async def command(self, command: str, text: str, *, channel: str, user: str = "UADA") -> None:
         """Somebody types a slash command that the app has registered. Slack does not try those twice."""
         payload = {
-            "token": "t", "team_id": "T1", "channel_id": channel, "channel_name": "general", "user_id": user,
-            "user_name": "ada", "command": command, "text": text, "trigger_id": f"1334.{next(self._count)}.8fbd46",
-            "response_url": f"{self.url}/response", "api_app_id": "A1",
-        }  # fmt: skip
+            "token": "t",
+            "team_id": "T1",
+            "channel_id": channel,
+            "channel_name": "general",
+            "user_id": user,
+            "user_name": "ada",
+            "command": command,
+            "text": text,
+            "trigger_id": f"1334.{next(self._count)}.8fbd46",
+            "response_url": f"{self.url}/response",
+            "api_app_id": "A1",
+        }
         for app in self.apps:
             await self._envelope(app, "slash_commands", payload, attempt=0)
 
@@ -192,17 +200,30 @@ class SlackServer(SocketLoopback):
 
     async def _changed(self, channel: str, message: dict[str, Any], before: dict[str, Any]) -> None:
         event = {
-            "type": "message", "subtype": "message_changed", "hidden": True, "channel": channel, "message": message,
-            "previous_message": before, "ts": self._ts(), "event_ts": self._ts(), **_kind(channel),
-        }  # fmt: skip
+            "type": "message",
+            "subtype": "message_changed",
+            "hidden": True,
+            "channel": channel,
+            "message": message,
+            "previous_message": before,
+            "ts": self._ts(),
+            "event_ts": self._ts(),
+            **_kind(channel),
+        }
         await self._tell(channel, json.loads(json.dumps(event)))
 
     def _deliver(self, app: App, event: Any, *, type: str = "events_api") -> None:
         id = f"Ev{next(self._count):08d}"
         payload = {
-            "token": "t", "team_id": "T1", "api_app_id": "A1", "type": "event_callback", "event": event, "event_id": id,
-            "event_time": int(time.time()), "authorizations": [{"team_id": "T1", "user_id": app.user, "is_bot": True}],
-        }  # fmt: skip
+            "token": "t",
+            "team_id": "T1",
+            "api_app_id": "A1",
+            "type": "event_callback",
+            "event": event,
+            "event_id": id,
+            "event_time": int(time.time()),
+            "authorizations": [{"team_id": "T1", "user_id": app.user, "is_bot": True}],
+        }
         app.told.append(payload)
         task = asyncio.get_running_loop().create_task(self._attempts(app, payload, type=type))
         self._deliveries.add(task)
@@ -319,9 +340,13 @@ class SlackServer(SocketLoopback):
         if not given.get("text"):
             raise Failed("no_text")
         message: dict[str, Any] = {
-            "type": "message", "user": app.user, "bot_id": app.bot, "bot_profile": {"name": app.name},
-            "text": given["text"][:MOST_CHARACTERS], "ts": self._ts(),
-        }  # fmt: skip
+            "type": "message",
+            "user": app.user,
+            "bot_id": app.bot,
+            "bot_profile": {"name": app.name},
+            "text": given["text"][:MOST_CHARACTERS],
+            "ts": self._ts(),
+        }
         if given.get("thread_ts"):
             message["thread_ts"] = given["thread_ts"]
         if given.get("metadata"):
@@ -453,9 +478,15 @@ class SlackServer(SocketLoopback):
         id = f"F{next(self._count)}"
         self.contents[id] = data
         self.files[id] = {
-            "id": id, "name": name, "mimetype": "text/plain", "size": len(data), "mode": "hosted", "is_external": False,
-            "url_private": f"{self.url}/files/{id}/x", "url_private_download": f"{self.url}/files/{id}/x",
-        }  # fmt: skip
+            "id": id,
+            "name": name,
+            "mimetype": "text/plain",
+            "size": len(data),
+            "mode": "hosted",
+            "is_external": False,
+            "url_private": f"{self.url}/files/{id}/x",
+            "url_private_download": f"{self.url}/files/{id}/x",
+        }
         return self.files[id]
 
 

@@ -357,9 +357,13 @@ class TelegramServer(Loopback):
         if chat < 0:
             kind = {"type": "supergroup", "title": "a group", "is_forum": thread is not None}
         message = {
-            "message_id": id, "date": int(time.time()), "chat": {"id": chat, **kind}, "from": user, "text": text,
+            "message_id": id,
+            "date": int(time.time()),
+            "chat": {"id": chat, **kind},
+            "from": user,
+            "text": text,
             "entities": _entities(text),
-        }  # fmt: skip
+        }
         if thread is not None:
             message |= {"message_thread_id": thread, "is_topic_message": True}
         if reply_to is not None:

@@ -45,10 +45,13 @@ class Embeddings(Service):
     def chat(self, call: Received) -> dict[str, Any]:
         """A language model that never says anything of use."""
         return {
-            "id": "chat", "object": "chat.completion", "created": 0, "model": "none",
+            "id": "chat",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "none",
             "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hm"}}],
             "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-        }  # fmt: skip
+        }
 
     def _vector(self, text: str) -> list[float]:
         vector = [0.0] * self.dimensions

@@ -128,15 +128,25 @@ class HindsightService(Service):
         operation = given or f"00000000-0000-4000-8000-{next(self._count):012x}"
         if operation not in self.state.operations:
             self.state.operations[operation] = row = {
-                "id": operation, "bank": bank, "status": "pending", "items": items, "error": None, "metadata": {},
-                "tags": call.json.get("document_tags"), "at": self._now(),
-            }  # fmt: skip
+                "id": operation,
+                "bank": bank,
+                "status": "pending",
+                "items": items,
+                "error": None,
+                "metadata": {},
+                "tags": call.json.get("document_tags"),
+                "at": self._now(),
+            }
             if not self.holding:
                 self._process(row)
         return {
-            "success": True, "bank_id": bank, "items_count": len(items), "async": True, "operation_id": operation,
+            "success": True,
+            "bank_id": bank,
+            "items_count": len(items),
+            "async": True,
+            "operation_id": operation,
             "operation_ids": [operation],
-        }  # fmt: skip
+        }
 
     def _process(self, operation: Row) -> None:
         if self.breaking:
@@ -259,11 +269,15 @@ class HindsightService(Service):
         ]
         listed = [
             {
-                "id": row["id"], "task_type": "retain", "items_count": len(row["items"]), "created_at": row["at"],
-                "status": row["status"], "error_message": row["error"],
+                "id": row["id"],
+                "task_type": "retain",
+                "items_count": len(row["items"]),
+                "created_at": row["at"],
+                "status": row["status"],
+                "error_message": row["error"],
             }
             for row in rows
-        ]  # fmt: skip
+        ]
         return {"bank_id": bank, "total": len(rows), "limit": 20, "offset": 0, "operations": listed[:20]}
 
     def health(self, call: Received) -> Row:

@@ -104,8 +104,13 @@ class HonchoService(Service):
         for peer in peers:
             self._peer(workspace, peer)
         fresh = {
-            "id": name, "workspace_id": workspace, "is_active": True, "metadata": {}, "configuration": {}, "peers": {},
-        }  # fmt: skip
+            "id": name,
+            "workspace_id": workspace,
+            "is_active": True,
+            "metadata": {},
+            "configuration": {},
+            "peers": {},
+        }
         reply = self._got(self.state.sessions, (workspace, name), fresh, call)
         if reply.status == 201:
             self.state.created.append(name)
@@ -285,9 +290,11 @@ class HonchoService(Service):
     def queue(self, call: Received, workspace: str) -> Row:
         done = len(self._said(workspace))
         return {
-            "total_work_units": done, "completed_work_units": done, "in_progress_work_units": 0,
+            "total_work_units": done,
+            "completed_work_units": done,
+            "in_progress_work_units": 0,
             "pending_work_units": 0,
-        }  # fmt: skip
+        }
 
     # -- small things ------------------------------------------------------------------------------------------------
 

@@ -138,11 +138,19 @@ class RepliesFirst(GatedStore):
         last, _ = await self.disk.get_session_head(change.session)
         self._early[change.session] = [
             Entry(
-                session=change.session, seq=last + number, pos=0, kind=kind_of(draft.body), op=draft.op,
-                author=draft.author, at=change.at, version=VERSION, body=draft.body, digest=b"",
+                session=change.session,
+                seq=last + number,
+                pos=0,
+                kind=kind_of(draft.body),
+                op=draft.op,
+                author=draft.author,
+                at=change.at,
+                version=VERSION,
+                body=draft.body,
+                digest=b"",
             )
             for number, draft in enumerate(change.entries, 1)
-        ]  # fmt: skip
+        ]
         self.process.on_commit(change)
         await asyncio.sleep(1.0)
         del self._early[change.session]

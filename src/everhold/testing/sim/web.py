@@ -104,10 +104,15 @@ class Door:
                 heard.whole = not message.get("more_body", False)
 
         scope = {
-            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1",
-            "method": "POST", "path": path, "query_string": b"", "client": ("127.0.0.1", 50_000),
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "client": ("127.0.0.1", 50_000),
             "headers": [(b"host", b"127.0.0.1"), *((k.encode(), v.encode()) for k, v in headers.items())],
-        }  # fmt: skip
+        }
         serving = self.world.loop.create_task(self._app(scope, receive, send))
         until = self.world.loop.time() + patience
         while not self.process.dead and not serving.done() and self.world.loop.time() < until:
