@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from everhold.cli import main, reference
+from everhold.cli import reference
 from everhold.cli.commands.completion import bash, fish, zsh
 from everhold.cli.commands.logs import parsed
+from everhold.cli.main import run as main
 from everhold.cli.parser import build, leaves, subcommands
 from everhold.cli.render import Paint, Screen, ago, count, cut, one_line, safe, width
 

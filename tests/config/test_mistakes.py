@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everhold.app import plugin_check
-from everhold.cli import main
+from everhold.cli.main import run as main
 from everhold.config import ConfigError, Problem, load, parse
 from everhold.home import READ_LIMIT, Home
 
