@@ -35,9 +35,9 @@ REFUSALS: Final = {
 
 INTRODUCTION: Final = (
     "The gateway serves this API over TCP and on `api.sock` in the home. On `api.sock` every caller is an operator: "
-    "only the home's own user and root can connect to it. Over TCP at this machine no token is needed. From anywhere else "
-    "every route needs one from `http.tokens`, as `Authorization: Bearer …`. A token pins the speaker; an operator's may "
-    "speak for others and see everything, any other sees its own sessions."
+    "only the home's own user and root can connect to it. Over TCP at this machine no token is needed. From anywhere "
+    "else every route needs one from `http.tokens`, as `Authorization: Bearer …`. A token pins the speaker; an "
+    "operator's may speak for others and see everything, any other sees its own sessions."
 )
 
 
