@@ -629,6 +629,8 @@ def test_every_change_of_a_session_is_one_the_log_knows(tmp_path: Path, place: P
     everything(tmp_path / "there").close()
     place.bring(tmp_path / "there")
     changes = {type(body.change).__name__ for *_, body, _ in place.all() if isinstance(body, Changed)}
-    assert changes <= {"Bound", "Titled", "Branched", "Fresh", "Undone", "Named"}
+    assert changes <= {
+        "AddressBound", "SessionTitled", "BranchedFrom", "ContextReset", "OperationsUndone", "MemoryNameSet",
+    }  # fmt: skip
     assert {kind for _, _, kind, *_ in place.all()} <= set(Kind)
     assert parse(b"").agents

@@ -272,7 +272,7 @@ def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(self: folding.Ahead) -> None:
         rows = self.gates.store
         await rows._store.writer.write(  # type: ignore[attr-defined]  # below every seam: the guard itself goes
-            lambda cur: cur.execute("drop index if exists operations_one_fold")
+            lambda cur: cur.execute("drop index if exists operations_one_compression")
         )
         twin = folding.Ahead(self.gates, self.claim, runtimes=self.runtimes, bells=self.bells, purses=self.purses)
         await asyncio.gather(real(self), real(twin), return_exceptions=True)

@@ -475,15 +475,16 @@ def test_whoever_makes_use_of_a_wait_is_not_kept_from_it(tmp_path: Path) -> None
         store, scene, _ = await timed(tmp_path / "log.db", real=True)
         committing = Committing(store)
 
-        async def work() -> None:
-            while here(store):  # noqa: ASYNC110
+        async def work(hearing: asyncio.Future[int]) -> None:
+            while here(store) and not hearing.done():  # noqa: ASYNC110
                 await asyncio.sleep(0)
             until = time.thread_time() + 2 * writer.IDLE_SECONDS
             while time.thread_time() < until:
                 pass
 
         for _ in range(8 * writer.IDLE):
-            await asyncio.gather(scene.hear(), work())
+            hearing = asyncio.ensure_future(scene.hear())
+            await asyncio.gather(hearing, work(hearing))
         assert not any(committing.took())
         await store.close()
 

@@ -1,7 +1,7 @@
 """The names of consumers. Only this module makes and parses them, because the store keeps them with every cursor.
 
 A consumer reads the log of a session and acts on it. Its name is one word (`turn`), or a kind and what it serves
-(`memory:honcho`, `platform:telegram:main`).
+(`memory:NAME`, `platform:PLATFORM:ACCOUNT`).
 """
 
 from __future__ import annotations
